@@ -1,0 +1,38 @@
+# One environment in .venv; every target makes it first, so that a fresh clone needs nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: env system demo test test-all lint bench clean
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
+	touch $@
+
+# Debian packages that tests use; only where we may install them. A test whose part is missing says so.
+system:
+	@sh tools/system-packages.sh
+
+demo: env
+	$(BIN)/hemofed run
+
+test: env system
+	$(BIN)/python -m pytest
+
+test-all: env system
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: env system
+	$(BIN)/python benchmarks/rounds.py
+
+clean:
+	rm -rf .venv build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Networks that a study file chooses by name, one a file; GroupNorm unless asked otherwise."""

@@ -1,0 +1,113 @@
+"""How a strategy's question becomes parcels on an engine and answers become totals; written once for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from pipeline.errors import BadMessage, BadReply, TooFew
+from pipeline.messages import (
+    Excuse,
+    Identity,
+    Message,
+    Reply,
+    SiteId,
+    Total,
+    Vectors,
+    Wait,
+    message_bytes,
+    read_reply,
+)
+from pipeline.work import Job, Result, Split
+
+
+class Engine(Protocol):
+    """All that an engine has to be."""
+
+    def exchange(self, parcels: Mapping[SiteId, bytes], wait: Wait) -> Iterator[tuple[SiteId, bytes]]: ...
+
+
+@dataclass
+class Log:
+    """What happened in one ask, for the record of the round."""
+
+    asked: list[SiteId] = field(default_factory=list)
+    accepted: list[Reply] = field(default_factory=list)  # without their vectors
+    missed: dict[SiteId, str] = field(default_factory=dict)
+    up: int = 0
+    down: int = 0
+
+
+@dataclass(frozen=True)
+class Asking:
+    """One turn's `Ask`. `log` collects what came of it."""
+
+    engine: Engine
+    run_here: Callable[[Sequence[Job], int], list[Result]]
+    task: str
+    turn: int
+    attempt: int
+    wait: Wait
+    counted: Mapping[SiteId, Identity]
+    splits: tuple[Split, ...] = ()
+    log: Log = field(default_factory=Log)
+
+    def total(self, sends: Mapping[SiteId, Vectors]) -> Total:
+        total = Total()
+        for reply in self._replies(sends):
+            total.add(reply)
+        return total
+
+    def each(self, sends: Mapping[SiteId, Vectors]) -> list[Reply]:
+        return list(self._replies(sends))
+
+    def here(self, jobs: Sequence[Job]) -> list[Result]:
+        return self.run_here(jobs, self.turn)
+
+    def _replies(self, sends: Mapping[SiteId, Vectors]) -> Iterator[Reply]:
+        parcels = {site: message_bytes(self._message(site, vectors)) for site, vectors in sends.items()}
+        self.log.asked.extend(sends)
+        self.log.down += sum(map(len, parcels.values()))
+        for site, parcel in self.engine.exchange(parcels, self.wait):
+            self.log.up += len(parcel)
+            try:
+                reply = self._accept(site, read_reply(site, parcel))
+            except (BadReply, BadMessage) as error:
+                self.log.missed[site] = f"quarantined: {error}"
+                continue
+            if reply is not None:
+                yield reply
+                bare = replace(reply.update, mean={}, sum={k: v for k, v in reply.update.sum.items() if v.dim() == 0})
+                self.log.accepted.append(replace(reply, update=bare))
+        answered = {reply.site for reply in self.log.accepted}
+        for site in sends:
+            if site not in answered:
+                self.log.missed.setdefault(site, "no answer")
+        if len(answered) < self.wait.quorum:
+            raise TooFew(f"{len(answered)} of {len(sends)} sites answered, waiting.quorum is {self.wait.quorum}")
+
+    def _message(self, site: SiteId, vectors: Vectors) -> Message:
+        return Message(
+            task=self.task,
+            turn=self.turn,
+            vectors=vectors,
+            attempt=self.attempt,
+            counted=self.counted.get(site),
+            deadline=self.wait.deadline,
+            partial=self.wait.partial == "keep",
+            splits=self.splits,
+        )
+
+    def _accept(self, site: SiteId, answer: Reply | Excuse) -> Reply | None:
+        if isinstance(answer, Excuse):
+            self.log.missed[site] = answer.reason
+            return None
+        late = answer.turn < self.turn and self.wait.late == "keep"
+        if answer.task != self.task or (answer.turn != self.turn and not late):
+            raise BadReply(f"{site}: answered turn {answer.turn} ({answer.task}) when asked turn {self.turn}")
+        work = answer.update.work
+        if work is not None and work.partial and self.wait.partial == "drop":
+            self.log.missed[site] = f"late: {work.done} of {work.asked} steps"
+            return None
+        return answer

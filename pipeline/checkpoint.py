@@ -1,0 +1,114 @@
+"""Checkpoints: one safetensors file a round, JSON in its header, written under another name, synced, renamed.
+
+A state may hold tensors, plain JSON values, and dicts (string keys), tuples and lists of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pipeline.errors import BadRun, NoSpace
+from pipeline.tensors import to_bytes
+
+KEEP = 2  # the last one, and the one before it in case the disk lies about syncing
+_TENSOR, _TUPLE = "$tensor", "$tuple"
+
+
+@contextlib.contextmanager
+def full_disk_is_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(
+                f"no space left to write {path}; free some and continue with `hemofed run --resume`"
+            ) from error
+        raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with full_disk_is_named(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def save_tensors(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    write_atomically(path, to_bytes(header, tensors))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["hemofed"])
+            return header, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise BadRun(f"there is no {path}") from error
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise BadRun(f"{path} cannot be read ({error}); it is damaged or not from hemofed") from error
+
+
+def save_checkpoint(folder: Path, round: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tensors(folder / f"round-{round:06d}.safetensors", header, tensors)
+    for old in sorted(folder.glob("round-*.safetensors"))[:-KEEP]:
+        old.unlink()
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The newest that can be read."""
+    found = sorted(folder.glob("round-*.safetensors"), reverse=True)
+    for path in found[:-1]:
+        with contextlib.suppress(BadRun):
+            return load_tensors(path)
+    if not found:
+        raise BadRun(f"{folder.parent} holds no checkpoint to resume from; start it anew with `hemofed run`")
+    return load_tensors(found[-1])
+
+
+def freeze(value: Any, at: str, tensors: dict[str, Tensor]) -> Any:
+    """A state as JSON, its tensors put aside under their path."""
+    if isinstance(value, Tensor):
+        tensors[at] = value
+        return {_TENSOR: at}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: freeze(getattr(value, f.name), f"{at}/{f.name}", tensors) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): freeze(v, f"{at}/{k}", tensors) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        items = [freeze(v, f"{at}/{i}", tensors) for i, v in enumerate(value)]
+        return {_TUPLE: items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{at}: a {type(value).__name__} cannot be checkpointed; use tensors and plain values")
+
+
+def thaw(frozen: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(frozen, dict):
+        if frozen.keys() == {_TENSOR}:
+            return tensors[frozen[_TENSOR]]
+        if frozen.keys() == {_TUPLE}:
+            return tuple(thaw(v, tensors) for v in frozen[_TUPLE])
+        return {k: thaw(v, tensors) for k, v in frozen.items()}
+    return [thaw(v, tensors) for v in frozen] if isinstance(frozen, list) else frozen

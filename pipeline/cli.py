@@ -1,0 +1,169 @@
+"""The one command. Each room's code is imported only when one of its commands runs, so `--help` stays quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.errors import HemofedError, MissingExtra
+
+app = typer.Typer(
+    help="Train blood-smear classifiers across hospitals: images stay where they are.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+study_app = typer.Typer(help="Write, check and look at study files.", no_args_is_help=True)
+app.add_typer(study_app, name="study")
+
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. local.lr=0.1")]
+Data = Annotated[Path | None, typer.Option("--data", envvar="HEMOFED_DATA", help="Where data sets lie")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress")]
+
+# what a missing package means to a user: module -> extra
+EXTRAS = {"torch": "train", "monai": "train", "albumentations": "train", "sklearn": "train", "scipy": "train",
+          "safetensors": "train", "matplotlib": "train", "jinja2": "train", "PIL": "train",
+          "opacus": "privacy", "dp_accounting": "privacy", "onnxruntime": "edge", "pydicom": "edge"}  # fmt: skip
+
+
+@app.command()
+def run(
+    study: Annotated[
+        str, typer.Argument(help="A study file, or the name of a packaged study (`hemofed study list`)")
+    ] = "moons-demo",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; runs/NAME if not given")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Continue this run folder")] = None,
+    sets: Sets = None,
+    data: Data = None,
+    yardsticks: Annotated[
+        bool, typer.Option("--yardsticks", help="Also train local-only and pooled, to compare")
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run a study on this machine, all sites simulated, and write a report."""
+    from pipeline.commands.running import run_command
+
+    run_command(study, out, resume, sets or [], data, yardsticks, quiet, json)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Run folder")],
+    band: Annotated[str, typer.Option(help="Width of the band over sites: 68 (one standard deviation) or 95 %")] = "68",
+) -> None:
+    """Write a run's report.html and plots anew."""
+    from pipeline.commands.looking import report_command
+
+    report_command(run, band)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("compare.html"),
+    metric: Annotated[str, typer.Option(help="What to plot and rank by")] = "accuracy",
+    json: Json = False,
+) -> None:
+    """Overlay several runs on one page: curves, results, and the settings in which they differ."""
+    from pipeline.commands.looking import compare_command
+
+    compare_command(runs, out, metric, json)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Run folder")],
+    data: Annotated[Path, typer.Option("--data", help="Where the other data lie")],
+    source: Annotated[str | None, typer.Option(help="Kind of data; as in the run's study if not given")] = None,
+    model: Annotated[str, typer.Option(help="Which of the run's models")] = "global",
+    split: Annotated[str, typer.Option(help="all, or one of train, val, test")] = "all",
+    sets: Sets = None,
+    json: Json = False,
+) -> None:
+    """Score a saved model on other data."""
+    from pipeline.commands.looking import evaluate_command
+
+    evaluate_command(run, data, source, model, split, sets or [], json)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="Which table; without it, the list")] = "",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; runs/reproduce-NAME if not given")] = None,
+    data: Data = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run packaged studies and print our numbers beside the published ones."""
+    from pipeline.commands.reproducing import reproduce_command
+
+    reproduce_command(name, out, data, quiet, json)
+
+
+@app.command()
+def strategies(json: Json = False) -> None:
+    """The algorithms: name, paper, what each must see of the sites."""
+    from pipeline.commands.looking import strategies_command
+
+    strategies_command(json)
+
+
+@study_app.command("new")
+def study_new(
+    path: Annotated[Path, typer.Argument(help="The file to write")] = Path("study.toml"),
+    like: Annotated[str, typer.Option("--like", help="A packaged study or a file to start from")] = "moons-demo",
+) -> None:
+    """Write a study file to edit."""
+    from pipeline.commands.studies import new_command
+
+    new_command(path, like)
+
+
+@study_app.command("check")
+def study_check(study: str, sets: Sets = None, data: Data = None, json: Json = False) -> None:
+    """Read a study and its data, build its model, and say what would run; nothing is trained."""
+    from pipeline.commands.studies import check_command
+
+    check_command(study, sets or [], data, json)
+
+
+@study_app.command("show")
+def study_show(study: str, sets: Sets = None, json: Json = False) -> None:
+    """The study with every default written out."""
+    from pipeline.commands.studies import show_command
+
+    show_command(study, sets or [], json)
+
+
+@study_app.command("list")
+def study_list(json: Json = False) -> None:
+    """The packaged studies."""
+    from pipeline.commands.studies import list_command
+
+    list_command(json)
+
+
+def main() -> None:
+    """Errors meant for a person are printed without a traceback; anything else is a bug and keeps it."""
+    try:
+        app()
+    except HemofedError as error:
+        _fail(str(error), 2)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _fail(str(MissingExtra(f"this command needs {error.name}; install it with: pip install 'hemofed[{extra}]'")), 2)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+
+
+def _fail(text: str, code: int) -> None:
+    sys.stderr.write(f"error: {text}\n")
+    sys.exit(code)

@@ -1,0 +1,81 @@
+"""`hemofed report | compare | evaluate | strategies`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.output import console, percent, print_json, table
+from pipeline.components import choices
+from pipeline.errors import BadStudy
+from pipeline.run_folder import RunFolder
+from pipeline.strategies.base import Strategy
+from pipeline.study_file import parse_override
+
+
+def report_command(run: Path, band: str) -> None:
+    from pipeline.reports.run_report import write_report
+
+    if band not in ("68", "95"):
+        raise BadStudy(f"--band {band}: valid: 68, 95")
+    path = write_report(RunFolder.open(run).path, "95" if band == "95" else "68")
+    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+def compare_command(runs: list[Path], out: Path, metric: str, json: bool) -> None:
+    from pipeline.reports.compare import write_compare
+
+    path, rows = write_compare([RunFolder.open(run).path for run in runs], out, metric)
+    if json:
+        print_json(rows)
+        return
+    columns = list(rows[0])
+    console.print(table(columns, [[_cell(row[c]) for c in columns] for row in rows]))
+    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+def _cell(value: object) -> str:
+    return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def evaluate_command(
+    run: Path, data: Path, source: str | None, model: str, split: str, sets: list[str], json: bool
+) -> None:
+    from pipeline.scoring import score_saved
+
+    results = score_saved(RunFolder.open(run), data, source, model, split, dict(map(parse_override, sets)))
+    if json:
+        print_json(results)
+        return
+    shown = {k: v for k, v in results.items() if isinstance(v, float | int | None)}
+    rows = [
+        [k.replace("_", " "), str(v) if k == "n" else f"{v:.4f}" if k == "loss" else percent(v)]
+        for k, v in shown.items()
+    ]
+    console.print(table([f"{model} on {data}", split], rows))
+    classes, confusion = results["classes"], results["confusion"]
+    if len(classes) <= 12:
+        console.print(
+            table(
+                ["truth \\ answer", *classes], [[c, *map(str, row)] for c, row in zip(classes, confusion, strict=True)]
+            )
+        )
+
+
+def strategies_command(json: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    for name, cls in choices("strategies").items():
+        assert issubclass(cls, Strategy)
+        doc = (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()
+        fields = {k: f.default for k, f in cls.model_fields.items() if k != "name"}
+        rows.append({"name": name, "sees": cls(name=name).sees, "paper": cls.paper, "partial": cls.partial,
+                     "keeps site memory": cls.remembers, "settings": fields, "about": doc[0] if doc else ""})  # fmt: skip
+    if json:
+        print_json(rows)
+        return
+    cells = [
+        [r["name"], r["sees"], r["partial"], ", ".join(f"{k}={v}" for k, v in r["settings"].items()), r["about"]]
+        for r in rows
+    ]
+    console.print(table(["strategy", "sees", "partial work", "settings", "about"], cells))

@@ -1,0 +1,67 @@
+"""`hemofed study new | check | show | list`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.commands.output import console, print_json, table
+from pipeline.errors import BadStudy
+from pipeline.study import load_study
+from pipeline.study_file import PACKAGED, find_study, parse_override, to_toml
+
+
+def new_command(path: Path, like: str) -> None:
+    if path.exists():
+        raise BadStudy(f"{path} exists; choose another name")
+    path.write_text(find_study(like).read_text(encoding="utf-8"), encoding="utf-8")
+    console.print(f"wrote {path}; edit it, then: hemofed study check {path}", highlight=False, soft_wrap=True)
+
+
+def show_command(name: str, sets: list[str], json: bool) -> None:
+    study = load_study(find_study(name), dict(map(parse_override, sets)))
+    if json:
+        print_json(study.dump() | {"hash": study.hash})
+    else:
+        console.print(to_toml(study.dump()), markup=False, highlight=False, soft_wrap=True)
+
+
+def list_command(json: bool) -> None:
+    studies = [load_study(path) for path in sorted(PACKAGED.glob("*.toml"))]
+    if json:
+        print_json(
+            [{"name": s.name, "about": s.about, "data": s.data.name, "strategy": s.strategy.name} for s in studies]
+        )
+    else:
+        rows = [[s.name, s.data.name, s.strategy.name, str(s.rounds), s.about] for s in studies]
+        console.print(table(["study", "data", "strategy", "rounds", "about"], rows))
+
+
+def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> None:
+    from pipeline.simulate import device_of, look
+
+    study = load_study(find_study(name), dict(map(parse_override, sets)))
+    sim = look(study, data)
+    people, machine = sim.population, sim.coordinator.machine
+    counts = {site: people.counts(site) for site in people.sites}
+    if json:
+        print_json({"study": study.name, "hash": study.hash, "parameters": sim.bench.spec.size, "classes": people.classes,
+                    "sites": counts, "skipped": people.skipped, **machine})  # fmt: skip
+        return
+    rows = [
+        [site, *(str(sum(c[split])) for split in ("train", "val", "test")), " ".join(map(str, c["train"]))]
+        for site, c in counts.items()
+    ]
+    console.print(
+        table(
+            ["site", "train", "val", "test", "train by class"], rows, title=f"{study.name}: {', '.join(people.classes)}"
+        )
+    )
+    wait = study.wait
+    console.print(
+        f"{study.strategy.name}, {study.rounds} rounds, {study.model.name} with {sim.bench.spec.size:,} parameters, "
+        f"trainer {machine['trainer']} on {device_of(study).type} with {machine['threads']} threads; "
+        f"work cut short is {'kept' if wait.partial == 'keep' else 'dropped'}"
+        + (f"; {len(people.skipped)} files skipped" if people.skipped else ""),
+        highlight=False,
+    )
+    console.print(f"good to run: hemofed run {name}", highlight=False, soft_wrap=True)

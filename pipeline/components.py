@@ -1,0 +1,108 @@
+"""A component is its config: a frozen pydantic model whose fields are hyper-parameters and whose methods act.
+
+Every file of a component package is looked at once, and so are the installed entry points
+`hemofed.<kind>`; the `name` default of a class is what a study file says to choose it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+
+class Component(BaseModel):
+    """Base of everything that a study file can choose by `name`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+
+
+# kind -> (package whose files hold the built-in ones); a kind is also a section of the study file
+PACKAGES: Mapping[str, str] = {
+    "strategies": "pipeline.strategies",
+    "models": "models",
+    "data": "sites.data",
+    "partitions": "sites.partition",
+    "skews": "sites.skew",
+}
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """A list of the valid words, led by the likely one: `did you mean 'lr'? valid: batch, epochs, lr`."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return (f"did you mean {close[0]!r}? " if close else "") + "valid: " + ", ".join(known)
+
+
+@cache
+def choices(kind: str) -> Mapping[str, type[Component]]:
+    """name -> class, of the built-in components and of installed plugins."""
+    package = importlib.import_module(PACKAGES[kind])
+    modules = [package]
+    if hasattr(package, "__path__"):
+        modules += [
+            importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)
+        ]
+    found: dict[str, type[Component]] = {}
+    for module in modules:
+        for _, cls in inspect.getmembers(module, inspect.isclass):
+            if cls.__module__ == module.__name__ and issubclass(cls, Component) and _name(cls):
+                found[_name(cls)] = cls
+    for point in entry_points(group=f"hemofed.{kind}"):
+        cls = point.load()
+        found[_name(cls) or point.name] = cls
+    return dict(sorted(found.items()))
+
+
+def plugin_versions() -> dict[str, str]:
+    """Distribution -> version of every plugin in use; part of a plan's hash."""
+    return {
+        point.dist.name: point.dist.version
+        for kind in PACKAGES
+        for point in entry_points(group=f"hemofed.{kind}")
+        if point.dist is not None
+    }
+
+
+def _name(cls: type[Component]) -> str:
+    default = cls.model_fields["name"].default
+    return default if isinstance(default, str) else ""
+
+
+class Choice:
+    """`Annotated[Strategy, Choice("strategies")]`: a table with a `name`, or the name alone."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self._choose,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda v: v.model_dump(mode="json", exclude_none=True)
+            ),
+        )
+
+    def _choose(self, value: object) -> Component:
+        if isinstance(value, Component):
+            return value
+        table = {"name": value} if isinstance(value, str) else value
+        if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+            raise PydanticCustomError("no_name", "needs a `name`; {valid}", {"valid": near("", choices(self.kind))})
+        cls = choices(self.kind).get(table["name"])
+        if cls is None:
+            raise PydanticCustomError(
+                "unknown_name",
+                "{given} is not known; {valid}",
+                {"given": repr(table["name"]), "valid": near(table["name"], choices(self.kind))},
+            )
+        return cls.model_validate(dict(table))

@@ -1,0 +1,190 @@
+"""The round loop: select, ask, step, judge, record, checkpoint. Knows nothing of where sites are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pipeline.asking import Asking, Engine, Log
+from pipeline.checkpoint import freeze, thaw
+from pipeline.errors import HemofedError, TooFew
+from pipeline.judging import Judged, judge_round
+from pipeline.messages import Identity, SiteId, Wait
+from pipeline.metrics import Focus
+from pipeline.run_folder import RunFolder
+from pipeline.select import select
+from pipeline.strategies.base import Plan
+from pipeline.study import Study
+from pipeline.weights import Snapshot
+from pipeline.work import Fit, Fitted, Job, Result, Split
+
+
+class Simulated(Engine, Protocol):
+    """An engine whose sites' state is checkpointed with the coordinator's."""
+
+    clock: float
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
+    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Best:
+    round: int
+    value: float
+    state: Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Everything between two rounds that is not the sites'."""
+
+    round: int
+    state: Any
+    best: Best | None = None
+    looks: int = 0  # judgements since the best one
+    counted: Mapping[SiteId, Identity] = field(default_factory=dict)
+    attempt: int = 0
+    up: int = 0
+    down: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Coordinator:
+    study: Study
+    plan: Plan
+    sites: Sequence[SiteId]
+    engine: Simulated
+    run_here: Callable[[Sequence[Job], int], list[Result]]
+    folder: RunFolder
+    focus: Focus
+    machine: Mapping[str, Any]  # trainer, threads, device: a resumed run has to repeat them
+    watch: Callable[[dict[str, Any]], None] = lambda record: None
+
+    def start(self, start: Snapshot) -> Progress:
+        if epochs := self.study.public.warmup_epochs:
+            (fit,) = self.run_here([Fit(start.weights, start.stats, epochs=epochs)], 0)
+            assert isinstance(fit, Fitted)
+            start = Snapshot(fit.weights, fit.stats)
+        progress = Progress(0, self.study.strategy.start(start, self.plan))
+        began = time.perf_counter()
+        judged = self._judge(progress)
+        return self._close(progress, Log(), judged, {"train": 0.0, "judge": time.perf_counter() - began}, None)
+
+    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
+        values = thaw(header["progress"], tensors)
+        make = self.study.strategy.state
+        best = values["best"] and Best(**(values["best"] | {"state": make(**values["best"]["state"])}))
+        self.engine.restore(header["engine"], tensors)
+        attempt = values["attempt"] + 1  # the turn that was cut short keeps its number
+        return Progress(**(values | {"state": make(**values["state"]), "best": best, "attempt": attempt}))
+
+    def run(self, progress: Progress) -> tuple[Progress, str]:
+        """To the last round, or until patience ends; and why it ended."""
+        while progress.round < self.study.rounds:
+            if self._out_of_patience(progress):
+                return progress, f"early: no better {self.study.evaluation.best} in {progress.looks} looks"
+            progress = self._round(replace(progress, round=progress.round + 1))
+        return progress, "finished"
+
+    def result(self, progress: Progress) -> tuple[Any, int, str]:
+        """The state that counts, its round, and how it was chosen."""
+        if progress.best is None or self.study.strategy.remembers:
+            return progress.state, progress.round, "last round"
+        return progress.best.state, progress.best.round, f"val {self.study.evaluation.best}"
+
+    def judge(self, state: Any, splits: tuple[Split, ...], progress: Progress) -> Judged:
+        return judge_round(self.study, state, self.sites, self._asking("judge", progress, Wait(quorum=0), splits))
+
+    def _round(self, progress: Progress) -> Progress:
+        began = time.perf_counter()
+        chosen = select(self.sites, self.study.selection.fraction, self.study.seed, progress.round)
+        asking = self._asking("train", progress, self.study.wait)
+        void = None
+        try:
+            state = self.study.strategy.round(progress.state, chosen, asking, self.plan)
+        except TooFew as error:
+            state, void, asking.log.accepted = progress.state, str(error), []
+        self._check_finite(state, progress.round)
+        trained = time.perf_counter()
+        counted = dict(progress.counted) | {r.site: (r.turn, r.attempt) for r in asking.log.accepted}
+        progress = replace(progress, state=state, counted=counted)
+        due = progress.round % self.study.evaluation.every == 0 or progress.round == self.study.rounds
+        judged = self._judge(progress) if due else Judged()
+        spent = {"train": trained - began, "judge": time.perf_counter() - trained}
+        return self._close(progress, asking.log, judged, spent, void)
+
+    def _judge(self, progress: Progress) -> Judged:
+        return self.judge(progress.state, self.study.evaluation.watch, progress)
+
+    def _close(
+        self, progress: Progress, log: Log, judged: Judged, spent: dict[str, float], void: str | None
+    ) -> Progress:
+        """Best so far, the record's line, the checkpoint: in this order, so that a kill loses no line."""
+        progress = self._weigh(progress, judged)
+        progress = replace(
+            progress,
+            up=progress.up + log.up,
+            down=progress.down + log.down,
+            seconds=progress.seconds + sum(spent.values()),
+        )
+        record = {
+            "round": progress.round,
+            "lr": self.plan.lr(progress.round) if progress.round else None,
+            "asked": log.asked,
+            "counted": [r.site for r in log.accepted],
+            "missed": log.missed,
+            "work": {r.site: vars(r.update.work) for r in log.accepted if r.update.work},
+            "train_loss": {
+                r.site: float(r.update.sum["train_loss"]) / r.update.work.examples
+                for r in log.accepted
+                if r.update.work and "train_loss" in r.update.sum
+            },
+            "bytes": {"up": log.up, "down": log.down},
+            "seconds": {k: round(v, 4) for k, v in spent.items()} | {"save": round(self.folder.save_seconds, 4)},
+            "clock": round(self.engine.clock, 6),
+            "void": void,
+            "metrics": judged.metrics(self.focus),
+        }
+        self.folder.append(record)
+        self._checkpoint(progress)
+        self.watch(record)
+        return replace(progress, attempt=0)
+
+    def _weigh(self, progress: Progress, judged: Judged) -> Progress:
+        value = judged.value(self.study.evaluation.best, self.focus)
+        if value is None or progress.round == 0:
+            return progress
+        if progress.best is None or value > progress.best.value:
+            return replace(progress, best=Best(progress.round, value, progress.state), looks=0)
+        return replace(progress, looks=progress.looks + 1)
+
+    def _out_of_patience(self, progress: Progress) -> bool:
+        patience = self.study.evaluation.patience
+        return patience is not None and progress.looks >= patience
+
+    def _asking(self, task: str, progress: Progress, wait: Wait, splits: tuple[Split, ...] = ()) -> Asking:
+        return Asking(
+            self.engine, self.run_here, task, progress.round, progress.attempt, wait, progress.counted, splits
+        )
+
+    def _check_finite(self, state: Any, round: int) -> None:
+        for name, model in self.study.strategy.models(state).items():
+            if not bool(torch.isfinite(model.weights).all()):
+                raise HemofedError(
+                    f"round {round}: the {name} model is no longer finite; lower local.lr. "
+                    f"The run is kept as of round {round - 1}."
+                )
+
+    def _checkpoint(self, progress: Progress) -> None:
+        tensors: dict[str, Tensor] = {}
+        frozen = freeze(progress, "progress", tensors)
+        engine, site_tensors = self.engine.snapshot()
+        header = {"study": self.study.hash, "progress": frozen, "engine": engine, "machine": dict(self.machine)}
+        self.folder.checkpoint(progress.round, header, tensors | site_tensors)

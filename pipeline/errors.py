@@ -1,0 +1,54 @@
+"""Everything hemofed refuses, as one tree. Each message says what was wrong, where, and what to do.
+
+HemofedError
+├── BadStudy       the study file or an override
+│   └── Refused    parts of a study that do not go together
+├── MissingExtra   an optional package is not installed
+├── MissingData    a data set is not where it was looked for
+├── BadData        images, labels or manifests that cannot be used
+├── BadModel       a model that does not fit the data or the weights
+├── BadMessage     bytes that are no message, or one this site does not take
+├── BadReply       an answer that may not enter the state
+├── TooFew         fewer answers than the quorum
+├── BadRun         a run folder that is missing, damaged or belongs to another study
+└── NoSpace        the disk is full
+"""
+
+from __future__ import annotations
+
+
+class HemofedError(Exception):
+    """An error whose text is meant for a person; the command line prints it without a traceback."""
+
+
+class BadStudy(HemofedError): ...
+
+
+class Refused(BadStudy): ...
+
+
+class MissingExtra(HemofedError): ...
+
+
+class MissingData(HemofedError): ...
+
+
+class BadData(HemofedError): ...
+
+
+class BadModel(HemofedError): ...
+
+
+class BadMessage(HemofedError): ...
+
+
+class BadReply(HemofedError): ...
+
+
+class TooFew(HemofedError): ...
+
+
+class BadRun(HemofedError): ...
+
+
+class NoSpace(HemofedError): ...

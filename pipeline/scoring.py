@@ -1,0 +1,95 @@
+"""A saved model on other data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.base import Model
+from pipeline.checkpoint import load_tensors
+from pipeline.components import choices, near
+from pipeline.errors import BadData, BadRun, BadStudy
+from pipeline.metrics import Focus, details, metrics
+from pipeline.run_folder import RunFolder
+from pipeline.weights import Snapshot, Spec
+from sites.data.base import SPLITS, Dataset, Source
+from sites.trainers.base import Pool
+from sites.trainers.scoring import nothing, score
+
+CHUNK = 1000
+
+
+def load_model(folder: RunFolder, name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    path = folder.path / "models" / f"{name}.safetensors"
+    known = sorted(
+        str(p.relative_to(folder.path / "models").with_suffix(""))
+        for p in (folder.path / "models").rglob("*.safetensors")
+    )
+    if name not in known:
+        raise BadRun(
+            f"{folder.path} has no model {name!r}; "
+            + (near(name, known) if known else "it is not finished, or keeps its models at the sites")
+        )
+    header, tensors = load_tensors(path)
+    table = dict(header["model"])
+    if table.get("name") not in choices("models"):
+        raise BadRun(f"{path}: model {table.get('name')!r} is not known here; is a plugin missing?")
+    model = choices("models")[table["name"]].model_validate(table)
+    assert isinstance(model, Model)
+    module = model.make(tuple(header["shape"]), len(header["classes"]), 0)
+    Spec.of(module).write(module, Snapshot(tensors["weights"], tensors["stats"]))
+    return module.eval(), header
+
+
+def score_saved(
+    folder: RunFolder, path: Path, source: str | None, name: str, split: str, sets: Mapping[str, Any]
+) -> dict[str, Any]:
+    study = folder.study()
+    module, header = load_model(folder, name)
+    data = _source(study.data, source, path, header, sets).load(path, study.seed)
+    if data.shape != tuple(header["shape"]):
+        raise BadData(
+            f"{path}: examples of shape {data.shape}, but the model takes {tuple(header['shape'])}; set data.size"
+        )
+    if list(data.classes) != list(header["classes"]):
+        raise BadData(f"{path}: classes {', '.join(data.classes)}, but the model knows {', '.join(header['classes'])}")
+    index = _rows(data, split)
+    pool = Pool(data.x, data.y, torch.device("cpu"))
+    with torch.inference_mode():
+        logits = [module(pool.inputs(part)) for part in index.split(CHUNK)]
+    seen = score(torch.cat(logits), pool.labels(index)) if len(index) else nothing(len(data.classes))
+    positive = study.evaluation.positive
+    focus = Focus(data.classes.index(positive) if positive else None, study.evaluation.specificity)
+    where = {
+        "model": name,
+        "data": str(path),
+        "split": split,
+        "classes": list(data.classes),
+        "fingerprint": data.fingerprint,
+    }
+    return {**metrics(seen, focus), **details(seen, focus), **where, "skipped": list(data.skipped)}
+
+
+def _rows(data: Dataset, split: str) -> torch.Tensor:
+    if split == "all":
+        return torch.arange(len(data.y))
+    if split not in SPLITS:
+        raise BadStudy(f"--split {split}: {near(split, ('all', *SPLITS))}")
+    return data.where(split)
+
+
+def _source(own: Source, kind: str | None, path: Path, header: Mapping[str, Any], sets: Mapping[str, Any]) -> Source:
+    """The study's own kind of source moved to `path`, or another kind fitted to the model's input."""
+    if kind is not None and kind not in choices("data"):
+        raise BadStudy(f"--source {kind}: {near(kind, choices('data'))}")
+    cls = choices("data")[kind or own.name]
+    given: dict[str, Any] = own.model_dump(exclude_none=True) if cls is type(own) else {"name": kind}
+    if "size" in cls.model_fields and len(header["shape"]) == 3:
+        given |= {"size": header["shape"][-1], "channels": header["shape"][0], "classes": tuple(header["classes"])}
+    given |= {"path": path} | {key.removeprefix("data."): value for key, value in sets.items()}
+    source = cls.model_validate(given)
+    assert isinstance(source, Source)
+    return source

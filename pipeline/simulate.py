@@ -1,0 +1,194 @@
+"""One machine plays all hospitals: a study -> data, trainer, engine and coordinator -> a run folder."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.base import Model
+from pipeline.coordinator import Coordinator, Progress
+from pipeline.engines.inprocess import InProcess, Profile
+from pipeline.errors import BadRun, BadStudy, Refused
+from pipeline.metrics import Focus
+from pipeline.run_folder import RunFolder
+from pipeline.strategies.base import Plan
+from pipeline.study import Study
+from pipeline.weights import Spec
+from pipeline.work import Job, Result
+from sites.build import COORDINATOR, Population, populate
+from sites.trainers.base import Bench, Recipe, Ticket
+from sites.trainers.choose import Kind, choose, make_trainer
+
+Watch = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    coordinator: Coordinator
+    population: Population
+    bench: Bench
+    model: Model
+
+
+def device_of(study: Study) -> torch.device:
+    if study.device != "auto":
+        return torch.device(study.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def assemble(
+    study: Study, folder: RunFolder, root: Path | None, machine: dict[str, Any] | None, watch: Watch
+) -> Simulation:
+    """`machine`: what a checkpoint says of the trainer and the threads it was made with."""
+    torch.set_num_threads(machine["threads"] if machine else study.threads or torch.get_num_threads())
+    device = device_of(study)
+    people = populate(study, root, device)
+    model: Model = study.model
+    module = model.make(people.shape, len(people.classes), study.seed)
+    spec = Spec.of(module)
+    check(study, spec, people)
+
+    def lr(round: int) -> float:
+        return study.local.rate(round, study.rounds)
+
+    local = study.local
+    recipe = Recipe(
+        None if local.batch == "all" else local.batch, local.optimiser, local.momentum, local.weight_decay, lr
+    )
+    bench = Bench(
+        lambda: model.make(people.shape, len(people.classes), study.seed),
+        spec,
+        people.pool,
+        people.examples,
+        recipe,
+        len(people.classes),
+        study.seed,
+    )
+    kind: Kind = machine["trainer"] if machine else choose(study.trainer, bench)
+    trainer = make_trainer(kind, bench)
+    plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)
+    engine = InProcess(people.sites, trainer, study.strategy, plan, study.weighting, _profile(study, people))
+
+    def run_here(jobs: Sequence[Job], turn: int) -> list[Result]:
+        return trainer.run([Ticket(COORDINATOR, turn, nth, job) for nth, job in enumerate(jobs)])
+
+    now = {"trainer": kind, "threads": torch.get_num_threads(), "device": device.type, "torch": torch.__version__}
+    coordinator = Coordinator(study, plan, people.sites, engine, run_here, folder, _focus(study, people), now, watch)
+    return Simulation(coordinator, people, bench, model)
+
+
+def run(
+    study: Study, folder: RunFolder, root: Path | None = None, watch: Watch = lambda record: None
+) -> dict[str, Any]:
+    """From the start, or from the folder's last checkpoint; returns what results.json holds."""
+    if folder.finished:
+        results: dict[str, Any] = folder.read_json("results.json")
+        return results
+    if folder.begun:
+        header, tensors = folder.load_checkpoint()
+        if header["study"] != study.hash:
+            raise BadRun(f"{folder.path} was made by another study or version; start it anew with `hemofed run`")
+        sim = assemble(study, folder, root, header["machine"], watch)
+        _same_data(folder, sim.population)
+        progress = sim.coordinator.restore(header, tensors)
+        folder.cut_back(progress.round)
+    else:
+        sim = assemble(study, folder, root, None, watch)
+        folder.cut_back(-1)
+        folder.write_json("sites.json", _sites(sim.population))
+        progress = sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
+    progress, why = sim.coordinator.run(progress)
+    return _finish(sim, folder, progress, why)
+
+
+def look(study: Study, root: Path | None) -> Simulation:
+    """Everything short of running: data read, model built, refusals made."""
+    return assemble(study, RunFolder(Path()), root, None, lambda record: None)
+
+
+def check(study: Study, spec: Spec, people: Population) -> None:
+    """Refusals come when the study is read, not at round 17."""
+    if spec.stat_size and study.strategy.name == "fedsgd":
+        raise Refused("fedsgd moves no BatchNorm statistics; set model.norm = 'group' or use fedavg")
+    if study.public.warmup_epochs and not study.public.share:
+        raise Refused("public.warmup_epochs needs public.share > 0: there is nothing to warm up on")
+    watched = study.evaluation.best.startswith("positive_")
+    if watched and study.evaluation.positive is None:
+        raise Refused(
+            f"evaluation.best = {study.evaluation.best!r} needs evaluation.positive; classes: {', '.join(people.classes)}"
+        )
+
+
+def _focus(study: Study, people: Population) -> Focus:
+    positive = study.evaluation.positive
+    if positive is None:
+        return Focus(None, study.evaluation.specificity)
+    if positive not in people.classes:
+        raise BadStudy(f"evaluation.positive = {positive!r} is no class; classes: {', '.join(people.classes)}")
+    return Focus(people.classes.index(positive), study.evaluation.specificity)
+
+
+def _profile(study: Study, people: Population) -> Profile:
+    def spread(value: float | tuple[float, ...]) -> dict[str, float]:
+        values = value if isinstance(value, tuple) else (value,) * len(people.sites)
+        return dict(zip(people.sites, values, strict=True))
+
+    return Profile(spread(study.sites.speed), spread(study.sites.dropout), study.sites.stragglers, study.seed)
+
+
+def _sites(people: Population) -> dict[str, Any]:
+    return {
+        "classes": people.classes,
+        "shape": people.shape,
+        "sites": {site: people.counts(site) for site in people.sites},
+        "coordinator": people.counts(COORDINATOR),
+        "fingerprint": people.fingerprint,
+        "skipped": people.skipped,
+    }
+
+
+def _same_data(folder: RunFolder, people: Population) -> None:
+    before = folder.read_json("sites.json")["fingerprint"]
+    if before != people.fingerprint:
+        raise BadRun(
+            f"{folder.path} was begun with other data (fingerprint {before[:12]}, now {people.fingerprint[:12]})"
+        )
+
+
+def _finish(sim: Simulation, folder: RunFolder, progress: Progress, why: str) -> dict[str, Any]:
+    c = sim.coordinator
+    study, (state, at, chosen_by) = c.study, c.result(progress)
+    test = c.judge(state, ("test",), progress).final(c.focus)
+    by_site = {s: m["accuracy"] for s, m in test.get("sites", {}).items() if m["accuracy"] is not None}
+    worst = min(by_site, key=lambda s: by_site[s]) if by_site else None
+    for name, model in study.strategy.models(state).items():
+        header = {"model": study.dump()["model"], "shape": sim.population.shape, "classes": sim.population.classes}
+        folder.save_model(name, model, header | {"round": at, "study": study.name, "hash": study.hash})
+    results = {
+        "study": study.name,
+        "hash": study.hash,
+        "strategy": study.strategy.name,
+        "model": study.model.name,
+        "parameters": sim.bench.spec.size,
+        "rounds": progress.round,
+        "best_round": at,
+        "chosen_by": chosen_by,
+        "stopped": why,
+        "positive": study.evaluation.positive,
+        "test": test,
+        "worst": worst and {"site": worst, "accuracy": by_site[worst]},
+        "spread": {"accuracy": statistics.pstdev(by_site.values())} if by_site else None,
+        "yardsticks": {},
+        "traffic": {"up": progress.up, "down": progress.down},
+        "seconds": round(progress.seconds, 3),
+        "software": {"hemofed": version("hemofed"), "python": platform.python_version(), **c.machine},
+    }
+    folder.write_json("results.json", results)
+    return results

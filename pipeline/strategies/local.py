@@ -1,0 +1,38 @@
+"""No federation: every site trains alone from the common start and keeps its model. The yardstick from below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pipeline.messages import Flow, Memory, Message, SiteId, Update
+from pipeline.strategies.base import Ask, Global, Plan, Strategy, judge, moved
+from pipeline.weights import Snapshot
+from pipeline.work import Fit, fitted
+
+
+class Local(Strategy):
+    partial: ClassVar[Literal["drop", "keep"]] = "keep"
+    remembers: ClassVar[bool] = True
+    name: Literal["local"] = "local"
+
+    def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:
+        ask.total({site: self.brief(state, site) for site in sites})
+        return state
+
+    def models(self, state: Any) -> Mapping[str, Snapshot]:
+        return {}  # the models are in the sites' memories
+
+    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+        own = _own(message, memory)
+        fit = yield from fitted(Fit(own.weights, own.stats, steps=plan.steps, epochs=plan.epochs))
+        sent = moved(own.weights, fit)
+        return Update(sum=sent.sum, work=fit.work), {"weights": fit.weights, "stats": fit.stats}
+
+    def judge(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+        return (yield from judge(_own(message, memory), message, memory))
+
+
+def _own(message: Message, memory: Memory) -> Snapshot:
+    have = memory or message.vectors
+    return Snapshot(have["weights"], have["stats"])

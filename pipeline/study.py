@@ -1,0 +1,156 @@
+"""study.toml -> a frozen Study. Everything a run depends on is in it; its hash names the plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from pipeline.components import Choice, plugin_versions
+from pipeline.messages import Wait
+from pipeline.strategies.base import Strategy
+from pipeline.work import Split
+
+if TYPE_CHECKING:
+    from models.base import Model
+    from sites.data.base import Source
+    from sites.partition import Partition
+    from sites.skew import Skew
+else:  # chosen by name at load; importing the rooms here would make every command pay for them
+    Model = Source = Partition = Skew = Any
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Metric = Literal[
+    "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "loss", "positive_auroc", "positive_auprc"
+]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sites(Section):
+    """`speed` (steps a second), `dropout` (chance to vanish in a round) and `stragglers` (share of the asked sites that
+    is slowed to a random part of its speed each round) live on a virtual clock, so results do not depend on the machine."""
+
+    count: PositiveInt | None = None  # may be left out where a natural key says
+    speed: PositiveFloat | tuple[PositiveFloat, ...] = 1.0
+    dropout: Share | tuple[Share, ...] = 0.0
+    stragglers: Share = 0.0
+
+
+class Public(Section):
+    """Examples that nobody has to protect: set apart for the coordinator before sites get theirs."""
+
+    share: Share = 0.0
+    warmup_epochs: NonNegativeInt = 0
+
+
+class Local(Section):
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: PositiveFloat = 0.01
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "cosine", "exponential", "step"] = "constant"
+    decay: float = Field(0.99, gt=0, le=1)  # exponential: every round; step: every `every` rounds
+    every: PositiveInt = 10
+    batch: PositiveInt | Literal["all"] = 50
+    epochs: PositiveInt | None = None
+    steps: PositiveInt | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_measure(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or ("epochs" in given) != ("steps" in given):
+            return given
+        if "epochs" in given:
+            raise ValueError("give either epochs or steps, not both")
+        return given | {"epochs": 1}
+
+    def rate(self, round: int, rounds: int) -> float:
+        """Of rounds 1, 2, ...; cosine ends just above zero in the last."""
+        t = max(round - 1, 0)
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "exponential":
+                return self.lr * self.decay**t
+            case "step":
+                return self.lr * self.decay ** (t // self.every)
+            case "cosine":
+                return self.lr * (1 + math.cos(math.pi * min(t / rounds, 1))) / 2
+
+
+class Selection(Section):
+    fraction: float = Field(1.0, gt=0, le=1)
+
+
+class Waiting(Section):
+    """`auto`: as the strategy is defined: FedAvg drops work cut short, FedProx keeps it."""
+
+    deadline: PositiveFloat | None = None
+    quorum: PositiveInt = 1
+    partial: Literal["auto", "drop", "keep"] = "auto"
+    late: Literal["drop", "keep"] = "drop"
+
+
+class Evaluation(Section):
+    where: Literal["coordinator", "sites", "both"] = "both"
+    watch: tuple[Split, ...] = ("val",)  # looked at every `every` rounds; test is otherwise read once, at the end
+    every: PositiveInt = 1
+    best: Metric = "accuracy"
+    patience: PositiveInt | None = None  # stop after so many looks without a better `val`
+    positive: str | None = None  # the class whose AUROC and sensitivity matter
+    specificity: float = Field(0.95, gt=0, lt=1)
+
+
+class Study(Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    about: str = ""
+    seed: NonNegativeInt = 0
+    rounds: PositiveInt = 10
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    trainer: Literal["auto", "loop", "stacked", "pool"] = "auto"
+    threads: PositiveInt | None = None  # for torch; all cores if not given
+    weighting: Literal["examples", "equal"] = "examples"
+    data: Annotated[Source, Choice("data")]
+    sites: Sites = Sites()
+    partition: Annotated[Partition, Choice("partitions")] = Field(default="iid", validate_default=True)
+    skew: Annotated[Skew, Choice("skews")] = Field(default="none", validate_default=True)
+    public: Public = Public()
+    model: Annotated[Model, Choice("models")]
+    local: Local = Local()
+    strategy: Annotated[Strategy, Choice("strategies")] = Field(default="fedavg", validate_default=True)
+    selection: Selection = Selection()
+    waiting: Waiting = Waiting()
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def wait(self) -> Wait:
+        w = self.waiting
+        return Wait(w.deadline, w.quorum, self.strategy.partial if w.partial == "auto" else w.partial, w.late)
+
+    def dump(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @property
+    def hash(self) -> str:
+        """Of everything that decides the result: not where data lie, and not what the study is called."""
+        plan = self.dump()
+        plan["data"].pop("path", None)
+        for key in ("name", "about"):
+            plan.pop(key)
+        plan["software"] = {"hemofed": version("hemofed"), **plugin_versions()}
+        return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    from pipeline.study_file import read_study
+
+    return read_study(path.read_text(encoding="utf-8"), str(path), overrides or {})

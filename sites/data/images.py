@@ -1,0 +1,88 @@
+"""Image files to uint8 arrays. What a file holds is told by its content, not by its suffix.
+
+16-bit grey is scaled by the full range of 16 bits (65535 -> 255), which is also how Pillow reads 16-bit colour;
+it is never stretched to an image's own range, so equal grey values stay equal across images and hospitals.
+Transparent pixels become white, EXIF rotation is applied.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from pipeline.errors import BadData
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"})
+# Others are not tried: Pillow would start Ghostscript for a PostScript file that is called cell.png.
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+MAX_PIXELS = 80_000_000  # a few kB can unpack to gigabytes
+SHOWN = 10
+
+
+def decode(file: Path, channels: int, size: int | None = None) -> np.ndarray:
+    """(channels, H, W) uint8; `size` resizes to a square. Raises BadData with the reason alone."""
+    if not file.is_file():  # reading a named pipe would wait for ever
+        raise BadData("not a regular file" if file.exists() else "no such file")
+    if not file.stat().st_size:
+        raise BadData("empty file")
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1 and image.format != "MPO":  # MPO: a camera's JPEG with previews behind it
+                raise BadData(f"{frames} pages; save each as a file of its own")
+            upright = ImageOps.exif_transpose(image)
+            pixels = _eight_bits(upright, image.format == "PNG").convert("L" if channels == 1 else "RGB")
+        if size is not None and pixels.size != (size, size):
+            pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
+    except (BadData, MemoryError):
+        raise
+    except UnidentifiedImageError:
+        raise BadData(f"no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image, or a damaged one") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise BadData(f"more than {MAX_PIXELS // 10**6} million pixels; cut it into tiles") from None
+    except Exception as error:  # a damaged file can raise anything inside Pillow
+        raise BadData(f"damaged ({error or type(error).__name__})") from error
+    array = np.asarray(pixels)
+    return array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _eight_bits(image: Image.Image, png: bool) -> Image.Image:
+    # older Pillows open a 16-bit PNG as "I"
+    if image.mode.startswith("I;16") or (image.mode == "I" and png):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise BadData("32-bit pixels; save it with 8 or 16 bits")
+    if "A" in image.getbands() or "transparency" in image.info:
+        colours = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
+    return image
+
+
+def decode_all(files: Sequence[Path], channels: int, size: int | None = None) -> list[np.ndarray | str]:
+    """In the order of `files`: an array, or the reason why there is none."""
+
+    def one(file: Path) -> np.ndarray | str:
+        try:
+            return decode(file, channels, size)
+        except BadData as error:
+            return str(error)
+
+    # Filters belong to the process, so they are set around the pool and not inside its threads.
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        return list(pool.map(one, files))
+
+
+def listing(problems: Sequence[str]) -> str:
+    """One problem a line; the number of the rest after the first ten."""
+    rest = len(problems) - SHOWN
+    return "".join(f"\n  {p}" for p in problems[:SHOWN]) + (f"\n  and {rest} more" if rest > 0 else "")

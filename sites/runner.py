@@ -1,0 +1,84 @@
+"""Drives one Flow at one site: checks the message, turns its deadline into a cap of steps, weighs and wraps the answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Literal
+
+from pipeline.errors import BadMessage
+from pipeline.messages import Excuse, Flow, Memory, Message, Reply, SiteId, Update, reply_bytes
+from pipeline.strategies.base import Plan, Strategy
+from pipeline.work import Fit, Fitted, Job, Result, Slope, Work
+from sites.memory import SiteMemory
+
+Weighting = Literal["examples", "equal"]
+
+
+def weigh(rule: Weighting, work: Work | None) -> float:
+    return float(work.examples) if rule == "examples" and work is not None else 1.0
+
+
+class Visit:
+    """One message being worked on. `job` is what it wants done next; None when `answer` is ready."""
+
+    def __init__(
+        self,
+        site: SiteId,
+        message: Message,
+        strategy: Strategy,
+        plan: Plan,
+        memory: SiteMemory,
+        rule: Weighting,
+        speed: float,
+    ) -> None:
+        if message.task not in strategy.tasks:
+            raise BadMessage(f"{site}: {strategy.name} has no task {message.task!r}; it has {sorted(strategy.tasks)}")
+        self.site, self.message, self.memory, self.rule = site, message, memory, rule
+        self.nth = 0
+        self.job: Job | None = None
+        self.answer: Reply | Excuse | None = None
+        self._left = math.inf if message.deadline is None else math.floor(message.deadline * speed)
+        self._begun = time.perf_counter()
+        have = memory.settle(message.counted) if message.task == "train" else memory.newest(message.counted)
+        self._flow: Flow = getattr(strategy, message.task)(message, have, plan)
+        self._advance(None)
+
+    def give(self, result: Result) -> None:
+        if isinstance(result, Fitted | Slope):
+            could = min(self._left, result.work.asked)
+            self._left -= result.work.done
+            # half a gradient is no gradient, so a late one is never welcome
+            if (result.work.partial and not self.message.partial) or self._left < 0:
+                self._excuse(f"late: {could} of {result.work.asked} steps by the deadline")
+                return
+        self.nth += 1
+        self._advance(result)
+
+    def parcel(self) -> bytes:
+        assert self.answer is not None
+        return reply_bytes(self.answer)
+
+    def _advance(self, result: Result | None) -> None:
+        try:
+            job = next(self._flow) if result is None else self._flow.send(result)
+        except StopIteration as end:
+            update, memory = end.value
+            self._finish(update, memory)
+            return
+        if isinstance(job, Fit) and self._left < math.inf:
+            job = replace(job, cap=int(self._left), whole=not self.message.partial)
+        self.job = job
+
+    def _finish(self, update: Update, memory: Memory) -> None:
+        m, work = self.message, update.work
+        if m.task == "train":
+            self.memory.propose(memory, (m.turn, m.attempt))
+        if work is not None:
+            update = replace(update, work=replace(work, seconds=round(time.perf_counter() - self._begun, 6)))
+        self.job, self.answer = None, Reply(self.site, m.task, m.turn, m.attempt, update, weigh(self.rule, work))
+
+    def _excuse(self, reason: str) -> None:
+        self._flow.close()
+        self.job, self.answer = None, Excuse(self.site, self.message.task, self.message.turn, reason)

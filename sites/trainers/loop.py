@@ -1,0 +1,128 @@
+"""One site after the other with one module: the plain way, and what every other trainer has to agree with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pipeline.weights import Snapshot, Vec
+from pipeline.work import Evaluate, Evaluated, Fit, Fitted, Gradient, Pull, Result, Slope, Work
+from sites.seeds import seed_of
+from sites.trainers.base import Bench, Effort, Examples, Ticket, batches
+from sites.trainers.scoring import nothing, score
+
+CHUNK = 1000  # examples at once where no batch size is asked for
+
+
+class Loop:
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.module = bench.make().to(bench.pool.device)
+        self.params = [p for p in self.module.parameters() if p.requires_grad]
+        self.drops = has_dropout(self.module)
+
+    def run(self, tickets: Sequence[Ticket]) -> list[Result]:
+        return [self.one(ticket) for ticket in tickets]
+
+    def one(self, ticket: Ticket) -> Result:
+        examples = self.bench.examples[ticket.site]
+        match ticket.job:
+            case Fit():
+                return self.fit(ticket, ticket.job, examples)
+            case Gradient(at, stats):
+                self.load(at, stats)
+                gradient, loss = self.gradient(examples.train)
+                steps = Effort.of(Fit(at, epochs=1), examples, self.bench.recipe).asked
+                return Slope(gradient.cpu(), Work(steps, steps, examples.n), loss)
+            case Evaluate(weights, split, stats):
+                self.load(weights, stats)
+                return self.evaluate(getattr(examples, split))
+
+    def fit(self, ticket: Ticket, job: Fit, examples: Examples) -> Fitted:
+        bench, recipe = self.bench, self.bench.recipe
+        effort = Effort.of(job, examples, recipe)
+        self.load(job.start, job.stats)
+        lr = recipe.lr(ticket.turn) if job.lr is None else job.lr
+        optimiser = recipe.make(self.params, lr)
+        pull = self.pulling(job.pull)
+        asked, done, spent = effort.asked, 0, 0
+        losses = torch.zeros((), device=bench.pool.device)
+        if job.gamma is not None and effort.todo:
+            goal = job.gamma * self.norm(examples.train, job.pull)
+            spent = effort.per_epoch  # looking at all local data is work too, and a deadline counts it
+        self.module.train()
+        if self.drops:
+            torch.manual_seed(seed_of(bench.seed, ticket.site, ticket.turn, ticket.nth, "dropout"))
+        for index in batches(bench, ticket, effort):
+            if job.cap is not None and spent >= job.cap:
+                break
+            optimiser.zero_grad()
+            loss = F.cross_entropy(self.module(bench.pool.inputs(index)), bench.pool.labels(index))
+            loss.backward()
+            for p, slope, offset in pull:
+                p.grad.add_(slope * p.detach() + offset)  # type: ignore[union-attr]
+            optimiser.step()
+            losses += loss.detach()
+            done, spent = done + 1, spent + 1
+            if job.gamma is not None and done % effort.per_epoch == 0:
+                if self.norm(examples.train, job.pull) <= goal:
+                    asked = done
+                    break
+                spent += effort.per_epoch
+                self.module.train()
+        after = bench.spec.read(self.module)
+        travel = lr * done if recipe.plain else None
+        work = Work(asked, done, effort.n)
+        return Fitted(after.weights.cpu(), after.stats.cpu(), work, float(losses) / max(done, 1), travel)
+
+    def load(self, weights: Vec, stats: Vec) -> None:
+        self.bench.spec.write(self.module, Snapshot(weights, stats))
+
+    def pulling(self, pull: Pull) -> list[tuple[Tensor, Tensor | float, Tensor | float]]:
+        """(parameter, slope, offset) of every parameter; empty without a pull."""
+        if pull.absent:
+            return []
+        device = self.bench.pool.device
+        parts = [
+            self.bench.spec.split(v.to(device)) if isinstance(v, Tensor) else [v] * len(self.params)
+            for v in (pull.slope, pull.offset)
+        ]
+        return list(zip(self.params, *parts, strict=True))
+
+    def gradient(self, index: Tensor) -> tuple[Vec, float]:
+        """Of the mean loss over `index`, in chunks; and that loss. In eval mode: no statistics move."""
+        self.module.eval()
+        self.module.zero_grad()
+        total = torch.zeros((), device=self.bench.pool.device)
+        for part in index.split(CHUNK):
+            logits = self.module(self.bench.pool.inputs(part))
+            loss = F.cross_entropy(logits, self.bench.pool.labels(part), reduction="sum") / len(index)
+            loss.backward()
+            total += loss.detach()
+        flat = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.params]
+        return torch.cat(flat), float(total)
+
+    def norm(self, index: Tensor, pull: Pull) -> float:
+        """|grad h|, pull included."""
+        gradient, _ = self.gradient(index)
+        w = self.bench.spec.read(self.module).weights
+        if not pull.absent:
+            gradient = gradient + (pull.slope * w.cpu() + pull.offset).to(gradient.device)
+        self.module.zero_grad()
+        return math.sqrt(float((gradient.double() ** 2).sum()))
+
+    def evaluate(self, index: Tensor) -> Evaluated:
+        if not len(index):
+            return nothing(self.bench.classes)
+        self.module.eval()
+        with torch.inference_mode():
+            logits = [self.module(self.bench.pool.inputs(part)) for part in index.split(CHUNK)]
+            return score(torch.cat(logits), self.bench.pool.labels(index))
+
+
+def has_dropout(module: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())

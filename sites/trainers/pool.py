@@ -1,0 +1,40 @@
+"""Sites spread over threads with one core each: convolutions gain more from whole sites than from split operators."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from pipeline.errors import Refused
+from pipeline.work import Result
+from sites.trainers.base import Bench, Ticket
+from sites.trainers.loop import Loop
+
+
+class ThreadPool:
+    """Every worker has a module of its own; torch releases the interpreter lock inside its operators."""
+
+    def __init__(self, bench: Bench, workers: int | None = None) -> None:
+        self.workers = workers or os.cpu_count() or 1
+        self._idle: queue.SimpleQueue[Loop] = queue.SimpleQueue()
+        for _ in range(self.workers):
+            loop = Loop(bench)
+            if loop.drops:
+                raise Refused("trainer = 'pool' cannot seed dropout apart for every thread; use trainer = 'loop'")
+            self._idle.put(loop)
+        # the thread count is a property of the thread that sets it, so the main thread keeps its own
+        self._threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(self, tickets: Sequence[Ticket]) -> list[Result]:
+        return list(self._threads.map(self._one, tickets))
+
+    def _one(self, ticket: Ticket) -> Result:
+        loop = self._idle.get()
+        try:
+            return loop.one(ticket)
+        finally:
+            self._idle.put(loop)

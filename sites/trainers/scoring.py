@@ -1,0 +1,46 @@
+"""Logits and labels -> `Evaluated`: sums from which accuracy, AUROC and calibration derive."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pipeline.work import CALIBRATION_BINS, SCORE_BINS, Evaluated
+
+ODDS_RANGE = 12.0  # log-odds beyond +-12 (p = 6e-6) share the outer bins
+
+
+def nothing(classes: int) -> Evaluated:
+    return Evaluated(
+        torch.zeros((), dtype=torch.float64),
+        torch.zeros((), dtype=torch.float64),
+        torch.zeros(classes, classes, dtype=torch.int64),
+        torch.zeros(classes, 2, SCORE_BINS, dtype=torch.int64),
+        torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64),
+    )
+
+
+def score(logits: Tensor, y: Tensor) -> Evaluated:
+    """logits (N, C), y (N,)."""
+    n, classes = logits.shape
+    logits = logits.double()
+    log_p = logits.log_softmax(1)
+    p = log_p.exp()
+    confidence, guess = p.max(1)
+    own = F.one_hot(y, classes).bool()
+    # log p - log(1 - p), with 1 - p summed over the other classes, so that it does not cancel near 1
+    others = torch.stack([torch.cat([log_p[:, :c], log_p[:, c + 1 :]], 1).logsumexp(1) for c in range(classes)], 1)
+    odds = (log_p - others).clamp(-ODDS_RANGE, ODDS_RANGE)
+    bins = ((odds + ODDS_RANGE) / (2 * ODDS_RANGE) * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
+    cell = (torch.arange(classes, device=y.device) * 2 + own.long()) * SCORE_BINS + bins
+    level = (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
+    calibration = torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64, device=y.device)
+    calibration.index_add_(0, level, torch.stack([torch.ones_like(confidence), confidence, (guess == y).double()], 1))
+    return Evaluated(
+        torch.tensor(float(n), dtype=torch.float64),
+        F.nll_loss(log_p, y, reduction="sum").cpu(),
+        torch.bincount(y * classes + guess, minlength=classes * classes).view(classes, classes).cpu(),
+        torch.bincount(cell.flatten(), minlength=classes * 2 * SCORE_BINS).view(classes, 2, SCORE_BINS).cpu(),
+        calibration.cpu(),
+    )

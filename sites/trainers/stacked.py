@@ -1,0 +1,158 @@
+"""All sites at once: parameters (S, ...), batches (S, B, ...), one step for everybody.
+
+Gradients come from `torch.func` over the module, or, for chains of dense layers, from `chain.py`, which is twice as
+fast. Sites are sorted by their number of steps, so that those still at work are a prefix of the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from pipeline.errors import Refused
+from pipeline.work import Fit, Fitted, Result, Work
+from sites.trainers.base import Bench, Effort, Ticket, batches
+from sites.trainers.chain import Chain
+from sites.trainers.loop import Loop
+
+# params [(S, ...)], x (S, B, ...), y (S, B), share (S, B) -> loss (S,); the gradients are written to `.grad`
+Differentiate = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
+
+
+class Stacked:
+    """What cannot be stacked (gamma's stopping rule, evaluation) is done by the loop."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.loop = Loop(bench)
+        if bench.spec.stat_size or self.loop.drops:
+            raise Refused("trainer = 'stacked' takes no BatchNorm and no dropout; use trainer = 'loop'")
+        chain = Chain.of(self.loop.module)
+        self.differentiate: Differentiate = chain if chain else by_vmap(self.loop.module, bench.spec.names)
+
+    def run(self, tickets: Sequence[Ticket]) -> list[Result]:
+        together = [i for i, t in enumerate(tickets) if isinstance(t.job, Fit) and t.job.gamma is None]
+        results: dict[int, Result] = dict(zip(together, self.fit([tickets[i] for i in together]), strict=True))
+        return [results[i] if i in results else self.loop.one(t) for i, t in enumerate(tickets)]
+
+    def fit(self, tickets: Sequence[Ticket]) -> list[Fitted]:
+        if not tickets:
+            return []
+        bench, device = self.bench, self.bench.pool.device
+        rows = sorted((Row.of(bench, t, place) for place, t in enumerate(tickets)), key=lambda r: -r.effort.todo)
+        flat = torch.stack([r.job.start for r in rows]).to(device)
+        params = [p.clone() for p in bench.spec.split(flat)]
+        stack = Stack(bench, rows, params)
+        losses = torch.zeros(len(rows), device=device)
+        done, active = 0, len(rows)
+        while active := sum(r.effort.todo > done for r in rows[:active]):
+            stack.narrow(active)
+            x, y, share = gather(bench, [next(r.batches) for r in rows[:active]])
+            losses[:active] += self.differentiate(stack.params, x, y, share)
+            stack.step()
+            done += 1
+        after = torch.cat([p.reshape(len(rows), -1) for p in params], 1).cpu()
+        fits = [row.fitted(w, float(loss)) for row, w, loss in zip(rows, after, losses.cpu(), strict=True)]
+        return [fit for _, fit in sorted(zip((r.place for r in rows), fits, strict=True), key=lambda pair: pair[0])]
+
+
+@dataclass(frozen=True)
+class Row:
+    place: int
+    job: Fit
+    effort: Effort
+    batches: Iterator[Tensor]
+    lr: float
+    plain: bool
+
+    @classmethod
+    def of(cls, bench: Bench, ticket: Ticket, place: int) -> Row:
+        assert isinstance(ticket.job, Fit)
+        effort = Effort.of(ticket.job, bench.examples[ticket.site], bench.recipe)
+        lr = bench.recipe.lr(ticket.turn) if ticket.job.lr is None else ticket.job.lr
+        return cls(place, ticket.job, effort, batches(bench, ticket, effort), lr, bench.recipe.plain)
+
+    def fitted(self, weights: Tensor, losses: float) -> Fitted:
+        done = self.effort.todo
+        work = Work(self.effort.asked, done, self.effort.n)
+        return Fitted(
+            weights.clone(), self.job.stats, work, losses / max(done, 1), self.lr * done if self.plain else None
+        )
+
+
+class Stack:
+    """The prefix of sites still at work: views of the parameters, their pulls and their optimiser."""
+
+    def __init__(self, bench: Bench, rows: Sequence[Row], params: list[Tensor]) -> None:
+        self.bench, self.rows, self.all = bench, rows, params
+        self.params: list[Tensor] = []
+        self.optimiser: torch.optim.Optimizer | None = None
+        self.pull = self._pull()
+
+    def narrow(self, active: int) -> None:
+        if self.params and len(self.params[0]) == active:
+            return
+        before, self.params = self.params, [p[:active] for p in self.all]
+        if len({r.lr for r in self.rows}) > 1:
+            raise Refused("trainer = 'stacked' needs one learning rate for all sites; use trainer = 'loop'")
+        optimiser = self.bench.recipe.make(self.params, self.rows[0].lr)
+        if self.optimiser is not None:  # keep the momenta of those who go on
+            for old, new in zip(before, self.params, strict=True):
+                state = self.optimiser.state[old]
+                optimiser.state[new] = {k: v[:active] if v.dim() else v for k, v in state.items() if v is not None}
+        self.optimiser = optimiser
+
+    def step(self) -> None:
+        assert self.optimiser is not None
+        active = len(self.params[0])
+        for p, slope, offset in zip(self.params, *self.pull, strict=True) if self.pull else ():
+            p.grad.add_(slope[:active] * p + offset[:active])
+        self.optimiser.step()
+
+    def _pull(self) -> list[list[Tensor]]:
+        """[slopes, offsets], each [(S, ...)] by parameter; empty where nobody is pulled."""
+        pulls = [r.job.pull for r in self.rows]
+        if all(p.absent for p in pulls):
+            return []
+        size, device = self.bench.spec.size, self.all[0].device
+        flat = [
+            torch.stack([torch.as_tensor(v).expand(size) for v in vs]).to(device)
+            for vs in ([p.slope for p in pulls], [p.offset for p in pulls])
+        ]
+        return [self.bench.spec.split(v) for v in flat]
+
+
+def gather(bench: Bench, indices: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """x (S, B, ...), y (S, B) and each example's share of its site's mean loss; short batches are padded with share 0."""
+    sizes = [len(i) for i in indices]
+    S, B = len(indices), max(sizes)
+    device = bench.pool.device
+    if min(sizes) == B:
+        share = torch.full((S, B), 1 / B, device=device)
+    else:
+        share = torch.tensor([[1 / n] * n + [0.0] * (B - n) for n in sizes], device=device)
+        indices = [F.pad(i, (0, B - len(i)), value=int(i[0])) for i in indices]
+    index = torch.cat(indices)
+    x, y = bench.pool.inputs(index), bench.pool.labels(index)
+    return x.view(S, B, *x.shape[1:]), y.view(S, B), share
+
+
+def by_vmap(module: nn.Module, names: Sequence[str]) -> Differentiate:
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        return (F.cross_entropy(functional_call(module, params, (x,)), y, reduction="none") * share).sum()
+
+    each = vmap(grad_and_value(loss))
+
+    def differentiate(params: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        gradients, losses = each(dict(zip(names, params, strict=True)), x, y, share)
+        for p, name in zip(params, names, strict=True):
+            p.grad = gradients[name]
+        out: Tensor = losses.detach()
+        return out
+
+    return differentiate
