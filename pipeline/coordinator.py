@@ -53,6 +53,7 @@ class Progress:
     up: int = 0
     down: int = 0
     seconds: float = 0.0
+    reached: float | None = None  # the value that met the target
 
 
 @dataclass
@@ -86,8 +87,13 @@ class Coordinator:
         return Progress(**(values | {"state": make(**values["state"]), "best": best, "attempt": attempt}))
 
     def run(self, progress: Progress) -> tuple[Progress, str]:
-        """To the last round, or until patience ends; and why it ended."""
+        """To the last round, the target, or until patience ends; and why it ended."""
         while progress.round < self.study.rounds:
+            if progress.reached:
+                return (
+                    progress,
+                    f"target: {self.study.evaluation.best} {progress.reached:.4f} in round {progress.round}",
+                )
             if self._out_of_patience(progress):
                 return progress, f"early: no better {self.study.evaluation.best} in {progress.looks} looks"
             progress = self._round(replace(progress, round=progress.round + 1))
@@ -158,7 +164,12 @@ class Coordinator:
         return replace(progress, attempt=0)
 
     def _weigh(self, progress: Progress, judged: Judged) -> Progress:
-        value = judged.value(self.study.evaluation.best, self.focus)
+        evaluation = self.study.evaluation
+        if evaluation.target is not None and evaluation.watch:
+            seen = judged.value(evaluation.best, self.focus, evaluation.watch[0])
+            goal = -evaluation.target if evaluation.best == "loss" else evaluation.target
+            progress = replace(progress, reached=abs(seen) if seen is not None and seen >= goal else None)
+        value = judged.value(evaluation.best, self.focus)
         if value is None or progress.round == 0:
             return progress
         if progress.best is None or value > progress.best.value:

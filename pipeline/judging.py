@@ -38,9 +38,9 @@ class Judged:
                 out[split] = entry
         return out
 
-    def value(self, metric: str, focus: Focus) -> float | None:
-        """What the best round is chosen by: `val`, pooled over sites where they were asked. Higher is better."""
-        entry = self.metrics(focus).get("val", {})
+    def value(self, metric: str, focus: Focus, split: Split = "val") -> float | None:
+        """What the best round is chosen by, pooled over sites where they were asked. Higher is better."""
+        entry = self.metrics(focus).get(split, {})
         found: float | None = (entry.get("pooled") or entry.get("coordinator") or {}).get(metric)
         return -found if found is not None and metric == "loss" else found
 

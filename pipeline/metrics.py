@@ -81,11 +81,11 @@ class Curve:
 
     @property
     def tpr(self) -> Floats:
-        return np.divide(self.positives, self.positives[-1])
+        return np.asarray(self.positives / self.positives[-1])
 
     @property
     def fpr(self) -> Floats:
-        return np.divide(self.negatives, self.negatives[-1])
+        return np.asarray(self.negatives / self.negatives[-1])
 
     @property
     def precision(self) -> Floats:

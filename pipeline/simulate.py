@@ -24,7 +24,7 @@ from pipeline.weights import Spec
 from pipeline.work import Job, Result
 from sites.build import COORDINATOR, Population, populate
 from sites.trainers.base import Bench, Recipe, Ticket
-from sites.trainers.choose import Kind, choose, make_trainer
+from sites.trainers.choose import Kind, choose, make_trainer, threads_for
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -47,7 +47,6 @@ def assemble(
     study: Study, folder: RunFolder, root: Path | None, machine: dict[str, Any] | None, watch: Watch
 ) -> Simulation:
     """`machine`: what a checkpoint says of the trainer and the threads it was made with."""
-    torch.set_num_threads(machine["threads"] if machine else study.threads or torch.get_num_threads())
     device = device_of(study)
     people = populate(study, root, device)
     model: Model = study.model
@@ -71,6 +70,7 @@ def assemble(
         len(people.classes),
         study.seed,
     )
+    torch.set_num_threads(machine["threads"] if machine else threads_for(study.threads, bench))
     kind: Kind = machine["trainer"] if machine else choose(study.trainer, bench)
     trainer = make_trainer(kind, bench)
     plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)

@@ -106,6 +106,7 @@ class Evaluation(Section):
     every: PositiveInt = 1
     best: Metric = "accuracy"
     patience: PositiveInt | None = None  # stop after so many looks without a better `val`
+    target: float | None = None  # stop once the best metric reaches this on the first watched split
     positive: str | None = None  # the class whose AUROC and sensitivity matter
     specificity: float = Field(0.95, gt=0, lt=1)
 

@@ -53,7 +53,7 @@ def outcome(sheet: Sheet, record: Record) -> None:
 def _outcome_words(record: Record) -> list[str]:
     results = record.results
     if not results:
-        return [f"As judged at round {record.last_round}."]
+        return ["As last judged, before the end of the run."]
     words = f"The model of round {results.get('best_round')}"
     words += f", chosen by {results['chosen_by']}." if results.get("chosen_by") else "."
     if results.get("stopped"):

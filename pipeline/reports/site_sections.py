@@ -68,7 +68,7 @@ def _missed_table(sheet: Sheet, lines: Sequence[Json], sites: Sequence[str]) -> 
     why: dict[str, Counter[str]] = {site: Counter() for site in sites}
     for line in lines:
         for site, reason in (line.get("missed") or {}).items():
-            why[site][str(reason).split(":")[0].strip()] += 1
+            why.setdefault(site, Counter())[str(reason).split(":")[0].strip()] += 1
     kinds = sorted({kind for reasons in why.values() for kind in reasons})
     if not kinds:
         return

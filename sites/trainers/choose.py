@@ -27,8 +27,14 @@ def choose(asked: Literal["auto", "loop", "stacked", "pool"], bench: Bench) -> K
         return "stacked" if stackable else "loop"
     if stackable and Chain.of(module):
         return "stacked"
-    several = (os.cpu_count() or 1) > 1 and torch.get_num_threads() > 1 and len(bench.examples) > 2
+    several = (os.cpu_count() or 1) > 1 and len(bench.examples) > 2
     return "pool" if several and not has_dropout(module) else "loop"
+
+
+def threads_for(asked: int | None, bench: Bench) -> int:
+    """Small models lose more by waiting for other threads than they gain from them."""
+    small = bench.spec.size * (bench.recipe.batch or 1000) < 1_000_000
+    return asked or (1 if small else os.cpu_count() or 1)
 
 
 def make_trainer(kind: Kind, bench: Bench) -> Trainer:

@@ -29,7 +29,8 @@ def test_hooks_see_every_layers_gradient(net: MonaiNet) -> None:
     seen: set[nn.Module] = set()
     for layer in layers:
         layer.register_full_backward_hook(lambda m, *_: seen.add(m))
-    module(torch.rand(2, 3, 32, 32)).sum().backward()
+    # an input that needs a gradient, or torch warns that the first layer has none to report
+    module(torch.rand(2, 3, 32, 32, requires_grad=True)).sum().backward()
     assert seen == layers
 
 

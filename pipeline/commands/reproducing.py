@@ -1,0 +1,63 @@
+"""`hemofed reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.output import console, errors, print_json, table
+from pipeline.components import near
+from pipeline.errors import BadStudy
+from pipeline.reproductions.base import Context, Reproduction, names
+
+
+def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: bool, json: bool) -> None:
+    known = names()
+    if not name:
+        if json:
+            print_json({n: module.ABOUT for n, module in known.items()})
+        else:
+            console.print(table(["reproduction", "what"], [[n, module.ABOUT] for n, module in known.items()]))
+        return
+    if name not in known:
+        raise BadStudy(f"there is no reproduction {name!r}; {near(name, known)}")
+    folder = out or Path("runs") / f"reproduce-{name}"
+    context = Context(folder, data, quiet or json)
+    try:
+        done: Reproduction = known[name].run(context)
+    except KeyboardInterrupt:
+        errors.print(
+            f"\nstopped; the same command goes on where it was: hemofed reproduce {name} --out {folder}",
+            highlight=False,
+        )
+        raise
+    page = write_page(known[name], done, folder)
+    if json:
+        print_json(done.payload)
+        return
+    for grid in done.grids:
+        console.print(table(grid.columns, grid.rows, title=grid.title))
+    for check in done.checks:
+        console.print(
+            f"{'holds      ' if check.holds else 'DOES NOT   '} {check.claim} ({check.measured})", highlight=False
+        )
+    console.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
+def write_page(module: Any, done: Reproduction, folder: Path) -> Path:
+    from pipeline.reports.page import Column, Page
+    from pipeline.reports.svg import to_svg
+
+    page = Page(module.NAME, module.ABOUT)
+    page.section("Claims").table(
+        [Column("claim"), Column("holds"), Column("measured")],
+        [[c.claim, "yes" if c.holds else "no", c.measured] for c in done.checks],
+    )
+    page.text(*done.notes)
+    for number, (caption, figure) in enumerate(done.figures):
+        page.section(caption).figure(to_svg(figure, f"figure-{number}"), caption, wide=True)
+    for grid in done.grids:
+        page.section(grid.title).table(
+            [Column(title, numeric=place > 1) for place, title in enumerate(grid.columns)], grid.rows
+        )
+    return page.save(folder / "page.html")

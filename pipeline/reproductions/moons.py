@@ -1,0 +1,106 @@
+"""Two moons over 2 to 8 sites: what more sites, more local epochs, and moved or turned sites do (lab report)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from pipeline.reports.figures import curves, over_sites
+from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
+from pipeline.reproductions.boundary import boundary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "moons"
+ABOUT = "Central against 2..8 sites; local epochs 1..4; 1/8..8/8 of the sites translated or rotated (lab report)"
+EPOCHS = {2: 1, 3: 2, 4: 2, 5: 3, 6: 3, 7: 4, 8: 4}
+SHIFT = {"dx": 0.2, "dy": 0.2}
+TURN = {"theta": 0.6283185307179586}  # pi / 5
+
+
+def run(context: Context) -> Reproduction:
+    central = context.run("moons", "central", strategy={"name": "central"})
+    plain = {f"K={k}": context.run("moons", f"sites-{k}", sites__count=k) for k in range(2, 9)}
+    longer = {
+        f"K={k}, E={e}": context.run("moons", f"epochs-{k}", sites__count=k, local__epochs=e) for k, e in EPOCHS.items()
+    }
+    moved = {
+        f"{n}/8": context.run("moons", f"moved-{n}", skew={"name": "plane", "sites": n, **SHIFT}) for n in range(1, 9)
+    }
+    turned = {
+        f"{n}/8": context.run("moons", f"turned-{n}", skew={"name": "plane", "sites": n, **TURN}) for n in range(1, 9)
+    }
+    families = {
+        "sites": {"central": central} | plain,
+        "epochs": {"central": central} | longer,
+        "translated": moved,
+        "rotated": turned,
+    }
+    figures: list[tuple[str, Figure]] = []
+    for family, runs in families.items():
+        for metric in ("loss", "accuracy"):
+            caption = f"{family.capitalize()}: {metric} over rounds, mean over sites with one standard deviation"
+            lines = [over_sites(label, r.by_site("test", metric)) for label, r in runs.items()]
+            figures.append((caption, curves(lines, metric.capitalize(), percent=metric == "accuracy", wide=True)))
+    figures.append(("Decision boundary, central", boundary(central.path, "central")))
+    figures.append(("Decision boundary at the 8th site, 8 sites", boundary(plain["K=8"].path, "8 sites", site=7)))
+    payload = {family: {label: summary(r) for label, r in runs.items()} for family, runs in families.items()}
+    found = checks(payload)
+    return Reproduction(
+        payload=payload | {"checks": {c.claim: c.holds for c in found}},
+        notes=[
+            "Optimiser, rate, batch and activation are not in the report; ours: SGD 0.05, batch 32, ReLU. One seed.",
+            "Speed of convergence is read as the mean test loss over all rounds: lower is faster.",
+        ],
+        grids=[
+            Grid(f"{family}: test", COLUMNS, [[label, *cells(s)] for label, s in runs.items()])
+            for family, runs in payload.items()
+        ],
+        figures=figures,
+        checks=found,
+    )
+
+
+COLUMNS = ["run", "mean loss over rounds", "final loss", "final accuracy %", "mean band (sd of accuracy, points)"]
+
+
+def summary(run: Run) -> dict[str, float]:
+    loss, accuracy = run.by_site("test", "loss"), run.by_site("test", "accuracy")
+    bands = over_sites("", accuracy).deviation or [0.0]
+    last = max(loss)
+    return {
+        "mean_loss": fmean(fmean(v) for v in loss.values()),
+        "final_loss": fmean(loss[last]),
+        "final_accuracy": 100 * fmean(accuracy[last]),
+        "band": 100 * fmean(bands),
+    }
+
+
+def cells(s: Mapping[str, float]) -> list[str]:
+    return [f"{s['mean_loss']:.4f}", f"{s['final_loss']:.4f}", f"{s['final_accuracy']:.2f}", f"{s['band']:.2f}"]
+
+
+def checks(payload: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+    """The report's findings, as orderings."""
+    loss = {family: {label: s["mean_loss"] for label, s in runs.items()} for family, runs in payload.items()}
+    band = {label: s["band"] for label, s in payload["sites"].items()}
+    plain, longer, moved = loss["sites"], loss["epochs"], loss["translated"]
+    few, many = [plain["K=2"], plain["K=3"]], [plain["K=7"], plain["K=8"]]
+    mixed = fmean(moved[f"{n}/8"] for n in (3, 4, 5, 6))
+    most, little = fmean(moved[f"{n}/8"] for n in (7, 8)), fmean(moved[f"{n}/8"] for n in (1, 2))
+    turned = loss["rotated"].values()
+    return [
+        Check("central converges fastest", all(plain["central"] < v for k, v in plain.items() if k != "central"),
+              f"{plain['central']:.3f} against {min(v for k, v in plain.items() if k != 'central'):.3f} or more"),
+        Check("more sites converge more slowly", fmean(few) < fmean(many), f"K=2,3: {fmean(few):.3f}; K=7,8: {fmean(many):.3f}"),
+        Check("more sites have a wider band", fmean([band["K=2"], band["K=3"]]) < fmean([band["K=7"], band["K=8"]]),
+              f"K=2,3: {fmean([band['K=2'], band['K=3']]):.2f}; K=7,8: {fmean([band['K=7'], band['K=8']]):.2f} points"),
+        Check("more local epochs catch up", longer["K=8, E=4"] < plain["K=8"],
+              f"K=8: {plain['K=8']:.3f} with 1 epoch, {longer['K=8, E=4']:.3f} with 4"),
+        Check("translation: 7/8 and 8/8 are worst", most > max(little, mixed), f"7,8: {most:.3f}; 1,2: {little:.3f}; 3-6: {mixed:.3f}"),
+        Check("translation: mixed populations are best", mixed < min(little, most), f"3-6: {mixed:.3f}; 1,2: {little:.3f}"),
+        Check("rotation is almost inconclusive", max(turned) - min(turned) < 0.1,
+              f"mean losses lie between {min(turned):.3f} and {max(turned):.3f}"),
+    ]  # fmt: skip
