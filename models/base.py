@@ -57,7 +57,7 @@ def image(shape: Shape, smallest: int, largest: float = math.inf) -> bool:
 
 def group_norm(channels: int) -> nn.GroupNorm:
     # 16 groups: with few, wide groups the background level of bright smears, which differs from channel to channel,
-    # outweighs the cell, and training stays at the commonest class for epochs
+    # outweighs the cell, and training can stay at the commonest class for epochs
     return nn.GroupNorm(math.gcd(channels, 16), channels)
 
 

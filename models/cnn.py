@@ -1,7 +1,7 @@
 """Small convolutional networks of our own: `cnn28` for Fashion-MNIST and the like, `cnn72` for single blood cells.
 
-Every stage halves the image by its stride, the first one included: normalising maps at full resolution is what
-makes a small CNN slow on a CPU. GroupNorm by default: it keeps no running statistics that sites would have to share.
+Stages halve the image by their stride, beginning with the first: work at full resolution is what makes
+a small CNN slow on a CPU. GroupNorm by default: it keeps no running statistics that sites would have to share.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class ResNet(MonaiNet):
 
     def monai(self, nets: Any, channels: int, classes: int) -> Any:
         family = getattr(nets, f"resnet{self.depth}")
-        # stride 2 as in the paper; MONAI's own default of 1 costs four times as much
+        # stride 2 as in the paper; MONAI's own default of 1 means four times the pixels in every map
         module = family(
             spatial_dims=2, n_input_channels=channels, num_classes=classes, conv1_t_stride=2, pretrained=False
         )

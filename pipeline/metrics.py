@@ -98,8 +98,11 @@ class Curve:
 
     @property
     def auprc(self) -> float:
-        """Average precision, as scikit-learn defines it."""
-        return float(np.sum(np.diff(self.tpr) * self.precision[1:]))
+        """Average precision; within a bin the order is unknown, so its precision is taken as midway."""
+        first = int(np.argmax(self.positives + self.negatives > 0))
+        before = np.concatenate([[self.precision[first]], self.precision[1:-1]])
+        before[:first] = self.precision[first]
+        return float(np.sum(np.diff(self.tpr) * (before + self.precision[1:]) / 2))
 
     def sensitivity(self, specificity: float) -> float:
         return float(self.tpr[self.fpr <= 1 - specificity + 1e-12].max())

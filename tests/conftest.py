@@ -1,0 +1,91 @@
+"""Small worlds that tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.cnn import CNN28
+from models.mlp import MLP
+from pipeline.run_folder import RunFolder
+from pipeline.simulate import run
+from pipeline.study import Study
+from pipeline.weights import Spec
+from sites.trainers.base import Bench, Examples, Pool, Recipe
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+needs_fashion = pytest.mark.skipif(
+    not FASHION.is_dir(), reason="Fashion-MNIST is not installed: apt-get install dataset-fashion-mnist"
+)
+
+
+def moons_study(**sections: Any) -> Study:
+    raw: dict[str, Any] = {
+        "name": "test",
+        "rounds": 6,
+        "seed": 3,
+        "data": {"name": "moons", "points": 200, "val": 0.2},
+        "sites": {"count": 4},
+        "model": "moons_net",
+        "local": {"lr": 0.1, "batch": 8, "epochs": 1},
+        "evaluation": {"where": "sites"},
+    }
+    return Study.model_validate(raw | sections)
+
+
+@pytest.fixture
+def moons() -> Callable[..., Study]:
+    return moons_study
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
+    """Runs a study in a fresh folder."""
+
+    def start(study: Study, name: str = "run") -> tuple[RunFolder, dict[str, Any]]:
+        folder = RunFolder.create(tmp_path / name, study)
+        return folder, run(study, folder)
+
+    return start
+
+
+def final_weights(folder: RunFolder) -> torch.Tensor:
+    from pipeline.checkpoint import load_tensors
+
+    return load_tensors(folder.path / "models" / "global.safetensors")[1]["weights"]
+
+
+@pytest.fixture
+def bench() -> Callable[..., Bench]:
+    """A bench over random images: sizes by site, a dense net or a small CNN."""
+
+    def make(
+        sizes: Mapping[str, int] | None = None, net: str = "mlp", batch: int | None = 8, optimiser: Any = "sgd", lr: float = 0.1, **recipe: float
+    ) -> Bench:
+        sizes = sizes or {"a": 40, "b": 40, "c": 40}
+        total = sum(sizes.values())
+        g = torch.Generator().manual_seed(5)
+        pool = Pool(torch.rand(total, 1, 28, 28, generator=g), torch.randint(0, 3, (total,), generator=g), torch.device("cpu"))
+        model = MLP(hidden=(16,)) if net == "mlp" else CNN28(norm="batch" if net == "batch" else "group")
+        examples, at = {}, 0
+        for site, n in sizes.items():
+            rows = torch.arange(at, at + n)
+            examples[site] = Examples(rows, rows[: n // 4], rows[n // 4 : n // 2])
+            at += n
+        build = lambda: model.make((1, 28, 28), 3, 0)  # noqa: E731
+        how = Recipe(batch, optimiser, recipe.get("momentum", 0.0), recipe.get("weight_decay", 0.0), lambda turn: lr)
+        return Bench(build, Spec.of(build()), pool, examples, how, 3, 11)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or fills the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    os.environ.pop("HEMOFED_DATA", None)

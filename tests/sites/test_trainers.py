@@ -1,0 +1,164 @@
+"""Loop, stacked and pool do the same work; the loop does what a hand would."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pipeline.errors import Refused
+from pipeline.weights import Snapshot
+from pipeline.work import Evaluate, Fit, Gradient, Pull, toward
+from sites.trainers.base import Effort, Ticket, batches
+from sites.trainers.choose import choose
+from sites.trainers.loop import Loop
+from sites.trainers.pool import ThreadPool
+from sites.trainers.stacked import Stacked
+
+RAGGED = {"a": 40, "b": 23, "c": 7}
+
+
+def start_of(bench):
+    return bench.spec.read(bench.make()).weights
+
+
+def fits(bench, trainer, **job):
+    w = start_of(bench)
+    return trainer.run([Ticket(site, 3, 0, Fit(w, epochs=2, **job)) for site in bench.examples])
+
+
+CASES = {
+    "even": {},
+    "ragged": {"sizes": RAGGED},
+    "whole batch": {"sizes": RAGGED, "batch": None},
+    "momentum": {"sizes": RAGGED, "momentum": 0.9, "weight_decay": 0.01},
+    "adam": {"sizes": RAGGED, "optimiser": "adam", "lr": 0.01},
+    "adamw": {"sizes": RAGGED, "optimiser": "adamw", "lr": 0.01, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("net", ["mlp", "cnn"])
+@pytest.mark.parametrize("case", CASES)
+def test_trainers_agree(bench, case, net):
+    b = bench(net=net, **CASES[case])
+    w = start_of(b)
+    pull = toward(torch.zeros_like(w), 0.3) + Pull(0.0, 0.001)
+    want = fits(b, Loop(b), pull=pull)
+    for trainer in (Stacked(b), ThreadPool(b, 2)):
+        for mine, theirs in zip(want, fits(b, trainer, pull=pull), strict=True):
+            assert not torch.equal(mine.weights, w)
+            torch.testing.assert_close(theirs.weights, mine.weights, rtol=1e-4, atol=2e-5)
+            assert theirs.work == mine.work
+            assert theirs.loss == pytest.approx(mine.loss, rel=1e-4)
+            assert theirs.travel == mine.travel
+
+
+def test_stacked_by_vmap_agrees_with_the_hand_written_chain(bench):
+    from sites.trainers.stacked import by_vmap
+
+    b = bench(sizes=RAGGED)
+    hand, tape = Stacked(b), Stacked(b)
+    tape.differentiate = by_vmap(tape.loop.module, b.spec.names)
+    for one, other in zip(fits(b, hand), fits(b, tape), strict=True):
+        torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-5)
+
+
+def test_two_steps_by_hand(bench):
+    """w <- w - lr (grad F(w) + mu (w - w_t)), twice."""
+    b = bench(sizes={"a": 16})
+    w_t = start_of(b)
+    mu, lr = 0.5, 0.1
+    (fit,) = Loop(b).run([Ticket("a", 1, 0, Fit(w_t, steps=2, pull=toward(w_t, mu)))])
+    module = b.make()
+    w = w_t.clone()
+    ticket = Ticket("a", 1, 0, Fit(w_t, steps=2))
+    for index in batches(b, ticket, Effort.of(ticket.job, b.examples["a"], b.recipe)):
+        b.spec.write(module, Snapshot(w, torch.zeros(0)))
+        loss = F.cross_entropy(module(b.pool.x[index]), b.pool.y[index])
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+        w = w - lr * (gradient + mu * (w - w_t))
+    torch.testing.assert_close(fit.weights, w, rtol=1e-5, atol=1e-6)
+    assert fit.work.done == fit.work.asked == 2
+    assert fit.travel == pytest.approx(0.2)
+
+
+def test_a_strong_pull_without_learning_contracts_geometrically(bench):
+    """With lr * slope = 1/2 the distance to the target halves each step, up to the data's gradient."""
+    b = bench(sizes={"a": 8}, lr=1e-6)
+    w = start_of(b)
+    (fit,) = Loop(b).run([Ticket("a", 1, 0, Fit(w, steps=3, pull=Pull(5e5, 0.0)))])
+    torch.testing.assert_close(fit.weights, w / 8, rtol=1e-3, atol=1e-5)
+
+
+def test_gradient_is_that_of_the_mean_loss(bench):
+    b = bench(sizes={"a": 30})
+    w = start_of(b)
+    (seen,) = Loop(b).run([Ticket("a", 1, 0, Gradient(w))])
+    module = b.make()
+    loss = F.cross_entropy(module(b.pool.x), b.pool.y)
+    want = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+    torch.testing.assert_close(seen.gradient, want, rtol=1e-5, atol=1e-6)
+    assert seen.loss == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_short_last_batch_counts_as_a_step(bench):
+    b = bench(sizes={"a": 17}, batch=8)
+    ticket = Ticket("a", 1, 0, Fit(start_of(b), epochs=2))
+    seen = list(batches(b, ticket, Effort.of(ticket.job, b.examples["a"], b.recipe)))
+    assert [len(i) for i in seen] == [8, 8, 1, 8, 8, 1]
+    assert sorted(torch.cat(seen[:3]).tolist()) == list(range(17))
+    assert not torch.equal(torch.cat(seen[:3]), torch.cat(seen[3:]))
+
+
+def test_a_cap_cuts_work_short_and_whole_work_is_not_begun(bench):
+    b = bench(sizes={"a": 40})
+    w = start_of(b)
+    for trainer in (Loop(b), Stacked(b)):
+        (cut,) = trainer.run([Ticket("a", 1, 0, Fit(w, epochs=2, cap=3))])
+        assert (cut.work.asked, cut.work.done, cut.work.partial) == (10, 3, True)
+        (none,) = trainer.run([Ticket("a", 1, 0, Fit(w, epochs=2, cap=3, whole=True))])
+        assert none.work.done == 0
+        assert torch.equal(none.weights, w)
+
+
+def test_gamma_stops_once_the_gradient_has_shrunk(bench):
+    b = bench(sizes={"a": 24}, batch=None, lr=0.5)
+    w = start_of(b)
+    loop = Loop(b)
+    (fit,) = loop.run([Ticket("a", 1, 0, Fit(w, epochs=500, gamma=0.5))])
+    (first,) = loop.run([Ticket("a", 1, 0, Gradient(w))])
+    (last,) = loop.run([Ticket("a", 1, 0, Gradient(fit.weights))])
+    assert 0 < fit.work.done < 500
+    assert not fit.work.partial
+    assert last.gradient.norm() <= 0.5 * first.gradient.norm()
+    (before,) = loop.run([Ticket("a", 1, 0, Fit(w, epochs=fit.work.done - 1))])
+    (earlier,) = loop.run([Ticket("a", 1, 0, Gradient(before.weights))])
+    assert earlier.gradient.norm() > 0.5 * first.gradient.norm()
+
+
+def test_looking_at_all_data_is_work_that_a_deadline_counts(bench):
+    b = bench(sizes={"a": 40}, batch=8)
+    (fit,) = Loop(b).run([Ticket("a", 1, 0, Fit(start_of(b), epochs=4, gamma=0.0, cap=17))])
+    assert fit.work.done == 17 - 2 * 5  # an epoch is five steps, and so is each look: one before, one after the first epoch
+
+
+def test_batchnorm_statistics_travel(bench):
+    b = bench(net="batch")
+    before = b.spec.read(b.make())
+    (fit,) = Loop(b).run([Ticket("a", 1, 0, Fit(before.weights, before.stats, epochs=1))])
+    assert b.spec.stat_size > 0
+    assert not torch.equal(fit.stats, before.stats)
+    with pytest.raises(Refused, match="loop"):
+        Stacked(b)
+
+
+def test_evaluate_of_an_empty_split_is_nothing(bench):
+    b = bench(sizes={"a": 3})
+    (seen,) = Loop(b).run([Ticket("a", 1, 0, Evaluate(start_of(b), "val"))])
+    assert float(seen.n) == 0
+
+
+def test_the_rule_that_picks_a_trainer(bench, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert choose("auto", bench()) == "stacked"
+    assert choose("auto", bench(net="cnn")) == "pool"
+    assert choose("loop", bench()) == "loop"
+    assert choose("auto", bench(net="cnn", sizes={"a": 9})) == "loop"
