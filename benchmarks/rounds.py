@@ -99,7 +99,14 @@ def ratio(model: str, images: int, repeats: int) -> dict[str, Any]:
                     times[name].append(time.perf_counter() - began)
     best = {name: min(values) for name, values in times.items()}
     trainer = sim.coordinator.machine["trainer"]
-    return {"model": model, "images": images, "trainer": trainer, **best, "ratio": best["hemofed"] / best["plain"], "limit": LIMITS[model]}
+    return {
+        "model": model,
+        "images": images,
+        "trainer": trainer,
+        **best,
+        "ratio": best["hemofed"] / best["plain"],
+        "limit": LIMITS[model],
+    }
 
 
 def main() -> None:
@@ -112,7 +119,9 @@ def main() -> None:
         return
     for r in rows:
         verdict = "within" if r["ratio"] <= r["limit"] else "OVER"
-        print(f"{r['model']:6} {r['trainer']:8} plain {r['plain']:.2f} s, hemofed {r['hemofed']:.2f} s: {r['ratio']:.2f}x, {verdict} the limit of {r['limit']}")
+        print(
+            f"{r['model']:6} {r['trainer']:8} plain {r['plain']:.2f} s, hemofed {r['hemofed']:.2f} s: {r['ratio']:.2f}x, {verdict} the limit of {r['limit']}"
+        )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def score_saved(
 ) -> dict[str, Any]:
     study = folder.study()
     module, header = load_model(folder, name)
-    data = _source(study.data, source, path, header, sets).load(path, study.seed)
+    data = _source(study.data, source, path, header, sets, split == "all").load(path, study.seed)
     if data.shape != tuple(header["shape"]):
         raise BadData(
             f"{path}: examples of shape {data.shape}, but the model takes {tuple(header['shape'])}; set data.size"
@@ -81,7 +81,9 @@ def _rows(data: Dataset, split: str) -> torch.Tensor:
     return data.where(split)
 
 
-def _source(own: Source, kind: str | None, path: Path, header: Mapping[str, Any], sets: Mapping[str, Any]) -> Source:
+def _source(
+    own: Source, kind: str | None, path: Path, header: Mapping[str, Any], sets: Mapping[str, Any], whole: bool
+) -> Source:
     """The study's own kind of source moved to `path`, or another kind fitted to the model's input."""
     if kind is not None and kind not in choices("data"):
         raise BadStudy(f"--source {kind}: {near(kind, choices('data'))}")
@@ -89,6 +91,8 @@ def _source(own: Source, kind: str | None, path: Path, header: Mapping[str, Any]
     given: dict[str, Any] = own.model_dump(exclude_none=True) if cls is type(own) else {"name": kind}
     if "size" in cls.model_fields and len(header["shape"]) == 3:
         given |= {"size": header["shape"][-1], "channels": header["shape"][0], "classes": tuple(header["classes"])}
+    if whole:  # nothing to set apart
+        given |= {key: 0.0 for key in ("val", "test") if key in cls.model_fields}
     given |= {"path": path} | {key.removeprefix("data."): value for key, value in sets.items()}
     source = cls.model_validate(given)
     assert isinstance(source, Source)

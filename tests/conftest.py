@@ -65,12 +65,19 @@ def bench() -> Callable[..., Bench]:
     """A bench over random images: sizes by site, a dense net or a small CNN."""
 
     def make(
-        sizes: Mapping[str, int] | None = None, net: str = "mlp", batch: int | None = 8, optimiser: Any = "sgd", lr: float = 0.1, **recipe: float
+        sizes: Mapping[str, int] | None = None,
+        net: str = "mlp",
+        batch: int | None = 8,
+        optimiser: Any = "sgd",
+        lr: float = 0.1,
+        **recipe: float,
     ) -> Bench:
         sizes = sizes or {"a": 40, "b": 40, "c": 40}
         total = sum(sizes.values())
         g = torch.Generator().manual_seed(5)
-        pool = Pool(torch.rand(total, 1, 28, 28, generator=g), torch.randint(0, 3, (total,), generator=g), torch.device("cpu"))
+        pool = Pool(
+            torch.rand(total, 1, 28, 28, generator=g), torch.randint(0, 3, (total,), generator=g), torch.device("cpu")
+        )
         model = MLP(hidden=(16,)) if net == "mlp" else CNN28(norm="batch" if net == "batch" else "group")
         examples, at = {}, 0
         for site, n in sizes.items():

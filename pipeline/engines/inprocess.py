@@ -68,13 +68,14 @@ class InProcess:
         arrived = [item for item in self.late if training and item.due <= turn]
         self.late = [item for item in self.late if item not in arrived]
         busy = {item.site for item in self.late}
+        occupied = busy | {item.site for item in arrived}  # whoever answers now worked until now
         speeds = self.profile.speeds(training, turn)
         waits_for_all = wait.late == "keep" and wait.partial == "drop"
         visits = []
         for site in asked:
             message = messages[site]
             if site in training:
-                if site in busy or not self.profile.present(site, turn):
+                if site in occupied or not self.profile.present(site, turn):
                     continue
                 message = replace(message, deadline=None) if waits_for_all else message
             visits.append(self._visit(site, message, speeds.get(site, 1.0)))

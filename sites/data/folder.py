@@ -85,6 +85,7 @@ class Folder(Source):
         else:
             split = np.array([SPLITS.index(e.split or "") for e in entries], np.uint8)
             wanted = {"train"}
+            _no_leak(folder, entries, split, unit)
         if not (split == SPLITS.index("val")).any():
             split = carve(split, self.val, seed, unit)
         for part in sorted(wanted):
@@ -95,6 +96,19 @@ class Folder(Source):
                     "change data.test and data.val, or give the manifest a split column"
                 )
         return split
+
+
+def _no_leak(folder: Path, entries: Sequence[Entry], split: np.ndarray, unit: np.ndarray | None) -> None:
+    """One patient in train and in test would make the test too good."""
+    if unit is None:
+        return
+    splits = {u: set(split[unit == u]) for u in np.unique(unit)}
+    shared = [e.shown for u, found in splits.items() if len(found) > 1 for e in (entries[int(np.argmax(unit == u))],)]
+    if shared:
+        raise BadData(
+            f"{folder}: {len(shared)} patients (or other units) are in more than one split; give each of them one. "
+            f"Their first images:{listing(shared)}"
+        )
 
 
 def _scan(folder: Path, classes: tuple[str, ...] | None) -> list[Entry]:

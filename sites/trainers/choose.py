@@ -41,7 +41,8 @@ def make_trainer(kind: Kind, bench: Bench) -> Trainer:
     if kind == "stacked":
         from sites.trainers.stacked import Stacked
 
-        return Stacked(bench)
+        # a GPU is one core that takes all sites at once
+        return Stacked(bench, torch.get_num_threads() if bench.pool.device.type == "cpu" else 1)
     if kind == "pool":
         from sites.trainers.pool import ThreadPool
 

@@ -7,6 +7,7 @@ fast. Sites are sorted by their number of steps, so that those still at work are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -25,19 +26,32 @@ Differentiate = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
 
 
 class Stacked:
-    """What cannot be stacked (gamma's stopping rule, evaluation) is done by the loop."""
+    """What cannot be stacked (gamma's stopping rule, evaluation) is done by the loop.
 
-    def __init__(self, bench: Bench) -> None:
+    The stack is cut into one part a core, each on a thread of its own with one operator thread: parts wait for each
+    other once a Fit, where operator threads would wait after every operator, and for long if other programs are busy.
+    """
+
+    def __init__(self, bench: Bench, workers: int = 1) -> None:
         self.bench = bench
         self.loop = Loop(bench)
         if bench.spec.stat_size or self.loop.drops:
             raise Refused("trainer = 'stacked' takes no BatchNorm and no dropout; use trainer = 'loop'")
         chain = Chain.of(self.loop.module)
         self.differentiate: Differentiate = chain if chain else by_vmap(self.loop.module, bench.spec.names)
+        self.workers = (
+            workers if chain else 1
+        )  # functional_call swaps the parameters of a module that threads would share
+        self._threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, tickets: Sequence[Ticket]) -> list[Result]:
         together = [i for i, t in enumerate(tickets) if isinstance(t.job, Fit) and t.job.gamma is None]
-        results: dict[int, Result] = dict(zip(together, self.fit([tickets[i] for i in together]), strict=True))
+        parts = [together[worker :: self.workers] for worker in range(self.workers)]
+        stacks = [[tickets[i] for i in part] for part in parts]
+        done = map(self.fit, stacks) if self.workers == 1 else self._threads.map(self.fit, stacks)
+        results: dict[int, Result] = {}
+        for part, fits in zip(parts, done, strict=True):
+            results.update(zip(part, fits, strict=True))
         return [results[i] if i in results else self.loop.one(t) for i, t in enumerate(tickets)]
 
     def fit(self, tickets: Sequence[Ticket]) -> list[Fitted]:

@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadMessage, BadReply
-from pipeline.messages import Excuse, Message, Reply, Total, Update, message_bytes, read_message, read_reply, reply_bytes
+from pipeline.messages import (
+    Excuse,
+    Message,
+    Reply,
+    Total,
+    Update,
+    message_bytes,
+    read_message,
+    read_reply,
+    reply_bytes,
+)
 from pipeline.work import Work
 
 
@@ -18,9 +28,20 @@ def reply(site="a", weight=2.0, values=(1.0, 2.0), turn=3):
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 300), st.integers(0, 5), st.booleans(), st.one_of(st.none(), st.floats(0.1, 1e6)))
 def test_a_message_comes_back_as_it_was(size, attempt, partial, deadline):
-    sent = Message("train", 7, {"weights": torch.randn(size), "stats": torch.zeros(0)}, attempt, (6, 1), deadline, partial, ("val",))
+    sent = Message(
+        "train",
+        7,
+        {"weights": torch.randn(size), "stats": torch.zeros(0)},
+        attempt,
+        (6, 1),
+        deadline,
+        partial,
+        ("val",),
+    )
     got = read_message(message_bytes(sent))
-    assert {k: v for k, v in vars(got).items() if k != "vectors"} == {k: v for k, v in vars(sent).items() if k != "vectors"}
+    assert {k: v for k, v in vars(got).items() if k != "vectors"} == {
+        k: v for k, v in vars(sent).items() if k != "vectors"
+    }
     assert torch.equal(got.vectors["weights"], sent.vectors["weights"])
 
 
@@ -67,7 +88,9 @@ def test_nobody_answers_in_anothers_name():
 
 
 def test_an_excuse_comes_back():
-    assert read_reply("a", reply_bytes(Excuse("a", "train", 3, "budget spent"))) == Excuse("a", "train", 3, "budget spent")
+    assert read_reply("a", reply_bytes(Excuse("a", "train", 3, "budget spent"))) == Excuse(
+        "a", "train", 3, "budget spent"
+    )
 
 
 def test_totals_by_hand():

@@ -34,7 +34,9 @@ def test_against_scikit_learn():
     assert seen["positive_auprc"] == pytest.approx(sk.average_precision_score(y == 1, p[:, 1]), abs=2e-3)
     fpr, tpr, _ = sk.roc_curve(y == 1, p[:, 1])
     exact = tpr[fpr <= 0.1].max()
-    assert exact - 0.02 < seen["sensitivity_at_specificity"] <= exact  # thresholds lie at bin edges only: never too good
+    assert (
+        exact - 0.02 < seen["sensitivity_at_specificity"] <= exact
+    )  # thresholds lie at bin edges only: never too good
 
 
 def test_calibration_error_by_hand():

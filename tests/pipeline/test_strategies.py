@@ -99,7 +99,11 @@ def test_a_large_mu_holds_sites_near_the_start(moons, go):
 def test_one_site_alone_is_central_training(moons, go):
     """FedAvg over one site, central and local are the same walk but for the shuffles' seeds; with whole batches, exactly."""
     local = {"lr": 0.5, "batch": "all", "epochs": 3}
-    one = {"local": local, "sites": {"count": 1}, "data": {"name": "moons", "points": 200}}  # no val: the last round counts
+    one = {
+        "local": local,
+        "sites": {"count": 1},
+        "data": {"name": "moons", "points": 200},
+    }  # no val: the last round counts
     fed, a = go(moons(strategy="fedavg", **one), "fed")
     central, b = go(moons(strategy="central", **one), "central")
     _, c = go(moons(strategy="local", **one), "local")

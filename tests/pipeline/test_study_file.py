@@ -45,7 +45,11 @@ def failing(text: str, **overrides) -> str:
         ('[model]\nname = "moons_net"', "", ["'model' is missing", "cnn28"]),
         ("count = 3", "count = 0", ["s.toml:5", "sites.count"]),
         ("[local]\nlr = 0.1", "[local]\nepochs = 2\nsteps = 5", ["s.toml:8", "either epochs or steps"]),
-        ("[local]", '[evaluation]\nbest = "acuracy"\n[local]', ["s.toml:9", "evaluation.best", "'accuracy'", "'auroc'"]),
+        (
+            "[local]",
+            '[evaluation]\nbest = "acuracy"\n[local]',
+            ["s.toml:9", "evaluation.best", "'accuracy'", "'auroc'"],
+        ),
         ('name = "s"', 'name = "../s"', ["s.toml:1", "name"]),
         ("[local]", "[local", ["not valid TOML", "line 8"]),
     ],
@@ -70,7 +74,13 @@ def test_overrides_reach_sections_and_change_components():
 
 @pytest.mark.parametrize(
     ("text", "want"),
-    [("a.b=3", ("a.b", 3)), ("a=x y", ("a", "x y")), ("a=[1, 2]", ("a", [1, 2])), ("a=true", ("a", True)), ("a=x=y", ("a", "x=y"))],
+    [
+        ("a.b=3", ("a.b", 3)),
+        ("a=x y", ("a", "x y")),
+        ("a=[1, 2]", ("a", [1, 2])),
+        ("a=true", ("a", True)),
+        ("a=x=y", ("a", "x=y")),
+    ],
 )
 def test_override_values_are_toml_or_text(text, want):
     assert parse_override(text) == want
@@ -81,7 +91,18 @@ def test_an_override_needs_an_equals_sign():
         parse_override("local.lr")
 
 
-@given(st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.one_of(st.integers(), st.text(), st.booleans(), st.lists(st.integers()), st.floats(allow_nan=False, allow_infinity=False))))
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z]{1,8}", fullmatch=True),
+        st.one_of(
+            st.integers(),
+            st.text(),
+            st.booleans(),
+            st.lists(st.integers()),
+            st.floats(allow_nan=False, allow_infinity=False),
+        ),
+    )
+)
 def test_to_toml_is_read_back(values):
     assert tomllib.loads(to_toml({"v": 1} | {"t": values}))["t"] == values
 

@@ -42,7 +42,7 @@ def test_trainers_agree(bench, case, net):
     w = start_of(b)
     pull = toward(torch.zeros_like(w), 0.3) + Pull(0.0, 0.001)
     want = fits(b, Loop(b), pull=pull)
-    for trainer in (Stacked(b), ThreadPool(b, 2)):
+    for trainer in (Stacked(b), Stacked(b, 2), ThreadPool(b, 2)):
         for mine, theirs in zip(want, fits(b, trainer, pull=pull), strict=True):
             assert not torch.equal(mine.weights, w)
             torch.testing.assert_close(theirs.weights, mine.weights, rtol=1e-4, atol=2e-5)
@@ -137,7 +137,9 @@ def test_gamma_stops_once_the_gradient_has_shrunk(bench):
 def test_looking_at_all_data_is_work_that_a_deadline_counts(bench):
     b = bench(sizes={"a": 40}, batch=8)
     (fit,) = Loop(b).run([Ticket("a", 1, 0, Fit(start_of(b), epochs=4, gamma=0.0, cap=17))])
-    assert fit.work.done == 17 - 2 * 5  # an epoch is five steps, and so is each look: one before, one after the first epoch
+    assert (
+        fit.work.done == 17 - 2 * 5
+    )  # an epoch is five steps, and so is each look: one before, one after the first epoch
 
 
 def test_batchnorm_statistics_travel(bench):

@@ -166,3 +166,13 @@ def test_fields_that_disagree() -> None:
         Folder(patient="owner")
     with pytest.raises(ValidationError, match="one class twice"):
         Folder(classes=("a", "a"))
+
+
+def test_a_patient_in_two_splits_is_refused(listed: Path) -> None:
+    lines = (listed / "list.csv").read_text().splitlines()
+    splits = ["train"] * 14 + ["test"] * 16  # patient 2 has four images in train and one in test
+    (listed / "list.csv").write_text(
+        "\n".join([f"{lines[0]},split", *(f"{a},{b}" for a, b in zip(lines[1:], splits, strict=True))])
+    )
+    with pytest.raises(BadData, match=r"1 patients .* more than one split(.|\n)*2-0\.png"):
+        Folder(manifest="list.csv").load(listed, 0)

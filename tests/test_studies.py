@@ -1,0 +1,142 @@
+"""Whole studies through the front door: best round, patience, targets, yardsticks, public data, evaluation."""
+
+import json
+
+import pytest
+import torch
+
+from pipeline.errors import BadStudy, Refused
+from pipeline.run_folder import RunFolder
+from pipeline.simulate import look, run
+from pipeline.yardsticks import measure
+
+
+def test_the_best_round_by_val_is_what_is_tested_and_saved(moons, go):
+    folder, results = go(moons(rounds=12))
+    by_round = {r["round"]: r["metrics"]["val"]["pooled"]["accuracy"] for r in folder.rounds() if r["round"]}
+    best = max(by_round.values())
+    assert results["best_round"] == min(t for t, v in by_round.items() if v == best)
+    assert results["chosen_by"] == "val accuracy"
+    assert "test" not in folder.rounds()[-1]["metrics"]
+    assert results["test"]["pooled"]["n"] == 40
+
+
+def test_patience_stops_early(moons, go):
+    _, results = go(moons(rounds=500, evaluation={"where": "sites", "patience": 3}))
+    assert results["stopped"].startswith("early")
+    assert results["rounds"] == results["best_round"] + 3
+
+
+def test_a_target_stops_when_reached(moons, go):
+    folder, results = go(moons(rounds=200, evaluation={"where": "sites", "watch": ["test"], "target": 0.8}))
+    assert results["stopped"].startswith("target: accuracy")
+    values = [r["metrics"]["test"]["pooled"]["accuracy"] for r in folder.rounds()]
+    assert values[-1] >= 0.8
+    assert max(values[:-1]) < 0.8
+
+
+def test_where_decides_who_judges(moons, go):
+    for where, want in (
+        ("coordinator", {"coordinator"}),
+        ("sites", {"pooled", "sites"}),
+        ("both", {"coordinator", "pooled", "sites"}),
+    ):
+        folder, results = go(moons(rounds=1, evaluation={"where": where}), where)
+        assert set(folder.rounds()[-1]["metrics"]["val"]) == want
+        assert set(results["test"]) == want
+
+
+def test_sites_together_hold_what_the_coordinator_holds(moons, go):
+    """Without skew the pooled figures and the coordinator's are of the same examples."""
+    _, results = go(moons(rounds=2, evaluation={"where": "both"}))
+    for metric in ("n", "accuracy", "auroc"):
+        assert results["test"]["pooled"][metric] == results["test"]["coordinator"][metric]
+    assert results["test"]["pooled"]["loss"] == pytest.approx(results["test"]["coordinator"]["loss"])
+
+
+def test_skew_moves_the_sites_it_names(moons):
+    people = look(moons(skew={"name": "plane", "sites": 2, "dx": 10.0}), None).population
+    mean = [float(people.pool.x[people.examples[s].train][:, 0].mean()) for s in people.sites]
+    assert mean[0] > 8
+    assert mean[1] > 8
+    assert mean[2] < 3
+    assert mean[3] < 3
+
+
+def test_rotation_by_a_right_angle():
+    from sites.skew import Plane
+
+    turned = Plane(sites=1, theta=torch.pi / 2).apply(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0, 0)
+    torch.testing.assert_close(turned, torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), atol=1e-6, rtol=0)
+
+
+def test_yardsticks_are_measured_once(moons, go):
+    study = moons(rounds=8)
+    folder, _ = go(study)
+    first = measure(study, folder, None, quiet=True)
+    assert set(first) == {"local", "central"}
+    assert len(first["central"]["curve"]) == 9
+    assert set(first["local"]["test"]["sites"]) == {"site-01", "site-02", "site-03", "site-04"}
+    assert measure(study, folder, None, quiet=True) == first
+
+
+def test_public_examples_are_the_coordinators_alone(moons, go):
+    people = look(moons(public={"share": 0.25}), None).population
+    public = set(people.examples["coordinator"].train.tolist())
+    assert len(public) == 32
+    assert all(public.isdisjoint(people.examples[s].train.tolist()) for s in people.sites)
+    warm, _ = go(moons(public={"share": 0.25, "warmup_epochs": 30}, rounds=1), "warm")
+    cold, _ = go(moons(public={"share": 0.25}, rounds=1), "cold")
+    losses = [f.rounds()[0]["metrics"]["val"]["pooled"]["loss"] for f in (warm, cold)]
+    assert losses[0] < losses[1] - 0.05
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"public": {"warmup_epochs": 3}}, "public.share > 0"),
+        ({"evaluation": {"best": "positive_auroc"}}, "needs evaluation.positive; classes: upper, lower"),
+        ({"evaluation": {"positive": "middle"}}, "'middle' is no class; classes: upper, lower"),
+        ({"waiting": {"quorum": 5}}, "quorum is 5 but there are 4 sites"),
+        ({"sites": {"count": 4, "speed": [1.0, 2.0]}}, "2 values for 4 sites"),
+        ({"sites": {}}, "sites.count"),
+        ({"data": {"name": "fashion_mnist", "path": "/nowhere"}, "model": "mlp"}, "/nowhere"),
+    ],
+)
+def test_refusals_come_before_the_first_round(moons, sections, message):
+    from pipeline.errors import HemofedError
+
+    with pytest.raises(HemofedError) as error:
+        look(moons(**sections), None)
+    assert message in str(error.value)
+
+
+def test_fedsgd_refuses_batchnorm(moons):
+    from pipeline.simulate import check
+    from pipeline.weights import Spec
+
+    with pytest.raises(Refused, match="BatchNorm"):
+        check(moons(strategy="fedsgd"), Spec((), (), (), ("m",), ((3,),)), None)
+
+
+def test_a_finished_run_is_not_run_again(moons, go):
+    folder, results = go(moons(rounds=2))
+    before = (folder.path / "rounds.jsonl").read_bytes()
+    assert run(folder.study(), RunFolder.open(folder.path)) == json.loads(json.dumps(results))
+    assert (folder.path / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_seed_decides_everything(moons, go):
+    _a, one = go(moons(rounds=3), "a")
+    _b, same = go(moons(rounds=3), "b")
+    _, other = go(moons(rounds=3, seed=4), "c")
+    assert one["test"] == same["test"]
+    assert one["test"] != other["test"]
+    assert one["hash"] == same["hash"] != other["hash"]
+
+
+def test_an_unknown_name_in_a_study_is_an_error_and_no_traceback():
+    from pipeline.study_file import read_study
+
+    with pytest.raises(BadStudy):
+        read_study("name = 'x'", "x.toml", {})
