@@ -79,7 +79,7 @@ def compare(
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run folder")],
-    data: Annotated[Path, typer.Option("--data", help="Where the other data lie")],
+    data: Annotated[Path | None, typer.Option("--data", help="Where the other data lie")] = None,
     source: Annotated[str | None, typer.Option(help="Kind of data; as in the run's study if not given")] = None,
     model: Annotated[str, typer.Option(help="Which of the run's models")] = "global",
     split: Annotated[str, typer.Option(help="all, or one of train, val, test")] = "all",
@@ -160,8 +160,6 @@ def main() -> None:
         if extra is None:
             raise
         _fail(str(MissingExtra(f"this command needs {error.name}; install it with: pip install 'hemofed[{extra}]'")), 2)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
 
 
 def _fail(text: str, code: int) -> None:

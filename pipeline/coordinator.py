@@ -133,7 +133,7 @@ class Coordinator:
         self, progress: Progress, log: Log, judged: Judged, spent: dict[str, float], void: str | None
     ) -> Progress:
         """Best so far, the record's line, the checkpoint: in this order, so that a kill loses no line."""
-        progress = self._weigh(progress, judged)
+        progress = progress if void else self._weigh(progress, judged)
         progress = replace(
             progress,
             up=progress.up + log.up,
@@ -152,7 +152,7 @@ class Coordinator:
                 for r in log.accepted
                 if r.update.work and "train_loss" in r.update.sum
             },
-            "bytes": {"up": log.up, "down": log.down},
+            "bytes": {"up": log.up, "down": log.down, "judge_up": judged.up, "judge_down": judged.down},
             "seconds": {k: round(v, 4) for k, v in spent.items()} | {"save": round(self.folder.save_seconds, 4)},
             "clock": round(self.engine.clock, 6),
             "void": void,

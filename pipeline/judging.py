@@ -17,6 +17,8 @@ from pipeline.work import Evaluate, Evaluated, Split
 class Judged:
     coordinator: Mapping[Split, Evaluated] = field(default_factory=dict)
     sites: Mapping[SiteId, Mapping[Split, Evaluated]] = field(default_factory=dict)
+    up: int = 0  # bytes
+    down: int = 0
 
     def pooled(self, split: Split) -> Evaluated | None:
         parts = [seen[split] for seen in self.sites.values() if split in seen]
@@ -71,4 +73,4 @@ def judge_round(study: Study, state: Any, sites: Sequence[SiteId], asking: Askin
                 )
                 for split in splits
             }
-    return Judged(coordinator, at_sites)
+    return Judged(coordinator, at_sites, asking.log.up, asking.log.down)

@@ -45,17 +45,19 @@ def load_model(folder: RunFolder, name: str) -> tuple[torch.nn.Module, dict[str,
 
 
 def score_saved(
-    folder: RunFolder, path: Path, source: str | None, name: str, split: str, sets: Mapping[str, Any]
+    folder: RunFolder, path: Path | None, source: str | None, name: str, split: str, sets: Mapping[str, Any]
 ) -> dict[str, Any]:
     study = folder.study()
     module, header = load_model(folder, name)
     data = _source(study.data, source, path, header, sets, split == "all").load(path, study.seed)
     if data.shape != tuple(header["shape"]):
         raise BadData(
-            f"{path}: examples of shape {data.shape}, but the model takes {tuple(header['shape'])}; set data.size"
+            f"{path or 'data'}: examples of shape {data.shape}, but the model takes {tuple(header['shape'])}; set data.size"
         )
     if list(data.classes) != list(header["classes"]):
-        raise BadData(f"{path}: classes {', '.join(data.classes)}, but the model knows {', '.join(header['classes'])}")
+        raise BadData(
+            f"{path or 'data'}: classes {', '.join(data.classes)}, but the model knows {', '.join(header['classes'])}"
+        )
     index = _rows(data, split)
     pool = Pool(data.x, data.y, torch.device("cpu"))
     with torch.inference_mode():
@@ -65,7 +67,7 @@ def score_saved(
     focus = Focus(data.classes.index(positive) if positive else None, study.evaluation.specificity)
     where = {
         "model": name,
-        "data": str(path),
+        "data": str(path or study.data.name),
         "split": split,
         "classes": list(data.classes),
         "fingerprint": data.fingerprint,
@@ -82,7 +84,7 @@ def _rows(data: Dataset, split: str) -> torch.Tensor:
 
 
 def _source(
-    own: Source, kind: str | None, path: Path, header: Mapping[str, Any], sets: Mapping[str, Any], whole: bool
+    own: Source, kind: str | None, path: Path | None, header: Mapping[str, Any], sets: Mapping[str, Any], whole: bool
 ) -> Source:
     """The study's own kind of source moved to `path`, or another kind fitted to the model's input."""
     if kind is not None and kind not in choices("data"):
@@ -93,7 +95,7 @@ def _source(
         given |= {"size": header["shape"][-1], "channels": header["shape"][0], "classes": tuple(header["classes"])}
     if whole:  # nothing to set apart
         given |= {key: 0.0 for key in ("val", "test") if key in cls.model_fields}
-    given |= {"path": path} | {key.removeprefix("data."): value for key, value in sets.items()}
+    given |= ({"path": path} if path else {}) | {key.removeprefix("data."): value for key, value in sets.items()}
     source = cls.model_validate(given)
     assert isinstance(source, Source)
     return source

@@ -70,8 +70,9 @@ def assemble(
         len(people.classes),
         study.seed,
     )
-    torch.set_num_threads(machine["threads"] if machine else threads_for(study.threads, bench))
-    kind: Kind = machine["trainer"] if machine else choose(study.trainer, bench)
+    threads = machine["threads"] if machine else threads_for(study.threads, bench)
+    torch.set_num_threads(threads)
+    kind: Kind = machine["trainer"] if machine else choose(study.trainer, bench, threads)
     trainer = make_trainer(kind, bench)
     plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)
     engine = InProcess(people.sites, trainer, study.strategy, plan, study.weighting, _profile(study, people))
@@ -79,7 +80,12 @@ def assemble(
     def run_here(jobs: Sequence[Job], turn: int) -> list[Result]:
         return trainer.run([Ticket(COORDINATOR, turn, nth, job) for nth, job in enumerate(jobs)])
 
-    now = {"trainer": kind, "threads": torch.get_num_threads(), "device": device.type, "torch": torch.__version__}
+    now = {"trainer": kind, "threads": threads, "device": device.type, "torch": torch.__version__}
+    for part, was in (machine or {}).items():
+        if now[part] != was:
+            raise BadRun(
+                f"{folder.path} was begun with {part} {was}, here it is {now[part]}: it could not go on bit for bit"
+            )
     coordinator = Coordinator(study, plan, people.sites, engine, run_here, folder, _focus(study, people), now, watch)
     return Simulation(coordinator, people, bench, model)
 
@@ -119,6 +125,8 @@ def check(study: Study, spec: Spec, people: Population) -> None:
         raise Refused("fedsgd moves no BatchNorm statistics; set model.norm = 'group' or use fedavg")
     if study.public.warmup_epochs and not study.public.share:
         raise Refused("public.warmup_epochs needs public.share > 0: there is nothing to warm up on")
+    if study.evaluation.patience is not None and not any(len(e.val) for e in people.examples.values()):
+        raise Refused("evaluation.patience needs validation examples; set data.val > 0")
     watched = study.evaluation.best.startswith("positive_")
     if watched and study.evaluation.positive is None:
         raise Refused(

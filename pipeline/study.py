@@ -152,6 +152,12 @@ class Study(Section):
 
 
 def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    """A relative data.path starts from the study file, one given as an override from here; a run keeps it absolute."""
     from pipeline.study_file import read_study
 
-    return read_study(path.read_text(encoding="utf-8"), str(path), overrides or {})
+    study = read_study(path.read_text(encoding="utf-8"), str(path), overrides or {})
+    where = study.data.path
+    if where is None or where.is_absolute():
+        return study
+    base = Path.cwd() if {"data", "data.path"} & set(overrides or {}) else path.parent
+    return study.model_copy(update={"data": study.data.model_copy(update={"path": (base / where).resolve()})})

@@ -51,7 +51,7 @@ def read_study(text: str, source: str, overrides: Mapping[str, Any]) -> Study:
     try:
         return Study.model_validate(raw)
     except ValidationError as error:
-        raise BadStudy("\n".join(_explain(e, raw, text, source, overrides) for e in error.errors())) from error
+        raise BadStudy("\n".join(_explain_all(error, raw, text, source, overrides))) from error
     except Refused as error:
         raise Refused(f"{source}: {error}") from error
 
@@ -102,22 +102,46 @@ def _override(raw: dict[str, Any], dotted: str, value: Any) -> None:
     table[last] = value
 
 
-def _explain(error: Any, raw: Mapping[str, Any], text: str, source: str, overrides: Mapping[str, Any]) -> str:
-    loc = [str(part) for part in error["loc"]]
-    key = ".".join(loc)
-    overridden = next((k for k in overrides if key == k or key.startswith(f"{k}.")), None)
-    line = _line_of(text, loc)
-    place = f"--set {overridden}" if overridden else f"{source}:{line}" if line else source
-    match error["type"]:
-        case "extra_forbidden":
-            what = f"unknown key {key!r}; {near(loc[-1], _fields_at(raw, loc[:-1]))}"
-        case "missing":
-            what = f"{key!r} is missing" + (f"; {near('', choices(_KINDS[key]))}" if key in _KINDS else "")
-        case _:
-            given = error.get("input")
-            shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
-            what = f"{key}: {error['msg'].removeprefix('Value error, ')}{shown}"
-    return f"{place}: {what}"
+def _explain_all(
+    failed: ValidationError, raw: Mapping[str, Any], text: str, source: str, overrides: Mapping[str, Any]
+) -> list[str]:
+    """One line a key: a value of several allowed kinds fails once for each of them."""
+    by_key: dict[tuple[str, ...], list[Any]] = {}
+    for error in failed.errors():
+        by_key.setdefault(_in_file(raw, error), []).append(error)
+    lines = []
+    for loc, found in by_key.items():
+        key = ".".join(loc)
+        overridden = next((k for k in overrides if key == k or key.startswith(f"{k}.")), None)
+        line = _line_of(text, loc)
+        place = f"--set {overridden}" if overridden else f"{source}:{line}" if line else source
+        lines.append(f"{place}: {_what(loc, found, raw)}")
+    return lines
+
+
+def _in_file(raw: Mapping[str, Any], error: Any) -> tuple[str, ...]:
+    """Where the error is in the file's own words: pydantic also names which of several kinds it tried."""
+    path: list[str] = []
+    here: Any = raw
+    for part in error["loc"]:
+        if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
+            here = here[part]
+        elif not isinstance(here, Mapping):
+            break
+        path.append(str(part))
+    return tuple(path)
+
+
+def _what(loc: Sequence[str], found: Sequence[Any], raw: Mapping[str, Any]) -> str:
+    key, first = ".".join(loc), found[0]
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; {near(loc[-1], _fields_at(raw, loc[:-1]))}"
+    if first["type"] == "missing":
+        return f"{key!r} is missing" + (f"; {near('', choices(_KINDS[key]))}" if key in _KINDS else "")
+    told = " or ".join(dict.fromkeys(e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in found))
+    given = first.get("input")
+    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return f"{key}: {told}{shown}"
 
 
 def _fields_at(raw: Mapping[str, Any], loc: Sequence[str]) -> list[str]:

@@ -65,7 +65,7 @@ class IidResampled(Partition):
 class Classes(Partition):
     """Site i (from 0) holds the classes i, i+1, ..., i+per_site-1, counted modulo the number of classes.
 
-    As in the thesis (seeds.md A), of each class the first n_train // sites // per_site images in dataset order, the
+    As in the thesis, of each class the first n_train // sites // per_site images in dataset order, the
     same for every site that holds it. `disjoint` deals all images of a class evenly over those sites instead.
     With at least as many sites as classes every class has a site; with fewer, some may have none.
     """

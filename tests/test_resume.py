@@ -1,7 +1,6 @@
 """A run survives kill -9, Ctrl-C and a full disk; resumed, it ends with the same bits."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -157,7 +156,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_named_and_loses_nothing(moons, small_disk):
     study = moons(rounds=2000)
     folder = RunFolder.create(small_disk / "run", study)
-    with pytest.raises(NoSpace, match="no space left to write .* --resume"):
+    with pytest.raises(NoSpace, match=r"no space left to write .* --resume"):
         run(study, folder)
     reached = load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"]
     assert reached > 0
@@ -202,7 +201,7 @@ def test_a_folder_with_something_in_it_is_left_alone(moons, tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(BadRun, match="is not empty"):
         RunFolder.create(tmp_path, moons())
-    assert os.listdir(tmp_path) == ["mine.txt"]
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_model_file_is_plain_safetensors(moons, go):

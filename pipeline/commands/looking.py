@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.output import console, percent, print_json, table
+from pipeline.commands.output import console, megabytes, percent, print_json, table
 from pipeline.components import choices
 from pipeline.errors import BadStudy
 from pipeline.run_folder import RunFolder
@@ -31,16 +31,18 @@ def compare_command(runs: list[Path], out: Path, metric: str, json: bool) -> Non
         print_json(rows)
         return
     columns = list(rows[0])
-    console.print(table(columns, [[_cell(row[c]) for c in columns] for row in rows]))
+    console.print(table([c.replace("_", " ") for c in columns], [[_cell(c, row[c]) for c in columns] for row in rows]))
     console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
-def _cell(value: object) -> str:
+def _cell(column: str, value: object) -> str:
+    if column == "traffic" and isinstance(value, int):
+        return megabytes(value)
     return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def evaluate_command(
-    run: Path, data: Path, source: str | None, model: str, split: str, sets: list[str], json: bool
+    run: Path, data: Path | None, source: str | None, model: str, split: str, sets: list[str], json: bool
 ) -> None:
     from pipeline.scoring import score_saved
 
@@ -53,7 +55,7 @@ def evaluate_command(
         [k.replace("_", " "), str(v) if k == "n" else f"{v:.4f}" if k == "loss" else percent(v)]
         for k, v in shown.items()
     ]
-    console.print(table([f"{model} on {data}", split], rows))
+    console.print(table([f"{model} on {results['data']}", split], rows))
     classes, confusion = results["classes"], results["confusion"]
     if len(classes) <= 12:
         console.print(
@@ -78,4 +80,4 @@ def strategies_command(json: bool) -> None:
         [r["name"], r["sees"], r["partial"], ", ".join(f"{k}={v}" for k, v in r["settings"].items()), r["about"]]
         for r in rows
     ]
-    console.print(table(["strategy", "sees", "partial work", "settings", "about"], cells))
+    console.print(table(["strategy", "sees", "partial work", "settings", "about"], cells, words=5))

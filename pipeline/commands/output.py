@@ -32,10 +32,14 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:,.2f} MB"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1) -> Table:
+    """The first `words` columns are text and may wrap; the rest are numbers."""
     out = Table(title=title or None, title_justify="left")
     for number, column in enumerate(columns):
-        out.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        text = number < words
+        out.add_column(
+            column, justify="left" if text else "right", overflow="fold" if text else "ellipsis", no_wrap=not text
+        )
     for row in rows:
         out.add_row(*row)
     return out
@@ -91,6 +95,7 @@ class Rounds:
             errors.print(
                 f"{self._name} round {row[0]}: {split} accuracy {row[1]}, loss {row[2]}, sites {row[3]}, {row[5]}{void}",
                 highlight=False,
+                soft_wrap=True,
             )
 
     _split = "val"

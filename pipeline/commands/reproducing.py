@@ -17,7 +17,7 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
         if json:
             print_json({n: module.ABOUT for n, module in known.items()})
         else:
-            console.print(table(["reproduction", "what"], [[n, module.ABOUT] for n, module in known.items()]))
+            console.print(table(["reproduction", "what"], [[n, module.ABOUT] for n, module in known.items()], words=2))
         return
     if name not in known:
         raise BadStudy(f"there is no reproduction {name!r}; {near(name, known)}")
@@ -38,9 +38,8 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
     for grid in done.grids:
         console.print(table(grid.columns, grid.rows, title=grid.title))
     for check in done.checks:
-        console.print(
-            f"{'holds      ' if check.holds else 'DOES NOT   '} {check.claim} ({check.measured})", highlight=False
-        )
+        verdict = "holds   " if check.holds else "DOES NOT"
+        console.print(f"{verdict}  {check.claim} ({check.measured})", highlight=False, soft_wrap=True)
     console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 

@@ -53,7 +53,7 @@ def run_and_report(study: Study, folder: RunFolder, data: Path | None, yardstick
         done = [record["round"] for record in folder.rounds()]
         errors.print(
             f"\nstopped after round {done[-1] if done else 0} of {study.rounds}; nothing is lost. "
-            f"Continue with: hemofed run --resume {folder.path}", highlight=False,
+            f"Continue with: hemofed run --resume {folder.path}", highlight=False, soft_wrap=True,
         )  # fmt: skip
         raise
     from pipeline.reports.run_report import write_report

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipeline.commands.output import console, print_json, table
 from pipeline.errors import BadStudy
+from pipeline.reports.words import count_of
 from pipeline.study import load_study
 from pipeline.study_file import PACKAGED, find_study, parse_override, to_toml
 
@@ -33,7 +34,7 @@ def list_command(json: bool) -> None:
         )
     else:
         rows = [[s.name, s.data.name, s.strategy.name, str(s.rounds), s.about] for s in studies]
-        console.print(table(["study", "data", "strategy", "rounds", "about"], rows))
+        console.print(table(["study", "data", "strategy", "rounds", "about"], rows, words=5))
 
 
 def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> None:
@@ -59,9 +60,10 @@ def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> 
     wait = study.wait
     console.print(
         f"{study.strategy.name}, {study.rounds} rounds, {study.model.name} with {sim.bench.spec.size:,} parameters, "
-        f"trainer {machine['trainer']} on {device_of(study).type} with {machine['threads']} threads; "
+        f"trainer {machine['trainer']} on {device_of(study).type} with {count_of(machine['threads'], 'thread')}; "
         f"work cut short is {'kept' if wait.partial == 'keep' else 'dropped'}"
-        + (f"; {len(people.skipped)} files skipped" if people.skipped else ""),
+        + (f"; {count_of(len(people.skipped), 'file')} skipped" if people.skipped else ""),
         highlight=False,
     )
-    console.print(f"good to run: hemofed run {name}", highlight=False, soft_wrap=True)
+    again = "".join(f" --set {s}" for s in sets) + (f" --data {data}" if data else "")
+    console.print(f"good to run: hemofed run {name}{again}", highlight=False, soft_wrap=True)

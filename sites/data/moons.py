@@ -1,4 +1,4 @@
-"""Two interleaved half circles (scikit-learn's make_moons): the toy problem of seeds.md C."""
+"""Two interleaved half circles (scikit-learn's make_moons): the toy problem of the lab report."""
 
 from __future__ import annotations
 

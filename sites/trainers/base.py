@@ -48,6 +48,24 @@ class Pool:
         return self.y.index_select(0, index)
 
 
+class Descent:
+    """SGD without momentum: `torch.optim` would import its compiler, seconds that a short study need not wait."""
+
+    def __init__(self, params: Sequence[Tensor], lr: float) -> None:
+        self.params, self.lr = list(params), lr
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+
+    def zero_grad(self) -> None:
+        for p in self.params:
+            p.grad = None
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for p in self.params:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-self.lr)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a site trains, apart from how long."""
@@ -62,7 +80,9 @@ class Recipe:
     def plain(self) -> bool:
         return self.optimiser == "sgd" and not self.momentum and not self.weight_decay
 
-    def make(self, params: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+    def make(self, params: Sequence[Tensor], lr: float) -> torch.optim.Optimizer | Descent:
+        if self.plain:
+            return Descent(params, lr)
         if self.optimiser == "sgd":
             return torch.optim.SGD(params, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
         kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW

@@ -18,7 +18,7 @@ from sites.trainers.loop import Loop, has_dropout
 Kind = Literal["loop", "stacked", "pool"]
 
 
-def choose(asked: Literal["auto", "loop", "stacked", "pool"], bench: Bench) -> Kind:
+def choose(asked: Literal["auto", "loop", "stacked", "pool"], bench: Bench, threads: int) -> Kind:
     if asked != "auto":
         return asked
     module = bench.make()
@@ -27,7 +27,7 @@ def choose(asked: Literal["auto", "loop", "stacked", "pool"], bench: Bench) -> K
         return "stacked" if stackable else "loop"
     if stackable and Chain.of(module):
         return "stacked"
-    several = (os.cpu_count() or 1) > 1 and len(bench.examples) > 2
+    several = threads > 1 and len(bench.examples) > 2
     return "pool" if several and not has_dropout(module) else "loop"
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipeline.errors import Refused
 from pipeline.weights import Snapshot, Vec
 from pipeline.work import Evaluate, Evaluated, Fit, Fitted, Gradient, Pull, Result, Slope, Work
 from sites.seeds import seed_of
@@ -30,6 +31,8 @@ class Loop:
 
     def one(self, ticket: Ticket) -> Result:
         examples = self.bench.examples[ticket.site]
+        if not len(examples.train) and not isinstance(ticket.job, Evaluate):
+            raise Refused(f"{ticket.site} holds no training examples; the coordinator gets some by public.share")
         match ticket.job:
             case Fit():
                 return self.fit(ticket, ticket.job, examples)

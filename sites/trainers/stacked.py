@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from pipeline.errors import Refused
 from pipeline.work import Fit, Fitted, Result, Work
-from sites.trainers.base import Bench, Effort, Ticket, batches
+from sites.trainers.base import Bench, Descent, Effort, Ticket, batches
 from sites.trainers.chain import Chain
 from sites.trainers.loop import Loop
 
@@ -105,7 +105,7 @@ class Stack:
     def __init__(self, bench: Bench, rows: Sequence[Row], params: list[Tensor]) -> None:
         self.bench, self.rows, self.all = bench, rows, params
         self.params: list[Tensor] = []
-        self.optimiser: torch.optim.Optimizer | None = None
+        self.optimiser: torch.optim.Optimizer | Descent | None = None
         self.pull = self._pull()
 
     def narrow(self, active: int) -> None:
@@ -117,7 +117,7 @@ class Stack:
         optimiser = self.bench.recipe.make(self.params, self.rows[0].lr)
         if self.optimiser is not None:  # keep the momenta of those who go on
             for old, new in zip(before, self.params, strict=True):
-                state = self.optimiser.state[old]
+                state = self.optimiser.state.get(old, {})
                 optimiser.state[new] = {k: v[:active] if v.dim() else v for k, v in state.items() if v is not None}
         self.optimiser = optimiser
 

@@ -50,6 +50,8 @@ def failing(text: str, **overrides) -> str:
             '[evaluation]\nbest = "acuracy"\n[local]',
             ["s.toml:9", "evaluation.best", "'accuracy'", "'auroc'"],
         ),
+        ("[local]", "[local]\nbatch = 0", ["s.toml:9: local.batch", "greater than 0 or", "'all'", "(given: 0)"]),
+        ("count = 3", "count = 3\nspeed = [1.0, -1.0]", ["s.toml:6: sites.speed"]),
         ('name = "s"', 'name = "../s"', ["s.toml:1", "name"]),
         ("[local]", "[local", ["not valid TOML", "line 8"]),
     ],

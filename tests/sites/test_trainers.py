@@ -158,9 +158,15 @@ def test_evaluate_of_an_empty_split_is_nothing(bench):
     assert float(seen.n) == 0
 
 
-def test_the_rule_that_picks_a_trainer(bench, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert choose("auto", bench()) == "stacked"
-    assert choose("auto", bench(net="cnn")) == "pool"
-    assert choose("loop", bench()) == "loop"
-    assert choose("auto", bench(net="cnn", sizes={"a": 9})) == "loop"
+def test_the_rule_that_picks_a_trainer(bench):
+    assert choose("auto", bench(), 2) == "stacked"
+    assert choose("auto", bench(net="cnn"), 2) == "pool"
+    assert choose("auto", bench(net="cnn"), 1) == "loop"
+    assert choose("loop", bench(), 2) == "loop"
+    assert choose("auto", bench(net="cnn", sizes={"a": 9}), 2) == "loop"
+
+
+def test_training_on_nothing_is_refused(bench):
+    b = bench(sizes={"a": 8, "coordinator": 0})
+    with pytest.raises(Refused, match=r"public\.share"):
+        Loop(b).run([Ticket("coordinator", 1, 0, Gradient(start_of(b)))])
