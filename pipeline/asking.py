@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from pipeline.errors import BadMessage, BadReply, TooFew
+from pipeline.errors import BadMessage, BadReply, BadStrategy, TooFew
 from pipeline.messages import (
     Excuse,
     Identity,
@@ -19,6 +19,7 @@ from pipeline.messages import (
     message_bytes,
     read_reply,
 )
+from pipeline.strategies.base import Sees
 from pipeline.work import Job, Result, Split
 
 
@@ -51,6 +52,7 @@ class Asking:
     wait: Wait
     counted: Mapping[SiteId, Identity]
     splits: tuple[Split, ...] = ()
+    sees: Sees = "each"  # what the asker declared
     log: Log = field(default_factory=Log)
 
     def total(self, sends: Mapping[SiteId, Vectors]) -> Total:
@@ -60,12 +62,18 @@ class Asking:
         return total
 
     def each(self, sends: Mapping[SiteId, Vectors]) -> list[Reply]:
+        if self.sees != "each":
+            raise BadStrategy(
+                f"a strategy that sees {self.sees} may not look at single replies; its `sees` has to say 'each'"
+            )
         return list(self._replies(sends))
 
     def here(self, jobs: Sequence[Job]) -> list[Result]:
         return self.run_here(jobs, self.turn)
 
     def _replies(self, sends: Mapping[SiteId, Vectors]) -> Iterator[Reply]:
+        if self.log.asked:
+            raise BadStrategy("a round makes one ask: a site's memory belongs to a turn, and a turn is one question")
         parcels = {site: message_bytes(self._message(site, vectors)) for site, vectors in sends.items()}
         self.log.asked.extend(sends)
         self.log.down += sum(map(len, parcels.values()))

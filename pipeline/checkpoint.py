@@ -17,7 +17,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pipeline.errors import BadRun, NoSpace
+from pipeline.errors import BadRun, BadStrategy, NoSpace
 from pipeline.tensors import to_bytes
 
 KEEP = 2  # the last one, and the one before it in case the disk lies about syncing
@@ -95,13 +95,15 @@ def freeze(value: Any, at: str, tensors: dict[str, Tensor]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: freeze(getattr(value, f.name), f"{at}/{f.name}", tensors) for f in fields(value)}
     if isinstance(value, Mapping):
+        if not all(isinstance(k, str) for k in value):
+            raise BadStrategy(f"{at}: a dict in a state needs texts for keys; others would come back as texts")
         return {str(k): freeze(v, f"{at}/{k}", tensors) for k, v in value.items()}
     if isinstance(value, tuple | list):
         items = [freeze(v, f"{at}/{i}", tensors) for i, v in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{at}: a {type(value).__name__} cannot be checkpointed; use tensors and plain values")
+    raise BadStrategy(f"{at}: a {type(value).__name__} cannot be checkpointed; use tensors and plain values")
 
 
 def thaw(frozen: Any, tensors: Mapping[str, Tensor]) -> Any:

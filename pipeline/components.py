@@ -12,11 +12,13 @@ import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
+
+from pipeline.errors import BadStrategy
 
 
 class Component(BaseModel):
@@ -56,20 +58,38 @@ def choices(kind: str) -> Mapping[str, type[Component]]:
     for module in modules:
         for _, cls in inspect.getmembers(module, inspect.isclass):
             if cls.__module__ == module.__name__ and issubclass(cls, Component) and _name(cls):
-                found[_name(cls)] = cls
+                _add(found, cls, str(module.__file__))
     for point in entry_points(group=f"hemofed.{kind}"):
-        cls = point.load()
-        found[_name(cls) or point.name] = cls
+        _add(found, _load(point), f"plugin {point.value}")
     return dict(sorted(found.items()))
 
 
-def plugin_versions() -> dict[str, str]:
-    """Distribution -> version of every plugin in use; part of a plan's hash."""
+def _add(found: dict[str, type[Component]], cls: type[Component], where: str) -> None:
+    if _name(cls) in found:
+        raise BadStrategy(
+            f"{where}: the name {_name(cls)!r} is taken by {found[_name(cls)].__module__}; choose another"
+        )
+    found[_name(cls)] = cls
+
+
+def _load(point: EntryPoint) -> type[Component]:
+    try:
+        cls = point.load()
+    except Exception as error:  # whatever a foreign package does on import
+        raise BadStrategy(f"the plugin {point.value} cannot be loaded ({error}); repair or uninstall it") from error
+    if not (isinstance(cls, type) and issubclass(cls, Component) and _name(cls)):
+        raise BadStrategy(f"the plugin {point.value} is no component with a `name`; see docs/add-a-strategy.md")
+    return cls
+
+
+def plugin_versions(used: Iterable[Component]) -> dict[str, str]:
+    """Distribution -> version of the plugins that these components come from; part of a plan's hash."""
+    modules = {type(component).__module__ for component in used}
     return {
         point.dist.name: point.dist.version
         for kind in PACKAGES
         for point in entry_points(group=f"hemofed.{kind}")
-        if point.dist is not None
+        if point.dist is not None and point.module in modules
     }
 
 

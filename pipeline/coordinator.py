@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.asking import Asking, Engine, Log
 from pipeline.checkpoint import freeze, thaw
-from pipeline.errors import HemofedError, TooFew
+from pipeline.errors import BadStrategy, HemofedError, TooFew
 from pipeline.judging import Judged, judge_round
 from pipeline.messages import Identity, SiteId, Wait
 from pipeline.metrics import Focus
@@ -73,7 +73,7 @@ class Coordinator:
             (fit,) = self.run_here([Fit(start.weights, start.stats, epochs=epochs)], 0)
             assert isinstance(fit, Fitted)
             start = Snapshot(fit.weights, fit.stats)
-        progress = Progress(0, self.study.strategy.start(start, self.plan))
+        progress = Progress(0, self._checked(self.study.strategy.start(start, self.plan), "start"))
         began = time.perf_counter()
         judged = self._judge(progress)
         return self._close(progress, Log(), judged, {"train": 0.0, "judge": time.perf_counter() - began}, None)
@@ -114,7 +114,7 @@ class Coordinator:
         asking = self._asking("train", progress, self.study.wait)
         void = None
         try:
-            state = self.study.strategy.round(progress.state, chosen, asking, self.plan)
+            state = self._checked(self.study.strategy.round(progress.state, chosen, asking, self.plan), "round")
         except TooFew as error:
             state, void, asking.log.accepted = progress.state, str(error), []
         self._check_finite(state, progress.round)
@@ -181,9 +181,19 @@ class Coordinator:
         return patience is not None and progress.looks >= patience
 
     def _asking(self, task: str, progress: Progress, wait: Wait, splits: tuple[Split, ...] = ()) -> Asking:
+        sees = self.study.strategy.sees if task == "train" else "each"
         return Asking(
-            self.engine, self.run_here, task, progress.round, progress.attempt, wait, progress.counted, splits
+            self.engine, self.run_here, task, progress.round, progress.attempt, wait, progress.counted, splits, sees
         )
+
+    def _checked(self, state: Any, method: str) -> Any:
+        strategy = self.study.strategy
+        if type(state) is not strategy.state:
+            raise BadStrategy(
+                f"{strategy.name}.{method} returned a {type(state).__name__}, but the class says "
+                f"state = {strategy.state.__name__}; a resumed run could not restore it"
+            )
+        return state
 
     def _check_finite(self, state: Any, round: int) -> None:
         for name, model in self.study.strategy.models(state).items():

@@ -3,6 +3,7 @@
 HemofedError
 ├── BadStudy       the study file or an override
 │   └── Refused    parts of a study that do not go together
+├── BadStrategy    an algorithm or plugin that breaks its contract
 ├── MissingExtra   an optional package is not installed
 ├── MissingData    a data set is not where it was looked for
 ├── BadData        images, labels or manifests that cannot be used
@@ -25,6 +26,9 @@ class BadStudy(HemofedError): ...
 
 
 class Refused(BadStudy): ...
+
+
+class BadStrategy(HemofedError): ...
 
 
 class MissingExtra(HemofedError): ...

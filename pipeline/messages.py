@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from pipeline.errors import BadMessage, BadReply
+from pipeline.errors import BadMessage, BadReply, BadStrategy
 from pipeline.tensors import to_bytes
 from pipeline.work import Job, Result, Split, Work
 
@@ -106,10 +106,16 @@ class Total:
             self.works[reply.site] = update.work
 
     def mean(self, key: str) -> Tensor:
-        return self._means[key] / self._weight
+        return _get(self._means, key, "mean") / self._weight
 
     def sum(self, key: str) -> Tensor:
-        return self._sums[key]
+        return _get(self._sums, key, "sum")
+
+
+def _get(have: Mapping[str, Tensor], key: str, kind: str) -> Tensor:
+    if key not in have:
+        raise BadStrategy(f"no site sent {key!r} as a {kind}; its Update holds {sorted(have)}")
+    return have[key]
 
 
 def _accumulate(into: dict[str, Tensor], key: str, value: Tensor, weight: float) -> None:

@@ -189,6 +189,7 @@ def _finish(sim: Simulation, folder: RunFolder, progress: Progress, why: str) ->
         "best_round": at,
         "chosen_by": chosen_by,
         "stopped": why,
+        "void_rounds": sum(record["void"] is not None for record in folder.rounds()),
         "positive": study.evaluation.positive,
         "test": test,
         "worst": worst and {"site": worst, "accuracy": by_site[worst]},

@@ -147,7 +147,8 @@ class Study(Section):
         plan["data"].pop("path", None)
         for key in ("name", "about"):
             plan.pop(key)
-        plan["software"] = {"hemofed": version("hemofed"), **plugin_versions()}
+        parts = (self.data, self.partition, self.skew, self.model, self.strategy)
+        plan["software"] = {"hemofed": version("hemofed"), **plugin_versions(parts)}
         return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 

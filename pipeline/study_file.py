@@ -115,7 +115,8 @@ def _explain_all(
         overridden = next((k for k in overrides if key == k or key.startswith(f"{k}.")), None)
         line = _line_of(text, loc)
         place = f"--set {overridden}" if overridden else f"{source}:{line}" if line else source
-        lines.append(f"{place}: {_what(loc, found, raw)}")
+        what = _what(loc, found, raw)
+        lines.append(f"{place}: {what.removeprefix(f'{key}: ') if overridden == key else what}")
     return lines
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from pipeline.errors import BadMessage
+from pipeline.errors import BadMessage, BadStrategy
 from pipeline.messages import Excuse, Flow, Memory, Message, Reply, SiteId, Update, reply_bytes
 from pipeline.strategies.base import Plan, Strategy
 from pipeline.work import Fit, Fitted, Job, Result, Slope, Work
@@ -64,9 +65,17 @@ class Visit:
         try:
             job = next(self._flow) if result is None else self._flow.send(result)
         except StopIteration as end:
-            update, memory = end.value
-            self._finish(update, memory)
-            return
+            match end.value:
+                case Update() as update, Mapping() as memory:
+                    self._finish(update, memory)
+                    return
+            raise BadStrategy(
+                f"{self.message.task} of a strategy ends with `return Update(...), memory`, not {end.value!r}"
+            ) from None
+        if not isinstance(job, Job):
+            raise BadStrategy(
+                f"{self.message.task} of a strategy yielded a {type(job).__name__}, which is no job; is it `yield from`?"
+            )
         if isinstance(job, Fit) and self._left < math.inf:
             job = replace(job, cap=int(self._left), whole=not self.message.partial)
         self.job = job

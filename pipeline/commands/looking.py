@@ -72,7 +72,7 @@ def strategies_command(json: bool) -> None:
         doc = (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()
         fields = {k: f.default for k, f in cls.model_fields.items() if k != "name"}
         rows.append({"name": name, "sees": cls(name=name).sees, "paper": cls.paper, "partial": cls.partial,
-                     "keeps site memory": cls.remembers, "settings": fields, "about": doc[0] if doc else ""})  # fmt: skip
+                     "remembers": cls.remembers, "settings": fields, "about": doc[0] if doc else ""})  # fmt: skip
     if json:
         print_json(rows)
         return

@@ -81,7 +81,8 @@ class Rounds:
             str(record["round"]),
             percent(shown.get("accuracy")),
             "–" if shown.get("loss") is None else f"{shown['loss']:.4f}",
-            f"{len(record['counted'])}/{len(record['asked'])}" + (f" ({missed} missed)" if missed else ""),
+            (f"{len(record['counted'])}/{len(record['asked'])}" if record["asked"] else "–")
+            + (f" ({missed} missed)" if missed else ""),
             megabytes(record["bytes"]["up"] + record["bytes"]["down"]),
             f"{sum(record['seconds'].values()):.2f} s",
         ]

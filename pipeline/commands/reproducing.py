@@ -53,8 +53,9 @@ def write_page(module: Any, done: Reproduction, folder: Path) -> Path:
         [[c.claim, "yes" if c.holds else "no", c.measured] for c in done.checks],
     )
     page.text(*done.notes)
+    page.section("Figures")
     for number, (caption, figure) in enumerate(done.figures):
-        page.section(caption).figure(to_svg(figure, f"figure-{number}"), caption, wide=True)
+        page.figure(to_svg(figure, f"figure-{number}"), caption, wide=True)
     for grid in done.grids:
         page.section(grid.title).table(
             [Column(title, numeric=place > 1) for place, title in enumerate(grid.columns)], grid.rows

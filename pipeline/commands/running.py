@@ -79,6 +79,10 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
     if len(sites) > 20:
         rows.append([f"… {len(sites) - 20} more in the report"] + [""] * len(columns))
     console.print(table(["test accuracy", *(name for name, _ in columns)], rows))
+    if results["void_rounds"]:
+        console.print(
+            f"[yellow]{results['void_rounds']} of {results['rounds']} rounds were void: too few sites answered[/]"
+        )
     traffic = results["traffic"]
     console.print(
         f"round {results['best_round']} of {results['rounds']} ({results['chosen_by']}, {results['stopped']}); "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.reports.figures import Series, curves
+from pipeline.reports.svg import PALETTE
 from pipeline.reproductions.base import Check, Context, Grid, Reproduction, reference
 
 NAME = "fashion-mnist-table"
@@ -36,8 +37,9 @@ def run(context: Context) -> Reproduction:
         worst = max(map(abs, apart[2:]))
         claim = f"{partition}: every round from 2 on within {TOLERANCE[partition]} points"
         checks.append(Check(claim, worst <= TOLERANCE[partition], f"largest difference {worst:.2f}"))
-        lines.append(Series(partition, range(11), [v / 100 for v in mine]))
-        lines.append(Series(f"{partition}, thesis", range(11), [v / 100 for v in theirs], dashed=True))
+        colour = PALETTE[len(checks) - 1]
+        lines.append(Series(partition, range(11), [v / 100 for v in mine], colour=colour))
+        lines.append(Series(f"{partition}, thesis", range(11), [v / 100 for v in theirs], dashed=True, colour=colour))
     figure = curves(lines, "Test accuracy by round", percent=True, wide=True)
     return Reproduction(
         payload=ours,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from pipeline.reports.figures import Series, curves
+from pipeline.reports.svg import PALETTE
 from pipeline.reproductions.base import Check, Context, Grid, Reproduction
 
 NAME = "stragglers"
@@ -17,12 +18,16 @@ LAST = 5  # looks that a final accuracy is the mean of: with few sites a round s
 def run(context: Context) -> Reproduction:
     ours: dict[str, dict[int, float]] = {name: {} for name in STRATEGIES}
     lines = []
-    for share in (0, 50, 90):
+    for colour, share in zip(PALETTE, (0, 50, 90), strict=False):
         for name, strategy in STRATEGIES.items():
             done = context.run("stragglers", f"{name}-{share}", strategy=strategy, sites__stragglers=share / 100)
             curve = done.curve("test")
             ours[name][share] = 100 * fmean(curve[-LAST:])
-            lines.append(Series(f"{name}, {share} % stragglers", done.judged_rounds(), curve, dashed=name == "fedavg"))
+            lines.append(
+                Series(
+                    f"{name}, {share} % stragglers", done.judged_rounds(), curve, dashed=name == "fedavg", colour=colour
+                )
+            )
     gap = ours["fedprox"][90] - ours["fedavg"][90]
     loss = {name: ours[name][0] - ours[name][90] for name in STRATEGIES}
     rows = [

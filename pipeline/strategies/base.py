@@ -6,7 +6,6 @@ runs stacked over a hundred simulated sites in one process, or alone in a hospit
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
@@ -17,7 +16,7 @@ from torch import Tensor
 from pipeline.components import Component
 from pipeline.messages import Flow, Memory, Message, Reply, SiteId, Total, Update, Vectors
 from pipeline.weights import Snapshot, Spec, Vec
-from pipeline.work import Evaluate, Fitted, Job, Result, evaluated
+from pipeline.work import Evaluate, Fit, Fitted, Job, Result, evaluated, fitted
 
 Sees = Literal["totals", "groups", "each"]
 
@@ -51,7 +50,7 @@ class Global:
 
 
 class Strategy(Component):
-    """Defaults fit an algorithm with one global model; override what differs."""
+    """The defaults are FedAvg: one global model, its weighted mean, plain local training. Override what differs."""
 
     paper: ClassVar[str] = ""
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "judge"})
@@ -80,8 +79,11 @@ class Strategy(Component):
         """What can be saved, evaluated by the coordinator, and exported."""
         return {"global": Snapshot(state.weights, state.stats)}
 
-    @abstractmethod
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow: ...
+    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+        """Trains as long as the study says and sends what moved."""
+        w = message.vectors["weights"]
+        fit = yield from fitted(Fit(w, message.vectors["stats"], steps=plan.steps, epochs=plan.epochs))
+        return moved(w, fit), memory
 
     def judge(self, message: Message, memory: Memory, plan: Plan) -> Flow:
         return (yield from judge(Snapshot(message.vectors["weights"], message.vectors["stats"]), message, memory))

@@ -146,10 +146,9 @@ def gather(bench: Bench, indices: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]
     sizes = [len(i) for i in indices]
     S, B = len(indices), max(sizes)
     device = bench.pool.device
-    if min(sizes) == B:
-        share = torch.full((S, B), 1 / B, device=device)
-    else:
-        share = torch.tensor([[1 / n] * n + [0.0] * (B - n) for n in sizes], device=device)
+    counts = torch.tensor(sizes).unsqueeze(1)
+    share = ((torch.arange(B) < counts) / counts).to(device)
+    if min(sizes) < B:
         indices = [F.pad(i, (0, B - len(i)), value=int(i[0])) for i in indices]
     index = torch.cat(indices)
     x, y = bench.pool.inputs(index), bench.pool.labels(index)

@@ -63,7 +63,7 @@ def test_errors_name_key_line_and_choices(old, new, want):
 
 
 def test_a_wrong_override_is_named_as_such():
-    assert failing(GOOD, **{"local.lr": "fast"}).startswith("--set local.lr: local.lr")
+    assert failing(GOOD, **{"local.lr": "fast"}).startswith("--set local.lr: should be a valid number")
     assert failing(GOOD, **{"local.speed": 1}).startswith("--set local.speed: unknown key")
 
 

@@ -1,0 +1,78 @@
+"""The wheel in a clean environment: what is in it, what it does alone, and a study with the heavy packages beside it."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("the wheel is built from what git knows, and this is no git checkout")
+    for name in filter(lambda name: (ROOT / name).is_file(), listed.stdout.splitlines()):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    subprocess.run(build, check=True)
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def clean(wheel, tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("clean")
+    venv.create(place, with_pip=True)
+    done = subprocess.run(
+        [place / "bin" / "python", "-m", "pip", "install", "-q", str(wheel)], capture_output=True, text=True
+    )
+    if done.returncode and "No matching distribution" in done.stderr:
+        pytest.skip("the package index cannot be reached")
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_what_is_in_the_wheel(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"pipeline/studies/moons-demo.toml", "pipeline/reference/fashion_mnist_fedavg.csv", "pipeline/reports/page.html",
+            "pipeline/reports/page.css", "sites/runner.py", "models/cnn.py", "privacy/__init__.py", "deploy/__init__.py"} <= names  # fmt: skip
+    assert not [n for n in names if n.startswith(("tests/", "benchmarks/", "docs/"))]
+
+
+def test_the_base_alone_answers_and_names_the_missing_extra(clean, tmp_path):
+    hemofed = clean / "bin" / "hemofed"
+    assert "reproduce" in subprocess.run([hemofed, "--help"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([hemofed, "run"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "pip install 'hemofed[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_study_runs_from_the_wheel(clean, tmp_path):
+    """The heavy packages are lent by this environment; hemofed itself is the wheel's."""
+    env = os.environ | {"PYTHONPATH": sysconfig.get_paths()["purelib"]}
+    where = [clean / "bin" / "python", "-c", "import pipeline; print(pipeline.__file__)"]
+    assert str(clean) in subprocess.run(where, capture_output=True, text=True, check=True, cwd=tmp_path, env=env).stdout
+    run = [clean / "bin" / "hemofed", "run", "--set", "rounds=2", "--json"]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "moons-demo" / "report.html").stat().st_size > 10_000
