@@ -36,6 +36,7 @@ class Log:
     asked: list[SiteId] = field(default_factory=list)
     accepted: list[Reply] = field(default_factory=list)  # without their vectors
     missed: dict[SiteId, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the accepted vectors, all alike
     up: int = 0
     down: int = 0
 
@@ -112,10 +113,18 @@ class Asking:
             self.log.missed[site] = answer.reason
             return None
         late = answer.turn < self.turn and self.wait.late == "keep"
-        if answer.task != self.task or (answer.turn != self.turn and not late):
+        if answer.task != self.task or not (late or (answer.turn, answer.attempt) == (self.turn, self.attempt)):
             raise BadReply(f"{site}: answered turn {answer.turn} ({answer.task}) when asked turn {self.turn}")
+        if not late and site not in self.log.asked:
+            raise BadReply(f"{site}: answered without being asked")
+        if any((r.site, r.turn, r.attempt) == (site, answer.turn, answer.attempt) for r in self.log.accepted):
+            raise BadReply(f"{site}: answered turn {answer.turn} twice")
+        shapes = {key: tuple(v.shape) for part in (answer.update.mean, answer.update.sum) for key, v in part.items()}
+        if self.log.shapes and shapes != self.log.shapes:
+            raise BadReply(f"{site}: sent {shapes} where others sent {self.log.shapes}")
         work = answer.update.work
         if work is not None and work.partial and self.wait.partial == "drop":
             self.log.missed[site] = f"late: {work.done} of {work.asked} steps"
             return None
+        self.log.shapes = shapes
         return answer

@@ -6,52 +6,21 @@ A state may hold tensors, plain JSON values, and dicts (string keys), tuples and
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pipeline.errors import BadRun, BadStrategy, NoSpace
+from pipeline.errors import BadRun, BadStrategy
+from pipeline.files import write_atomically
 from pipeline.tensors import to_bytes
 
 KEEP = 2  # the last one, and the one before it in case the disk lies about syncing
 _TENSOR, _TUPLE = "$tensor", "$tuple"
-
-
-@contextlib.contextmanager
-def full_disk_is_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(
-                f"no space left to write {path}; free some and continue with `hemofed run --resume`"
-            ) from error
-        raise
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with full_disk_is_named(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def save_tensors(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -87,13 +56,16 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return load_tensors(found[-1])
 
 
+def shallow(value: Any) -> dict[str, Any]:
+    """A dataclass's own fields, as they are."""
+    return {f.name: getattr(value, f.name) for f in fields(value)}
+
+
 def freeze(value: Any, at: str, tensors: dict[str, Tensor]) -> Any:
     """A state as JSON, its tensors put aside under their path."""
     if isinstance(value, Tensor):
         tensors[at] = value
         return {_TENSOR: at}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: freeze(getattr(value, f.name), f"{at}/{f.name}", tensors) for f in fields(value)}
     if isinstance(value, Mapping):
         if not all(isinstance(k, str) for k in value):
             raise BadStrategy(f"{at}: a dict in a state needs texts for keys; others would come back as texts")

@@ -34,8 +34,9 @@ EXTRAS = {"torch": "train", "monai": "train", "albumentations": "train", "sklear
 @app.command()
 def run(
     study: Annotated[
-        str, typer.Argument(help="A study file, or the name of a packaged study (`hemofed study list`)")
-    ] = "moons-demo",
+        str | None,
+        typer.Argument(help="A study file or a packaged study (`hemofed study list`); moons-demo if not given"),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; runs/NAME if not given")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="Continue this run folder")] = None,
     sets: Sets = None,
@@ -82,14 +83,16 @@ def evaluate(
     data: Annotated[Path | None, typer.Option("--data", help="Where the other data lie")] = None,
     source: Annotated[str | None, typer.Option(help="Kind of data; as in the run's study if not given")] = None,
     model: Annotated[str, typer.Option(help="Which of the run's models")] = "global",
-    split: Annotated[str, typer.Option(help="all, or one of train, val, test")] = "all",
+    split: Annotated[
+        str | None, typer.Option(help="all, train, val or test; all of other data, test of the study's own")
+    ] = None,
     sets: Sets = None,
     json: Json = False,
 ) -> None:
     """Score a saved model on other data."""
     from pipeline.commands.looking import evaluate_command
 
-    evaluate_command(run, data, source, model, split, sets or [], json)
+    evaluate_command(run, data, source, model, split or ("all" if data else "test"), sets or [], json)
 
 
 @app.command()
@@ -155,6 +158,8 @@ def main() -> None:
         app()
     except HemofedError as error:
         _fail(str(error), 2)
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:

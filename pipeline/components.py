@@ -24,7 +24,7 @@ from pipeline.errors import BadStrategy
 class Component(BaseModel):
     """Base of everything that a study file can choose by `name`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: str
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pipeline.asking import Asking, Engine, Log
-from pipeline.checkpoint import freeze, thaw
+from pipeline.checkpoint import freeze, shallow, thaw
 from pipeline.errors import BadStrategy, HemofedError, TooFew
-from pipeline.judging import Judged, judge_round
+from pipeline.judging import Judged, judge_round, value_of
 from pipeline.messages import Identity, SiteId, Wait
 from pipeline.metrics import Focus
 from pipeline.run_folder import RunFolder
@@ -83,20 +83,19 @@ class Coordinator:
         make = self.study.strategy.state
         best = values["best"] and Best(**(values["best"] | {"state": make(**values["best"]["state"])}))
         self.engine.restore(header["engine"], tensors)
-        attempt = values["attempt"] + 1  # the turn that was cut short keeps its number
+        attempt = self.folder.next_attempt(values["round"] + 1)  # the turn that was cut short keeps its number
         return Progress(**(values | {"state": make(**values["state"]), "best": best, "attempt": attempt}))
 
     def run(self, progress: Progress) -> tuple[Progress, str]:
         """To the last round, the target, or until patience ends; and why it ended."""
         while progress.round < self.study.rounds:
-            if progress.reached:
-                return (
-                    progress,
-                    f"target: {self.study.evaluation.best} {progress.reached:.4f} in round {progress.round}",
-                )
+            if progress.reached is not None:
+                break
             if self._out_of_patience(progress):
                 return progress, f"early: no better {self.study.evaluation.best} in {progress.looks} looks"
             progress = self._round(replace(progress, round=progress.round + 1))
+        if progress.reached is not None:
+            return progress, f"target: {self.study.evaluation.best} {progress.reached:.4f} in round {progress.round}"
         return progress, "finished"
 
     def result(self, progress: Progress) -> tuple[Any, int, str]:
@@ -133,7 +132,8 @@ class Coordinator:
         self, progress: Progress, log: Log, judged: Judged, spent: dict[str, float], void: str | None
     ) -> Progress:
         """Best so far, the record's line, the checkpoint: in this order, so that a kill loses no line."""
-        progress = progress if void else self._weigh(progress, judged)
+        found = judged.metrics(self.focus)
+        progress = progress if void else self._weigh(progress, found)
         progress = replace(
             progress,
             up=progress.up + log.up,
@@ -156,20 +156,21 @@ class Coordinator:
             "seconds": {k: round(v, 4) for k, v in spent.items()} | {"save": round(self.folder.save_seconds, 4)},
             "clock": round(self.engine.clock, 6),
             "void": void,
-            "metrics": judged.metrics(self.focus),
+            "unjudged": judged.missed,
+            "metrics": found,
         }
         self.folder.append(record)
         self._checkpoint(progress)
         self.watch(record)
         return replace(progress, attempt=0)
 
-    def _weigh(self, progress: Progress, judged: Judged) -> Progress:
+    def _weigh(self, progress: Progress, found: Mapping[str, Any]) -> Progress:
         evaluation = self.study.evaluation
         if evaluation.target is not None and evaluation.watch:
-            seen = judged.value(evaluation.best, self.focus, evaluation.watch[0])
+            seen = value_of(found, evaluation.best, evaluation.watch[0])
             goal = -evaluation.target if evaluation.best == "loss" else evaluation.target
             progress = replace(progress, reached=abs(seen) if seen is not None and seen >= goal else None)
-        value = judged.value(evaluation.best, self.focus)
+        value = value_of(found, evaluation.best)
         if value is None or progress.round == 0:
             return progress
         if progress.best is None or value > progress.best.value:
@@ -205,7 +206,9 @@ class Coordinator:
 
     def _checkpoint(self, progress: Progress) -> None:
         tensors: dict[str, Tensor] = {}
-        frozen = freeze(progress, "progress", tensors)
+        best = progress.best and shallow(progress.best) | {"state": shallow(progress.best.state)}
+        whole = shallow(progress) | {"state": shallow(progress.state), "best": best}
+        frozen = freeze(whole, "progress", tensors)
         engine, site_tensors = self.engine.snapshot()
         header = {"study": self.study.hash, "progress": frozen, "engine": engine, "machine": dict(self.machine)}
         self.folder.checkpoint(progress.round, header, tensors | site_tensors)

@@ -19,6 +19,7 @@ class Judged:
     sites: Mapping[SiteId, Mapping[Split, Evaluated]] = field(default_factory=dict)
     up: int = 0  # bytes
     down: int = 0
+    missed: Mapping[SiteId, str] = field(default_factory=dict)
 
     def pooled(self, split: Split) -> Evaluated | None:
         parts = [seen[split] for seen in self.sites.values() if split in seen]
@@ -40,12 +41,6 @@ class Judged:
                 out[split] = entry
         return out
 
-    def value(self, metric: str, focus: Focus, split: Split = "val") -> float | None:
-        """What the best round is chosen by, pooled over sites where they were asked. Higher is better."""
-        entry = self.metrics(focus).get(split, {})
-        found: float | None = (entry.get("pooled") or entry.get("coordinator") or {}).get(metric)
-        return -found if found is not None and metric == "loss" else found
-
     def final(self, focus: Focus) -> dict[str, Any]:
         """The test metrics with what plots need."""
         out: dict[str, Any] = self.metrics(focus).get("test", {})
@@ -53,6 +48,13 @@ class Judged:
             if who in out and seen is not None:
                 out[who] |= details(seen, focus)
         return out
+
+
+def value_of(found: Mapping[str, Any], metric: str, split: Split = "val") -> float | None:
+    """What the best round is chosen by, pooled over sites where they were asked. Higher is better."""
+    entry = found.get(split, {})
+    value: float | None = (entry.get("pooled") or entry.get("coordinator") or {}).get(metric)
+    return -value if value is not None and metric == "loss" else value
 
 
 def judge_round(study: Study, state: Any, sites: Sequence[SiteId], asking: Asking) -> Judged:
@@ -73,4 +75,13 @@ def judge_round(study: Study, state: Any, sites: Sequence[SiteId], asking: Askin
                 )
                 for split in splits
             }
-    return Judged(coordinator, at_sites, asking.log.up, asking.log.down)
+    return Judged(coordinator, at_sites, asking.log.up, asking.log.down, asking.log.missed)
+
+
+def headline(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The split and the metrics that one line has room for."""
+    for split in ("val", "test", "train"):
+        entry = record["metrics"].get(split)
+        if entry:
+            return split, entry.get("coordinator") or entry.get("pooled") or {}
+    return "val", {}

@@ -58,7 +58,6 @@ class Reply:
     attempt: int
     update: Update
     weight: float
-    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,6 @@ class Total:
 
     def add(self, reply: Reply) -> None:
         update = reply.update
-        if self.count and (self._means.keys() != update.mean.keys() or self._sums.keys() != update.sum.keys()):
-            raise BadReply(f"{reply.site}: holds {sorted(update.mean)} where the others hold {sorted(self._means)}")
         self.count += 1
         self._weight += reply.weight
         for key, value in update.mean.items():
@@ -168,10 +165,15 @@ def reply_bytes(answer: Reply | Excuse) -> bytes:
         return pack(asdict(answer), {})
     update = answer.update
     header = {"site": answer.site, "task": answer.task, "turn": answer.turn, "attempt": answer.attempt}
-    header |= {"weight": answer.weight, "work": update.work and asdict(update.work)}
+    header |= {"weight": answer.weight, "work": update.work and _work(update.work)}
     return pack(
         header, {f"mean/{k}": v for k, v in update.mean.items()} | {f"sum/{k}": v for k, v in update.sum.items()}
     )
+
+
+def _work(work: Work) -> dict[str, Any]:
+    """Seconds in a fixed width, so that the length of a reply does not depend on the clock."""
+    return asdict(work) | {"seconds": f"{work.seconds:015.6f}"}
 
 
 def read_reply(site: SiteId, parcel: bytes) -> Reply | Excuse:
@@ -183,7 +185,7 @@ def read_reply(site: SiteId, parcel: bytes) -> Reply | Excuse:
         if "reason" in header:
             return Excuse(site, header["task"], int(header["turn"]), str(header["reason"]))
         weight = float(header["weight"])
-        work = header["work"] and Work(**header["work"])
+        work = header["work"] and Work(**(header["work"] | {"seconds": float(header["work"]["seconds"])}))
         turn, attempt = int(header["turn"]), int(header["attempt"])
     except (KeyError, TypeError, ValueError) as error:
         raise BadReply(f"{site}: a field is missing or wrong ({error}); is the site of the same version?") from error
@@ -196,4 +198,4 @@ def read_reply(site: SiteId, parcel: bytes) -> Reply | Excuse:
         kind: {k[len(kind) + 1 :]: v for k, v in tensors.items() if k.startswith(f"{kind}/")}
         for kind in ("mean", "sum")
     }
-    return Reply(site, header["task"], turn, attempt, Update(parts["mean"], parts["sum"], work), weight, len(parcel))
+    return Reply(site, header["task"], turn, attempt, Update(parts["mean"], parts["sum"], work), weight)

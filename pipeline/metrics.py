@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ def metrics(seen: Evaluated, focus: Focus = NO_FOCUS) -> dict[str, float | None]
     _, confidence, correct = seen.calibration.numpy().T
     out: dict[str, float | None] = {
         "n": int(n),
-        "loss": float(seen.loss) / n,
+        "loss": float(seen.loss) / n if math.isfinite(float(seen.loss)) else None,
         "accuracy": float(hits.sum() / n),
         "balanced_accuracy": float(recall.mean()),
         "macro_f1": float(f1.mean()),
@@ -98,11 +99,13 @@ class Curve:
 
     @property
     def auprc(self) -> float:
-        """Average precision; within a bin the order is unknown, so its precision is taken as midway."""
-        first = int(np.argmax(self.positives + self.negatives > 0))
-        before = np.concatenate([[self.precision[first]], self.precision[1:-1]])
-        before[:first] = self.precision[first]
-        return float(np.sum(np.diff(self.tpr) * (before + self.precision[1:]) / 2))
+        """Average precision, as scikit-learn's; within a bin positives and negatives are taken as evenly mixed."""
+        own, others = np.diff(self.positives).astype(np.int64), np.diff(self.negatives)
+        at = np.repeat(np.arange(len(own)), own)  # the bin of each positive, and which one of its bin it is
+        nth = np.arange(1, len(at) + 1) - self.positives[at]
+        above = self.positives[at] + nth
+        precision = above / (above + self.negatives[at] + others[at] * nth / (own[at] + 1))
+        return float(precision.mean())
 
     def sensitivity(self, specificity: float) -> float:
         return float(self.tpr[self.fpr <= 1 - specificity + 1e-12].max())

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.checkpoint import full_disk_is_named, load_checkpoint, save_checkpoint, save_tensors, write_atomically
+from pipeline.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from pipeline.errors import BadRun
+from pipeline.files import full_disk_is_named, read_rounds, write_atomically
 from pipeline.study import Study
 from pipeline.study_file import read_study, to_toml
 from pipeline.weights import Snapshot
@@ -26,12 +27,12 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, study: Study) -> RunFolder:
-        if path.exists() and any(path.iterdir()):
+        """A folder in which nothing was run yet, e.g. because the data were missing, may be taken over."""
+        taken = [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
+        if not set(taken) <= {"study.toml", "sites.json", "rounds.jsonl", "checkpoint"} or cls(path).begun:
             raise BadRun(
                 f"{path} is not empty; choose another --out, or continue it with `hemofed run --resume {path}`"
             )
-        with full_disk_is_named(path):
-            path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / "study.toml", to_toml(study.dump()).encode())
         return cls(path)
 
@@ -53,14 +54,7 @@ class RunFolder:
             os.fsync(out.fileno())
 
     def rounds(self) -> list[dict[str, Any]]:
-        file = self.path / "rounds.jsonl"
-        records = []
-        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-            try:
-                records.append(json.loads(line))
-            except ValueError:  # the last line of a killed run may be cut short
-                break
-        return records
+        return read_rounds(self.path / "rounds.jsonl")
 
     def cut_back(self, round: int) -> None:
         """Forgets what came after `round`: the checkpoint decides what happened."""
@@ -74,6 +68,14 @@ class RunFolder:
 
     def load_checkpoint(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return load_checkpoint(self.path / "checkpoint")
+
+    def next_attempt(self, round: int) -> int:
+        """Numbers the executions of one turn; on disk before anybody is asked, so that no two share an identity."""
+        file = self.path / "checkpoint" / "attempt.json"
+        last = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        attempt = last["attempt"] + 1 if last.get("round") == round else 1
+        write_atomically(file, json.dumps({"round": round, "attempt": attempt}).encode())
+        return attempt
 
     @property
     def begun(self) -> bool:

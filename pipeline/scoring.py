@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from models.base import Model
 from pipeline.checkpoint import load_tensors
@@ -17,9 +18,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.weights import Snapshot, Spec
 from sites.data.base import SPLITS, Dataset, Source
 from sites.trainers.base import Pool
-from sites.trainers.scoring import nothing, score
-
-CHUNK = 1000
+from sites.trainers.scoring import evaluate
 
 
 def load_model(folder: RunFolder, name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -59,10 +58,7 @@ def score_saved(
             f"{path or 'data'}: classes {', '.join(data.classes)}, but the model knows {', '.join(header['classes'])}"
         )
     index = _rows(data, split)
-    pool = Pool(data.x, data.y, torch.device("cpu"))
-    with torch.inference_mode():
-        logits = [module(pool.inputs(part)) for part in index.split(CHUNK)]
-    seen = score(torch.cat(logits), pool.labels(index)) if len(index) else nothing(len(data.classes))
+    seen = evaluate(module, Pool(data.x, data.y, torch.device("cpu")), index, len(data.classes))
     positive = study.evaluation.positive
     focus = Focus(data.classes.index(positive) if positive else None, study.evaluation.specificity)
     where = {
@@ -92,10 +88,16 @@ def _source(
     cls = choices("data")[kind or own.name]
     given: dict[str, Any] = own.model_dump(exclude_none=True) if cls is type(own) else {"name": kind}
     if "size" in cls.model_fields and len(header["shape"]) == 3:
-        given |= {"size": header["shape"][-1], "channels": header["shape"][0], "classes": tuple(header["classes"])}
+        if header["shape"][-1] == header["shape"][-2]:  # others have to come in the right size
+            given["size"] = header["shape"][-1]
+        given |= {"channels": header["shape"][0], "classes": tuple(header["classes"])}
     if whole:  # nothing to set apart
         given |= {key: 0.0 for key in ("val", "test") if key in cls.model_fields}
     given |= ({"path": path} if path else {}) | {key.removeprefix("data."): value for key, value in sets.items()}
-    source = cls.model_validate(given)
+    try:
+        source = cls.model_validate(given)
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadStudy(f"the data cannot be read like this: {told}") from error
     assert isinstance(source, Source)
     return source

@@ -11,6 +11,10 @@ from pipeline.messages import SiteId
 
 def select(sites: Sequence[SiteId], fraction: float, seed: int, round: int) -> list[SiteId]:
     """In the order of `sites`, so that sums are taken in site order."""
-    m = max(int(fraction * len(sites) + 1e-9), 1)  # 0.07 * 100 is 7.000000000000001 or 6.99...: it means 7
+    m = how_many(len(sites), fraction)
     drawn = np.random.default_rng([seed, 0x5E1EC7, round]).permutation(len(sites))[:m]
     return [sites[i] for i in sorted(drawn)]
+
+
+def how_many(sites: int, fraction: float) -> int:
+    return max(int(fraction * sites + 1e-9), 1)  # 0.29 * 100 is 28.999999999999996: it means 29

@@ -15,7 +15,8 @@ import torch
 from models.base import Model
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.engines.inprocess import InProcess, Profile
-from pipeline.errors import BadRun, BadStudy, Refused
+from pipeline.errors import BadRun, BadStudy, HemofedError, Refused
+from pipeline.files import alone_in
 from pipeline.metrics import Focus
 from pipeline.run_folder import RunFolder
 from pipeline.strategies.base import Plan
@@ -39,6 +40,9 @@ class Simulation:
 
 def device_of(study: Study) -> torch.device:
     if study.device != "auto":
+        there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        if not there[study.device]:
+            raise Refused(f"device = {study.device!r}, but there is none here; use device = 'auto'")
         return torch.device(study.device)
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
 
@@ -94,6 +98,11 @@ def run(
     study: Study, folder: RunFolder, root: Path | None = None, watch: Watch = lambda record: None
 ) -> dict[str, Any]:
     """From the start, or from the folder's last checkpoint; returns what results.json holds."""
+    with alone_in(folder.path):
+        return _run(study, folder, root, watch)
+
+
+def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch) -> dict[str, Any]:
     if folder.finished:
         results: dict[str, Any] = folder.read_json("results.json")
         return results
@@ -111,7 +120,17 @@ def run(
         folder.write_json("sites.json", _sites(sim.population))
         progress = sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
     progress, why = sim.coordinator.run(progress)
+    _check_trained(folder)
     return _finish(sim, folder, progress, why)
+
+
+def _check_trained(folder: RunFolder) -> None:
+    """A run in which no round ever counted has no result; its folder stays to be looked at."""
+    trained = folder.rounds()[1:]
+    if trained and all(record["void"] for record in trained):
+        last = trained[-1]
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in list(last["missed"].items())[:3])
+        raise HemofedError(f"no round counted, so there is no result ({last['void']}). In the last round: {reasons}")
 
 
 def look(study: Study, root: Path | None) -> Simulation:
@@ -127,6 +146,25 @@ def check(study: Study, spec: Spec, people: Population) -> None:
         raise Refused("public.warmup_epochs needs public.share > 0: there is nothing to warm up on")
     if study.evaluation.patience is not None and not any(len(e.val) for e in people.examples.values()):
         raise Refused("evaluation.patience needs validation examples; set data.val > 0")
+    evaluation, local, waiting = study.evaluation, study.local, study.waiting
+    if evaluation.patience is not None and "val" not in evaluation.watch:
+        raise Refused("evaluation.patience looks at val; put it into evaluation.watch")
+    if evaluation.target is not None and not evaluation.watch:
+        raise Refused("evaluation.target needs a split in evaluation.watch")
+    if waiting.late == "keep" and (study.wait.partial == "keep" or waiting.deadline is None):
+        raise Refused("waiting.late = 'keep' needs a deadline and waiting.partial = 'drop': else nobody is late")
+    if study.strategy.name == "fedsgd" and (local.optimiser != "sgd" or local.momentum or local.weight_decay):
+        raise Refused(
+            "fedsgd takes one plain step a round; set local.optimiser = 'sgd' without momentum and weight_decay"
+        )
+    if study.strategy.name == "fedsgd" and (local.epochs, local.steps) != (1, None):
+        raise Refused("fedsgd takes one step a round; leave out local.epochs and local.steps, or use fedavg")
+    if spec.stat_size and local.batch != "all":
+        alone = [s for s in people.sites if people.examples[s].n % local.batch == 1]
+        if alone:
+            raise Refused(
+                f"{', '.join(alone)}: the last batch is one example, of which BatchNorm has no spread; change local.batch"
+            )
     watched = study.evaluation.best.startswith("positive_")
     if watched and study.evaluation.positive is None:
         raise Refused(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from pipeline.components import Choice, plugin_versions
+from pipeline.errors import BadStudy
 from pipeline.messages import Wait
 from pipeline.strategies.base import Strategy
 from pipeline.work import Split
@@ -32,14 +33,14 @@ Metric = Literal[
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Sites(Section):
     """`speed` (steps a second), `dropout` (chance to vanish in a round) and `stragglers` (share of the asked sites that
     is slowed to a random part of its speed each round) live on a virtual clock, so results do not depend on the machine."""
 
-    count: PositiveInt | None = None  # may be left out where a natural key says
+    count: int | None = Field(None, gt=0, le=100_000)  # may be left out where a natural key says
     speed: PositiveFloat | tuple[PositiveFloat, ...] = 1.0
     dropout: Share | tuple[Share, ...] = 0.0
     stragglers: Share = 0.0
@@ -114,11 +115,11 @@ class Evaluation(Section):
 class Study(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     about: str = ""
-    seed: NonNegativeInt = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     rounds: PositiveInt = 10
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     trainer: Literal["auto", "loop", "stacked", "pool"] = "auto"
-    threads: PositiveInt | None = None  # for torch; all cores if not given
+    threads: int | None = Field(None, gt=0, le=1024)  # for torch; all cores if not given
     weighting: Literal["examples", "equal"] = "examples"
     data: Annotated[Source, Choice("data")]
     sites: Sites = Sites()
@@ -156,7 +157,11 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
     """A relative data.path starts from the study file, one given as an override from here; a run keeps it absolute."""
     from pipeline.study_file import read_study
 
-    study = read_study(path.read_text(encoding="utf-8"), str(path), overrides or {})
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadStudy(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    study = read_study(text, str(path), overrides or {})
     where = study.data.path
     if where is None or where.is_absolute():
         return study

@@ -97,6 +97,8 @@ def _override(raw: dict[str, Any], dotted: str, value: Any) -> None:
         table = below
     if not parents and last in _KINDS and isinstance(value, str):
         value = {"name": value}
+    if parents == ["local"] and last in ("epochs", "steps"):  # one measure replaces the other
+        table.pop("steps" if last == "epochs" else "epochs", None)
     if last == "name" and len(parents) == 1 and table.get("name") not in (None, value):
         table.clear()  # another component: the old one's settings are not its own
     table[last] = value

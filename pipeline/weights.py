@@ -88,11 +88,6 @@ class Spec:
             for b, value in zip(self._stats(module), self.split_stats(snapshot.stats), strict=True):
                 b.copy_(value)
 
-    def of_role(self, *roles: Role) -> Tensor:
-        """(P,) bool: which elements belong to parameters of these roles."""
-        parts = [torch.full((math.prod(s),), r in roles) for s, r in zip(self.shapes, self.roles, strict=True)]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
-
     def _stats(self, module: nn.Module) -> list[Tensor]:
         buffers = dict(module.named_buffers())
         return [buffers[n] for n in self.stat_names]

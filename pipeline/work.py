@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.weights import Vec
 
 Split = Literal["train", "val", "test"]
-SCORE_BINS = 512
+SCORE_BINS = 1024
 CALIBRATION_BINS = 15
 
 
@@ -46,6 +46,7 @@ class Work:
     done: int
     examples: int  # n_k of the training split
     seconds: float = 0.0
+    looks: int = 0  # steps' worth of looking at all local data (gamma), which takes time but trains nothing
 
     @property
     def partial(self) -> bool:
@@ -110,7 +111,7 @@ class Evaluated:
     n: Tensor  # ()
     loss: Tensor  # () sum over examples
     confusion: Tensor  # (C, C) rows are the truth
-    scores: Tensor  # (C, 2, SCORE_BINS) one-vs-rest log-odds of [others, class]
+    scores: Tensor  # (C, 2, SCORE_BINS) int32: one-vs-rest scores of [others, class]
     calibration: Tensor  # (CALIBRATION_BINS, 3) count, sum of confidence, correct
 
     def __add__(self, other: Evaluated) -> Evaluated:

@@ -3,38 +3,66 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path
 
-from pipeline.commands.output import Rounds, headline
+from pipeline.judging import headline
 from pipeline.run_folder import RunFolder
-from pipeline.simulate import run
+from pipeline.simulate import Watch, run
 from pipeline.strategies.base import Strategy
 from pipeline.strategies.central import Central
 from pipeline.strategies.local import Local
-from pipeline.study import Selection, Sites, Study, Waiting
+from pipeline.study import Public, Selection, Sites, Study, Waiting
+
+Watching = Callable[[Study], AbstractContextManager[Watch]]
 
 
-def measure(study: Study, folder: RunFolder, data: Path | None, quiet: bool) -> dict[str, Any]:
-    fingerprint = folder.read_json("sites.json")["fingerprint"]
-    return {s.name: _one(yardstick(study, s), s.name, fingerprint, data, quiet) for s in (Local(), Central())}
+def measure(study: Study, folder: RunFolder, data: Path | None, watching: Watching) -> dict[str, Any]:
+    about = folder.read_json("sites.json")
+    sites = len(about["sites"])
+    return {s.name: _one(yardstick(study, s, sites), folder, data, watching) for s in (Local(), Central())}
 
 
-def yardstick(study: Study, strategy: Strategy) -> Study:
-    """The same data, model and passes; everybody takes part, on time."""
-    calm = {"sites": Sites(count=study.sites.count), "selection": Selection(), "waiting": Waiting()}
-    patient = {"evaluation": study.evaluation.model_copy(update={"patience": None})}
-    return study.model_copy(update={"strategy": strategy, "name": f"{study.name}-{strategy.name}", **calm, **patient})
+def yardstick(study: Study, strategy: Strategy, sites: int) -> Study:
+    """The same data, model and passes; everybody takes part, on time, to the last round."""
+    local = study.local
+    if strategy.pools and local.steps is not None:  # as many steps as all sites take together
+        local = local.model_copy(update={"steps": local.steps * sites})
+    return study.model_copy(
+        update={
+            "name": f"{study.name}-{strategy.name}",
+            "strategy": strategy,
+            "local": local,
+            "sites": Sites(count=study.sites.count),
+            "selection": Selection(),
+            "waiting": Waiting(),
+            "public": Public(share=study.public.share),
+            "evaluation": study.evaluation.model_copy(update={"patience": None, "target": None}),
+        }
+    )
 
 
-def _one(study: Study, name: str, fingerprint: str, data: Path | None, quiet: bool) -> dict[str, Any]:
-    path = user_cache_path("hemofed") / "yardsticks" / study.hash[:32]
-    if (path / "sites.json").is_file() and RunFolder(path).read_json("sites.json")["fingerprint"] != fingerprint:
-        shutil.rmtree(path)  # the same study on other data
-    cached = RunFolder.open(path) if (path / "study.toml").is_file() else RunFolder.create(path, study)
-    with Rounds(name, study.rounds, quiet or cached.finished) as watch:
+def _one(study: Study, folder: RunFolder, data: Path | None, watching: Watching) -> dict[str, Any]:
+    cached = _entry(study, folder)
+    with watching(study) as watch:
         results = run(study, cached, data, watch)
     curve = [[r["round"], headline(r)[1].get("accuracy")] for r in cached.rounds() if r["metrics"]]
     return {"test": results["test"], "curve": curve}
+
+
+def _entry(study: Study, folder: RunFolder) -> RunFolder:
+    """In the user's cache, by study and data; beside the run where there is no cache to write to."""
+    data = folder.read_json("sites.json")["fingerprint"]
+    path = user_cache_path("hemofed") / "yardsticks" / f"{study.hash[:24]}-{data[:12]}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        path = folder.path / "yardsticks" / study.strategy.name
+    if (path / "study.toml").is_file():
+        return RunFolder.open(path)
+    shutil.rmtree(path, ignore_errors=True)  # what a kill left of one that was never begun
+    return RunFolder.create(path, study)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from pipeline.errors import Refused
 from pipeline.messages import SiteId
+from pipeline.select import how_many
 from pipeline.study import Study
-from sites.data.base import SPLITS, Dataset
+from sites.data.base import SPLITS, Dataset, fingerprint
 from sites.partition import Shard
 from sites.trainers.base import Examples, Pool
 
@@ -54,7 +56,15 @@ def populate(study: Study, root: Path | None, device: torch.device) -> Populatio
     }
     pool = Pool(_ready(x).to(device), y.to(device), device)
     names = tuple(s.name for s in moved)
-    return Population(pool, names, on_device, data.classes, data.shape, data.fingerprint, data.skipped)
+    return Population(pool, names, on_device, data.classes, data.shape, _identity(data, moved), data.skipped)
+
+
+def _identity(data: Dataset, shards: list[Shard]) -> str:
+    """The fingerprint of who holds what: other keys, class names or splits are other data, whatever the pixels."""
+    digest = hashlib.sha256(f"{data.fingerprint} {data.classes} {[s.name for s in shards]}".encode())
+    for shard in shards:
+        digest.update(fingerprint(shard.train, shard.val, shard.test).encode())
+    return digest.hexdigest()
 
 
 def _ready(x: Tensor) -> Tensor:
@@ -77,8 +87,12 @@ def _check(shards: list[Shard], study: Study) -> None:
         raise Refused(
             f"{', '.join(empty)}: no training examples; fewer sites, another partition or seed would give them some"
         )
-    if study.waiting.quorum > len(shards):
-        raise Refused(f"waiting.quorum is {study.waiting.quorum} but there are {len(shards)} sites")
+    asked = how_many(len(shards), study.selection.fraction)
+    if study.waiting.quorum > asked:
+        raise Refused(
+            f"waiting.quorum is {study.waiting.quorum} but {asked} of {len(shards)} sites are asked a round; "
+            "lower it, or raise selection.fraction"
+        )
     if COORDINATOR in (s.name for s in shards):
         raise Refused(f"no site may be called {COORDINATOR!r}; rename it in the data")
     for key in ("speed", "dropout"):

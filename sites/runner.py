@@ -40,7 +40,7 @@ class Visit:
         self.nth = 0
         self.job: Job | None = None
         self.answer: Reply | Excuse | None = None
-        self._left = math.inf if message.deadline is None else math.floor(message.deadline * speed)
+        self._left = math.inf if message.deadline is None else math.floor(message.deadline * speed + 1e-9)
         self._begun = time.perf_counter()
         have = memory.settle(message.counted) if message.task == "train" else memory.newest(message.counted)
         self._flow: Flow = getattr(strategy, message.task)(message, have, plan)
@@ -49,9 +49,10 @@ class Visit:
     def give(self, result: Result) -> None:
         if isinstance(result, Fitted | Slope):
             could = min(self._left, result.work.asked)
-            self._left -= result.work.done
-            # half a gradient is no gradient, so a late one is never welcome
-            if (result.work.partial and not self.message.partial) or self._left < 0:
+            self._left -= result.work.done + result.work.looks
+            # half a gradient is no gradient, and no step at all is no work: never welcome
+            unwelcome = not self.message.partial or isinstance(result, Slope) or not result.work.done
+            if unwelcome and (result.work.partial or self._left < 0):
                 self._excuse(f"late: {could} of {result.work.asked} steps by the deadline")
                 return
         self.nth += 1

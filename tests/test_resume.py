@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from pipeline.checkpoint import load_checkpoint, load_tensors
+from pipeline.engines.inprocess import InProcess
 from pipeline.errors import BadRun, NoSpace
-from pipeline.messages import read_reply
+from pipeline.messages import read_message, read_reply
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import run
 from pipeline.study_file import to_toml
@@ -189,7 +190,7 @@ def test_another_study_does_not_resume_it(moons, go, tmp_path):
 
 def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(moons, go):
     folder, _ = go(moons(rounds=3))
-    newest, before = sorted((folder.path / "checkpoint").iterdir(), reverse=True)
+    newest, before = sorted((folder.path / "checkpoint").glob("*.safetensors"), reverse=True)
     newest.write_bytes(newest.read_bytes()[:200])
     assert load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"] == 2
     before.write_bytes(b"")
@@ -209,3 +210,28 @@ def test_a_model_file_is_plain_safetensors(moons, go):
     header, tensors = load_tensors(folder.path / "models" / "global.safetensors")
     assert header["round"] == results["best_round"]
     assert tensors["weights"].shape == (22,)
+
+
+def test_no_two_executions_of_a_turn_share_an_identity(moons, tmp_path):
+    study = moons(rounds=3)
+    folder = RunFolder.create(tmp_path / "run", study)
+    attempts = []
+
+    class Crash(Exception):
+        pass
+
+    def crash_in_turn_2(self, parcels, wait):
+        message = read_message(next(iter(parcels.values())))
+        if message.turn == 2:
+            attempts.append((message.turn, message.attempt))
+            raise Crash
+        yield from whole(self, parcels, wait)
+
+    whole = InProcess.exchange
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcess, "exchange", crash_in_turn_2)
+        for _ in range(4):
+            with pytest.raises(Crash):
+                run(study, folder)
+    assert attempts == [(2, 0), (2, 1), (2, 2), (2, 3)]
+    run(study, folder)

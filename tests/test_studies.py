@@ -1,14 +1,18 @@
 """Whole studies through the front door: best round, patience, targets, yardsticks, public data, evaluation."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
+from PIL import Image
 
-from pipeline.errors import BadStudy, Refused
+from pipeline.errors import BadRun, BadStudy, HemofedError, Refused
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import look, run
-from pipeline.yardsticks import measure
+from pipeline.strategies.central import Central
+from pipeline.strategies.local import Local
+from pipeline.yardsticks import measure, yardstick
 
 
 def test_the_best_round_by_val_is_what_is_tested_and_saved(moons, go):
@@ -70,14 +74,18 @@ def test_rotation_by_a_right_angle():
     torch.testing.assert_close(turned, torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), atol=1e-6, rtol=0)
 
 
+def quietly(study):
+    return nullcontext(lambda record: None)
+
+
 def test_yardsticks_are_measured_once(moons, go):
     study = moons(rounds=8)
     folder, _ = go(study)
-    first = measure(study, folder, None, quiet=True)
+    first = measure(study, folder, None, quietly)
     assert set(first) == {"local", "central"}
     assert len(first["central"]["curve"]) == 9
     assert set(first["local"]["test"]["sites"]) == {"site-01", "site-02", "site-03", "site-04"}
-    assert measure(study, folder, None, quiet=True) == first
+    assert measure(study, folder, None, quietly) == first
 
 
 def test_public_examples_are_the_coordinators_alone(moons, go):
@@ -97,15 +105,21 @@ def test_public_examples_are_the_coordinators_alone(moons, go):
         ({"public": {"warmup_epochs": 3}}, "public.share > 0"),
         ({"evaluation": {"best": "positive_auroc"}}, "needs evaluation.positive; classes: upper, lower"),
         ({"evaluation": {"positive": "middle"}}, "'middle' is no class; classes: upper, lower"),
-        ({"waiting": {"quorum": 5}}, "quorum is 5 but there are 4 sites"),
+        ({"waiting": {"quorum": 5}}, "quorum is 5 but 4 of 4 sites are asked"),
+        ({"waiting": {"quorum": 3}, "selection": {"fraction": 0.5}}, "quorum is 3 but 2 of 4 sites are asked"),
+        ({"evaluation": {"patience": 1, "watch": ["test"]}}, "patience looks at val"),
+        ({"evaluation": {"target": 0.9, "watch": []}}, "needs a split"),
+        ({"waiting": {"late": "keep"}}, "needs a deadline"),
+        ({"strategy": "fedsgd", "local": {"momentum": 0.9}}, "one plain step"),
+        ({"strategy": "fedsgd", "local": {"epochs": 7}}, "one step a round"),
+        ({"data": {"name": "moons"}, "evaluation": {"patience": 3}}, "needs validation examples"),
+        ({"device": "cuda"}, "there is none here"),
         ({"sites": {"count": 4, "speed": [1.0, 2.0]}}, "2 values for 4 sites"),
         ({"sites": {}}, "sites.count"),
         ({"data": {"name": "fashion_mnist", "path": "/nowhere"}, "model": "mlp"}, "/nowhere"),
     ],
 )
 def test_refusals_come_before_the_first_round(moons, sections, message):
-    from pipeline.errors import HemofedError
-
     with pytest.raises(HemofedError) as error:
         look(moons(**sections), None)
     assert message in str(error.value)
@@ -140,3 +154,63 @@ def test_an_unknown_name_in_a_study_is_an_error_and_no_traceback():
 
     with pytest.raises(BadStudy):
         read_study("name = 'x'", "x.toml", {})
+
+
+def test_a_study_in_which_nothing_trained_has_no_result(moons, go):
+    with pytest.raises(HemofedError, match=r"no round counted(.|\n)*not finite; lower local\.lr"):
+        go(moons(rounds=2, local={"lr": 1e38, "batch": 8}))
+
+
+def test_a_target_met_in_the_last_round_is_met(moons, go):
+    folder, _ = go(moons(rounds=30, evaluation={"where": "sites", "watch": ["test"], "target": 0.8}), "first")
+    rounds = folder.rounds()[-1]["round"]
+    _, results = go(moons(rounds=rounds, evaluation={"where": "sites", "watch": ["test"], "target": 0.8}), "last")
+    assert results["stopped"].startswith("target")
+
+
+def test_yardsticks_take_as_many_passes(moons):
+    study = moons(local={"steps": 5, "batch": 8}, public={"share": 0.2, "warmup_epochs": 3}, evaluation={"target": 0.9})
+    central, local = yardstick(study, Central(), 4), yardstick(study, Local(), 4)
+    assert (central.local.steps, local.local.steps) == (20, 5)
+    assert central.public.warmup_epochs == 0
+    assert central.evaluation.target is None
+
+
+def test_two_processes_do_not_run_one_folder(moons, tmp_path):
+    study = moons(rounds=3)
+    folder = RunFolder.create(tmp_path / "run", study)
+
+    def watch(record):
+        with pytest.raises(BadRun, match="another process"):
+            run(study, RunFolder.open(folder.path))
+
+    run(study, folder, watch=watch)
+    assert [r["round"] for r in folder.rounds()] == [0, 1, 2, 3]
+
+
+def test_a_folder_in_which_nothing_was_run_may_be_taken_over(moons, tmp_path):
+    RunFolder.create(tmp_path / "run", moons(rounds=2))
+    study = moons(rounds=3)
+    assert run(study, RunFolder.create(tmp_path / "run", study))["rounds"] == 3
+    with pytest.raises(BadRun, match="not empty"):
+        RunFolder.create(tmp_path / "run", study)
+
+
+def test_other_hospitals_are_other_data(tmp_path, moons):
+    """The same images, dealt by another column, are not the run's data any more."""
+    for i in range(40):
+        Image.new("L", (8, 8), 6 * i).save(tmp_path / f"{i}.png")
+
+    def manifest(border: int) -> None:
+        rows = [f"{i}.png,{'ab'[i % 2]},{'north' if i < border else 'south'}" for i in range(40)]
+        (tmp_path / "list.csv").write_text("\n".join(["path,label,hospital", *rows]))
+
+    study = moons(
+        data={"name": "folder", "path": str(tmp_path), "manifest": "list.csv", "channels": 1},
+        sites={}, partition={"name": "key", "by": "hospital"}, model="mlp",
+    )  # fmt: skip
+    found = []
+    for border in (20, 8):
+        manifest(border)
+        found.append(look(study, None).population.fingerprint)
+    assert found[0] != found[1]

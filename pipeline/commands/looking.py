@@ -20,7 +20,7 @@ def report_command(run: Path, band: str) -> None:
     if band not in ("68", "95"):
         raise BadStudy(f"--band {band}: valid: 68, 95")
     path = write_report(RunFolder.open(run).path, "95" if band == "95" else "68")
-    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    console.print(f"wrote {path}", soft_wrap=True)
 
 
 def compare_command(runs: list[Path], out: Path, metric: str, json: bool) -> None:
@@ -30,9 +30,9 @@ def compare_command(runs: list[Path], out: Path, metric: str, json: bool) -> Non
     if json:
         print_json(rows)
         return
-    columns = list(rows[0])
+    columns = [c for c in rows[0] if c != "judged_on"]
     console.print(table([c.replace("_", " ") for c in columns], [[_cell(c, row[c]) for c in columns] for row in rows]))
-    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    console.print(f"wrote {path}", soft_wrap=True)
 
 
 def _cell(column: str, value: object) -> str:

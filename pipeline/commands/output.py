@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-console = Console()
-errors = Console(stderr=True)
+# names come from data and studies: nothing in them is markup
+console = Console(markup=False, highlight=False)
+errors = Console(stderr=True, markup=False, highlight=False)
 SHOWN = 12  # rounds in the live table
 
 
@@ -38,7 +39,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = ""
     for number, column in enumerate(columns):
         text = number < words
         out.add_column(
-            column, justify="left" if text else "right", overflow="fold" if text else "ellipsis", no_wrap=not text
+            column,
+            justify="left" if text else "right",
+            overflow="fold" if text else "ellipsis",
+            no_wrap=not text,
+            min_width=8 if text else None,  # a name may wrap, but never vanish
         )
     for row in rows:
         out.add_row(*row)
@@ -75,6 +80,8 @@ class Rounds:
     def __call__(self, record: dict[str, Any]) -> None:
         if self.quiet:
             return
+        from pipeline.judging import headline
+
         split, shown = headline(record)
         missed = len(record["missed"])
         row = [
@@ -95,7 +102,6 @@ class Rounds:
             void = f"  VOID: {record['void']}" if record["void"] else ""
             errors.print(
                 f"{self._name} round {row[0]}: {split} accuracy {row[1]}, loss {row[2]}, sites {row[3]}, {row[5]}{void}",
-                highlight=False,
                 soft_wrap=True,
             )
 
@@ -104,12 +110,3 @@ class Rounds:
     def _draw(self) -> None:
         columns = ["round", f"{self._split} accuracy", "loss", "sites", "traffic", "time"]
         self._live.update(Group(table(columns, self._rows), self._bar))
-
-
-def headline(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The split and the metrics that one line has room for."""
-    for split in ("val", "test", "train"):
-        entry = record["metrics"].get(split)
-        if entry:
-            return split, entry.get("coordinator") or entry.get("pooled") or {}
-    return "val", {}

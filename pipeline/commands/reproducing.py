@@ -28,7 +28,6 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
     except KeyboardInterrupt:
         errors.print(
             f"\nstopped; the same command goes on where it was: hemofed reproduce {name} --out {folder}",
-            highlight=False,
         )
         raise
     page = write_page(known[name], done, folder)
@@ -39,8 +38,8 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
         console.print(table(grid.columns, grid.rows, title=grid.title))
     for check in done.checks:
         verdict = "holds   " if check.holds else "DOES NOT"
-        console.print(f"{verdict}  {check.claim} ({check.measured})", highlight=False, soft_wrap=True)
-    console.print(f"page: {page}", highlight=False, soft_wrap=True)
+        console.print(f"{verdict}  {check.claim} ({check.measured})", soft_wrap=True)
+    console.print(f"page: {page}", soft_wrap=True)
 
 
 def write_page(module: Any, done: Reproduction, folder: Path) -> Path:

@@ -11,9 +11,11 @@ from pipeline.run_folder import RunFolder
 from pipeline.study import Study, load_study
 from pipeline.study_file import find_study, parse_override
 
+DEFAULT = "moons-demo"
+
 
 def run_command(
-    name: str,
+    name: str | None,
     out: Path | None,
     resume: Path | None,
     sets: list[str],
@@ -23,12 +25,12 @@ def run_command(
     json: bool,
 ) -> None:
     if resume is not None:
-        if sets or out:
-            raise BadStudy("--resume continues a run as it was; --set and --out go with a new run")
+        if sets or out or name:
+            raise BadStudy("--resume continues a run as it was; a study, --set and --out go with a new run")
         folder = RunFolder.open(resume)
         study = folder.study()
     else:
-        study = load_study(find_study(name), dict(map(parse_override, sets)))
+        study = load_study(find_study(name or DEFAULT), dict(map(parse_override, sets)))
         folder = RunFolder.create(out or free_path(Path("runs") / study.name), study)
     results = run_and_report(study, folder, data, yardsticks, quiet or json)
     if json:
@@ -38,27 +40,26 @@ def run_command(
 
 
 def run_and_report(study: Study, folder: RunFolder, data: Path | None, yardsticks: bool, quiet: bool) -> dict[str, Any]:
-    """Ctrl-C leaves a run that can be resumed, and says so."""
+    """Ctrl-C leaves a run that can be resumed, and says so. The report does not wait for the yardsticks."""
+    from pipeline.reports.run_report import write_report
     from pipeline.simulate import run
 
     try:
         with Rounds(study.name, study.rounds, quiet) as watch:
             results = run(study, folder, data, watch)
+        write_report(folder.path)
         if yardsticks and not results["yardsticks"]:
             from pipeline.yardsticks import measure
 
-            results["yardsticks"] = measure(study, folder, data, quiet)
+            results["yardsticks"] = measure(study, folder, data, lambda s: Rounds(s.strategy.name, s.rounds, quiet))
             folder.write_json("results.json", results)
+            write_report(folder.path)
     except KeyboardInterrupt:
         done = [record["round"] for record in folder.rounds()]
-        errors.print(
-            f"\nstopped after round {done[-1] if done else 0} of {study.rounds}; nothing is lost. "
-            f"Continue with: hemofed run --resume {folder.path}", highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        flags = (f" --data {data}" if data else "") + (" --yardsticks" if yardsticks else "")
+        reached = f"stopped after round {done[-1] if done else 0} of {study.rounds}; nothing is lost."
+        errors.print(f"\n{reached} Continue with: hemofed run --resume {folder.path}{flags}", soft_wrap=True)
         raise
-    from pipeline.reports.run_report import write_report
-
-    write_report(folder.path)
     return results
 
 
@@ -80,15 +81,14 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
         rows.append([f"… {len(sites) - 20} more in the report"] + [""] * len(columns))
     console.print(table(["test accuracy", *(name for name, _ in columns)], rows))
     if results["void_rounds"]:
-        console.print(
-            f"[yellow]{results['void_rounds']} of {results['rounds']} rounds were void: too few sites answered[/]"
-        )
+        void = f"{results['void_rounds']} of {results['rounds']} rounds were void: too few sites answered"
+        console.print(void, style="yellow")
     traffic = results["traffic"]
     console.print(
         f"round {results['best_round']} of {results['rounds']} ({results['chosen_by']}, {results['stopped']}); "
-        f"up {megabytes(traffic['up'])}, down {megabytes(traffic['down'])}; {results['seconds']:.1f} s", highlight=False,
+        f"up {megabytes(traffic['up'])}, down {megabytes(traffic['down'])}; {results['seconds']:.1f} s",
     )  # fmt: skip
-    console.print(f"report: {folder.path / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True)
 
 
 def free_path(path: Path) -> Path:

@@ -15,7 +15,7 @@ def new_command(path: Path, like: str) -> None:
     if path.exists():
         raise BadStudy(f"{path} exists; choose another name")
     path.write_text(find_study(like).read_text(encoding="utf-8"), encoding="utf-8")
-    console.print(f"wrote {path}; edit it, then: hemofed study check {path}", highlight=False, soft_wrap=True)
+    console.print(f"wrote {path}; edit it, then: hemofed study check {path}", soft_wrap=True)
 
 
 def show_command(name: str, sets: list[str], json: bool) -> None:
@@ -23,7 +23,7 @@ def show_command(name: str, sets: list[str], json: bool) -> None:
     if json:
         print_json(study.dump() | {"hash": study.hash})
     else:
-        console.print(to_toml(study.dump()), markup=False, highlight=False, soft_wrap=True)
+        console.print(to_toml(study.dump()), soft_wrap=True)
 
 
 def list_command(json: bool) -> None:
@@ -63,7 +63,6 @@ def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> 
         f"trainer {machine['trainer']} on {device_of(study).type} with {count_of(machine['threads'], 'thread')}; "
         f"work cut short is {'kept' if wait.partial == 'keep' else 'dropped'}"
         + (f"; {count_of(len(people.skipped), 'file')} skipped" if people.skipped else ""),
-        highlight=False,
     )
     again = "".join(f" --set {s}" for s in sets) + (f" --data {data}" if data else "")
-    console.print(f"good to run: hemofed run {name}{again}", highlight=False, soft_wrap=True)
+    console.print(f"good to run: hemofed run {name}{again}", soft_wrap=True)

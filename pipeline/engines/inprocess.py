@@ -98,19 +98,19 @@ class InProcess:
         self, visits: Sequence[Visit], speeds: Mapping[SiteId, float], turn: int, wait: Wait
     ) -> Iterator[tuple[SiteId, bytes]]:
         """What arrives in this turn; what does not is kept for the turn in which it does."""
-        longest = 0.0
+        longest, on_time = 0.0, len(visits) == len(speeds)  # who is busy or has dropped out is waited for
         for visit in visits:
             work = visit.answer.update.work if isinstance(visit.answer, Reply) else None
-            took = work.done / speeds[visit.site] if work is not None and visit.site in speeds else 0.0
-            if isinstance(visit.answer, Excuse) and wait.deadline:
-                took = wait.deadline
-            if wait.deadline and took > wait.deadline:
+            took = (work.done + work.looks) / speeds[visit.site] if work is not None and visit.site in speeds else 0.0
+            if wait.deadline and took > wait.deadline + 1e-9:
                 self.late.append(Late(visit.site, turn + math.ceil(took / wait.deadline) - 1, visit.parcel()))
-                took = wait.deadline
-            else:
-                yield visit.site, visit.parcel()
+                on_time = False
+                continue
+            on_time = on_time and isinstance(visit.answer, Reply) and not (work is not None and work.partial)
             longest = max(longest, took)
-        self.clock += longest
+            yield visit.site, visit.parcel()
+        if speeds:
+            self.clock += longest if on_time or wait.deadline is None else wait.deadline
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All that a resumed run needs of the sites, as JSON and tensors."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import NoSpace
+from pipeline.files import write_atomically
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -78,7 +75,7 @@ class Page:
         return _template().render(title=self.title, subtitle=self.subtitle, notice=self.notice, sections=sections)
 
     def save(self, path: Path) -> Path:
-        return write_whole(path, self.html().encode())
+        return write_atomically(path, self.html().encode())
 
     def _add(self, **block: Any) -> Page:
         self.sections[-1].blocks.append(block)
@@ -94,22 +91,3 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     style = Markup(here.joinpath("page.css").read_text("utf-8"))
     return environment.from_string(here.joinpath("page.html").read_text("utf-8"), globals={"style": style})
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Temporary name, fsync, rename: a reader sees the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        if error.errno == errno.ENOSPC:
-            raise NoSpace(f"{path}: the disk is full; free {len(content):,} bytes and write it again") from error
-        raise
-    return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import BadRun
+from pipeline.files import read_rounds
 
 Json = Mapping[str, Any]
 SPLIT_ORDER = ("test", "val", "train")
@@ -97,7 +98,7 @@ def read_run(folder: Path) -> Record:
     results = folder / "results.json"
     return Record(
         folder=folder,
-        rounds=_rounds(folder / "rounds.jsonl"),
+        rounds=read_rounds(folder / "rounds.jsonl"),
         data=_object(folder / "sites.json"),
         results=_object(results) if results.exists() else None,
         study=study.read_text("utf-8") if study.exists() else "",
@@ -132,19 +133,3 @@ def _object(path: Path) -> Json:
     if not isinstance(found, dict):
         raise BadRun(f"{path} holds no JSON object; restore it, or resume the run to write it again")
     return found
-
-
-def _rounds(path: Path) -> list[Json]:
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    by_round: dict[int, Json] = {}
-    for place, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-            by_round[int(line["round"])] = line
-        except (ValueError, KeyError, TypeError) as error:
-            if place == len(lines):  # a running or killed writer leaves half a line
-                break
-            raise BadRun(f"{path}, line {place}: {error!r}; remove the line, or resume the run") from error
-    return [by_round[turn] for turn in sorted(by_round)]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reports.page import write_whole
+from pipeline.files import write_atomically
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -94,7 +94,7 @@ def save_png(figure: Figure, path: Path) -> Path:
     buffer = io.BytesIO()
     with styled():
         figure.savefig(buffer, format="png", dpi=150, facecolor="white", metadata={"Software": None})
-    return write_whole(path, buffer.getvalue())
+    return write_atomically(path, buffer.getvalue())
 
 
 def _page_tag(tag: str, key: str, used: set[str]) -> str:

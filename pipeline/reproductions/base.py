@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,6 @@ class Context:
     out: Path
     data: Path | None
     quiet: bool
-    notify: Callable[[str], None] = field(default=lambda text: None)
 
     def run(self, study: str, label: str, **overrides: Any) -> Run:
         """Overrides by dotted key, dots written as two underscores: local__epochs=5."""

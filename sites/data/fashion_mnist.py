@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
-import os
 import struct
 import urllib.request
 import zlib
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Literal
 from urllib.error import HTTPError
 
@@ -21,7 +18,8 @@ import platformdirs
 import torch
 from pydantic import Field
 
-from pipeline.errors import BadData, MissingData, NoSpace
+from pipeline.errors import BadData, MissingData
+from pipeline.files import write_atomically
 from sites.data.base import SPLITS, Dataset, Source, carve, fingerprint
 
 CLASSES = (
@@ -147,8 +145,6 @@ def _download(folder: Path) -> Path:
             if _file(folder, name) is None:
                 _fetch(name, folder)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise NoSpace(f"no space left in {folder} for Fashion-MNIST (30 MB); free some and start again") from error
         raise MissingData(f"cannot write to {folder} ({error})") from error
     return folder
 
@@ -168,18 +164,7 @@ def _fetch(name: str, folder: Path) -> None:
         else:
             got = hashlib.sha256(content).hexdigest()
             if got == SHA256[name]:
-                return _keep(content, folder / f"{name}.gz")
+                write_atomically(folder / f"{name}.gz", content)
+                return
             failures.append(f"{url}: wrong SHA-256 {got}, expected {SHA256[name]}; nothing was kept")
     raise MissingData("; ".join(failures))
-
-
-def _keep(content: bytes, file: Path) -> None:
-    with NamedTemporaryFile(dir=file.parent, prefix=file.name, suffix=".part", delete=False) as part:
-        try:
-            part.write(content)
-            part.flush()
-            os.fsync(part.fileno())
-            Path(part.name).rename(file)
-        except BaseException:
-            Path(part.name).unlink(missing_ok=True)
-            raise

@@ -119,6 +119,15 @@ def _scan(folder: Path, classes: tuple[str, ...] | None) -> list[Entry]:
         for file in sorted(label.iterdir())
         if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
     ]
+    deeper = [d.name for d in sorted(folder.iterdir()) if d.is_dir() and not any(e.label == d.name for e in entries)]
+    deeper = [
+        name for name in deeper if not name.startswith(".") and any(p.is_dir() for p in (folder / name).iterdir())
+    ]
+    if entries and deeper:
+        raise BadData(
+            f"{folder}: {', '.join(deeper)} has folders but no images of its own; put the images right into the class's "
+            "folder, or list them in a manifest"
+        )
     if not entries:
         raise MissingData(
             f"{folder} has no class folders with images ({', '.join(sorted(SUFFIXES))}); put each class in a folder "

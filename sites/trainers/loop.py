@@ -14,9 +14,7 @@ from pipeline.weights import Snapshot, Vec
 from pipeline.work import Evaluate, Evaluated, Fit, Fitted, Gradient, Pull, Result, Slope, Work
 from sites.seeds import seed_of
 from sites.trainers.base import Bench, Effort, Examples, Ticket, batches
-from sites.trainers.scoring import nothing, score
-
-CHUNK = 1000  # examples at once where no batch size is asked for
+from sites.trainers.scoring import CHUNK, evaluate
 
 
 class Loop:
@@ -71,7 +69,7 @@ class Loop:
             optimiser.step()
             losses += loss.detach()
             done, spent = done + 1, spent + 1
-            if job.gamma is not None and done % effort.per_epoch == 0:
+            if job.gamma is not None and done % effort.per_epoch == 0 and done < asked:
                 if self.norm(examples.train, job.pull) <= goal:
                     asked = done
                     break
@@ -79,7 +77,7 @@ class Loop:
                 self.module.train()
         after = bench.spec.read(self.module)
         travel = lr * done if recipe.plain else None
-        work = Work(asked, done, effort.n)
+        work = Work(asked, done, effort.n, looks=spent - done)
         return Fitted(after.weights.cpu(), after.stats.cpu(), work, float(losses) / max(done, 1), travel)
 
     def load(self, weights: Vec, stats: Vec) -> None:
@@ -119,12 +117,7 @@ class Loop:
         return math.sqrt(float((gradient.double() ** 2).sum()))
 
     def evaluate(self, index: Tensor) -> Evaluated:
-        if not len(index):
-            return nothing(self.bench.classes)
-        self.module.eval()
-        with torch.inference_mode():
-            logits = [self.module(self.bench.pool.inputs(part)) for part in index.split(CHUNK)]
-            return score(torch.cat(logits), self.bench.pool.labels(index))
+        return evaluate(self.module, self.bench.pool, index, self.bench.classes)
 
 
 def has_dropout(module: nn.Module) -> bool:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeline.work import CALIBRATION_BINS, SCORE_BINS, Evaluated
+from sites.trainers.base import Pool
 
-ODDS_RANGE = 12.0  # log-odds beyond +-12 (p = 6e-6) share the outer bins
+CHUNK = 1000  # examples at once where no batch size is asked for
+# bins are even in asinh(log-odds): fine around p = 1/2, and an over-confident model's log-odds of +-10,000 still differ
+REACH = 10.0
+
+
+def evaluate(module: nn.Module, pool: Pool, index: Tensor, classes: int) -> Evaluated:
+    if not len(index):
+        return nothing(classes)
+    module.eval()
+    with torch.inference_mode():
+        logits = [module(pool.inputs(part)) for part in index.split(CHUNK)]
+        return score(torch.cat(logits), pool.labels(index))
 
 
 def nothing(classes: int) -> Evaluated:
@@ -16,7 +28,7 @@ def nothing(classes: int) -> Evaluated:
         torch.zeros((), dtype=torch.float64),
         torch.zeros((), dtype=torch.float64),
         torch.zeros(classes, classes, dtype=torch.int64),
-        torch.zeros(classes, 2, SCORE_BINS, dtype=torch.int64),
+        torch.zeros(classes, 2, SCORE_BINS, dtype=torch.int32),
         torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64),
     )
 
@@ -31,8 +43,7 @@ def score(logits: Tensor, y: Tensor) -> Evaluated:
     own = F.one_hot(y, classes).bool()
     # log p - log(1 - p), with 1 - p summed over the other classes, so that it does not cancel near 1
     others = torch.stack([torch.cat([log_p[:, :c], log_p[:, c + 1 :]], 1).logsumexp(1) for c in range(classes)], 1)
-    odds = (log_p - others).clamp(-ODDS_RANGE, ODDS_RANGE)
-    bins = ((odds + ODDS_RANGE) / (2 * ODDS_RANGE) * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
+    bins = (((log_p - others).asinh() + REACH) / (2 * REACH) * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
     cell = (torch.arange(classes, device=y.device) * 2 + own.long()) * SCORE_BINS + bins
     level = (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
     calibration = torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64, device=y.device)
@@ -41,6 +52,6 @@ def score(logits: Tensor, y: Tensor) -> Evaluated:
         torch.tensor(float(n), dtype=torch.float64),
         F.nll_loss(log_p, y, reduction="sum").cpu(),
         torch.bincount(y * classes + guess, minlength=classes * classes).view(classes, classes).cpu(),
-        torch.bincount(cell.flatten(), minlength=classes * 2 * SCORE_BINS).view(classes, 2, SCORE_BINS).cpu(),
+        torch.bincount(cell.flatten(), minlength=classes * 2 * SCORE_BINS).view(classes, 2, SCORE_BINS).int().cpu(),
         calibration.cpu(),
     )

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
 from pipeline.errors import Refused
-from pipeline.work import Fit, Fitted, Result, Work
+from pipeline.work import Fit, Fitted, Result
 from sites.trainers.base import Bench, Descent, Effort, Ticket, batches
 from sites.trainers.chain import Chain
 from sites.trainers.loop import Loop
@@ -93,7 +93,7 @@ class Row:
 
     def fitted(self, weights: Tensor, losses: float) -> Fitted:
         done = self.effort.todo
-        work = Work(self.effort.asked, done, self.effort.n)
+        work = self.effort.work(done)
         return Fitted(
             weights.clone(), self.job.stats, work, losses / max(done, 1), self.lr * done if self.plain else None
         )

@@ -101,10 +101,3 @@ def test_totals_by_hand():
     assert total.sum("n").item() == 10
     assert total.count == 2
     assert list(total.works) == ["a", "b"]
-
-
-def test_a_reply_of_another_kind_is_refused():
-    total = Total()
-    total.add(reply("a"))
-    with pytest.raises(BadReply, match="where the others hold"):
-        total.add(Reply("b", "train", 3, 0, Update({"other": torch.ones(2)}), 1.0))

@@ -73,7 +73,7 @@ def test_overconfident_logits_keep_their_order():
     """Probabilities that round to 1.0 still rank by their log-odds."""
     y = torch.tensor([0] * 50 + [1] * 50)
     logits = torch.stack([torch.zeros(100), torch.linspace(2, 11, 100)], 1)
-    assert metrics(score(logits, y), Focus(1))["positive_auroc"] == pytest.approx(1.0)
+    assert metrics(score(logits, y), Focus(1))["positive_auroc"] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_curve_and_details():
@@ -85,3 +85,26 @@ def test_curve_and_details():
     assert np.array(out["confusion"]).sum() == 4000
     empty = Curve.of(np.zeros((2, 4)))
     assert not empty.defined
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(20, 60), st.integers(0, 10_000))
+def test_average_precision_of_few_examples(n, seed):
+    logits, y = sample(n, 2, seed)
+    if 0 < int(y.sum()) < n:
+        want = sk.average_precision_score(y, (logits[:, 1] - logits[:, 0]).numpy())
+        assert metrics(score(logits, y), Focus(1))["positive_auprc"] == pytest.approx(want, abs=0.03)
+        assert metrics(score(logits, y), Focus(1))["positive_auroc"] == pytest.approx(
+            sk.roc_auc_score(y, (logits[:, 1] - logits[:, 0]).numpy()), abs=0.02
+        )
+
+
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 100])
+def test_confidence_does_not_change_the_ranking(scale):
+    logits, y = sample(2000, 2)
+    want = sk.roc_auc_score(y, (logits[:, 1] - logits[:, 0]).numpy())
+    assert metrics(score(scale * logits, y), Focus(1))["positive_auroc"] == pytest.approx(want, abs=2e-3)
+
+
+def test_a_loss_that_is_not_finite_is_none():
+    assert metrics(score(torch.tensor([[float("inf"), 0.0]]), torch.tensor([1])))["loss"] is None
