@@ -68,6 +68,9 @@ class Coordinator:
     machine: Mapping[str, Any]  # trainer, threads, device: a resumed run has to repeat them
     watch: Callable[[dict[str, Any]], None] = lambda record: None
 
+    def __post_init__(self) -> None:
+        self._hash = self.study.hash  # looks at installed packages: once, not every round
+
     def start(self, start: Snapshot) -> Progress:
         if epochs := self.study.public.warmup_epochs:
             (fit,) = self.run_here([Fit(start.weights, start.stats, epochs=epochs)], 0)
@@ -210,5 +213,5 @@ class Coordinator:
         whole = shallow(progress) | {"state": shallow(progress.state), "best": best}
         frozen = freeze(whole, "progress", tensors)
         engine, site_tensors = self.engine.snapshot()
-        header = {"study": self.study.hash, "progress": frozen, "engine": engine, "machine": dict(self.machine)}
+        header = {"study": self._hash, "progress": frozen, "engine": engine, "machine": dict(self.machine)}
         self.folder.checkpoint(progress.round, header, tensors | site_tensors)
