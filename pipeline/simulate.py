@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import platform
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from models.base import Model
-from pipeline.coordinator import Coordinator, Progress
+from pipeline.coordinator import Coordinator
 from pipeline.engines.inprocess import InProcess, Profile
-from pipeline.errors import BadRun, BadStudy, HemofedError, Refused
+from pipeline.errors import BadRun, HemofedError, Refused
 from pipeline.files import alone_in
 from pipeline.metrics import Focus
+from pipeline.refusals import check
+from pipeline.results import write_results
 from pipeline.run_folder import RunFolder
 from pipeline.strategies.base import Plan
 from pipeline.study import Study
@@ -121,7 +120,7 @@ def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch) -> di
         progress = sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
     progress, why = sim.coordinator.run(progress)
     _check_trained(folder)
-    return _finish(sim, folder, progress, why)
+    return write_results(sim.coordinator, folder, progress, why, sim.population.shape, sim.population.classes)
 
 
 def _check_trained(folder: RunFolder) -> None:
@@ -138,47 +137,9 @@ def look(study: Study, root: Path | None) -> Simulation:
     return assemble(study, RunFolder(Path()), root, None, lambda record: None)
 
 
-def check(study: Study, spec: Spec, people: Population) -> None:
-    """Refusals come when the study is read, not at round 17."""
-    if spec.stat_size and study.strategy.name == "fedsgd":
-        raise Refused("fedsgd moves no BatchNorm statistics; set model.norm = 'group' or use fedavg")
-    if study.public.warmup_epochs and not study.public.share:
-        raise Refused("public.warmup_epochs needs public.share > 0: there is nothing to warm up on")
-    if study.evaluation.patience is not None and not any(len(e.val) for e in people.examples.values()):
-        raise Refused("evaluation.patience needs validation examples; set data.val > 0")
-    evaluation, local, waiting = study.evaluation, study.local, study.waiting
-    if evaluation.patience is not None and "val" not in evaluation.watch:
-        raise Refused("evaluation.patience looks at val; put it into evaluation.watch")
-    if evaluation.target is not None and not evaluation.watch:
-        raise Refused("evaluation.target needs a split in evaluation.watch")
-    if waiting.late == "keep" and (study.wait.partial == "keep" or waiting.deadline is None):
-        raise Refused("waiting.late = 'keep' needs a deadline and waiting.partial = 'drop': else nobody is late")
-    if study.strategy.name == "fedsgd" and (local.optimiser != "sgd" or local.momentum or local.weight_decay):
-        raise Refused(
-            "fedsgd takes one plain step a round; set local.optimiser = 'sgd' without momentum and weight_decay"
-        )
-    if study.strategy.name == "fedsgd" and (local.epochs, local.steps) != (1, None):
-        raise Refused("fedsgd takes one step a round; leave out local.epochs and local.steps, or use fedavg")
-    if spec.stat_size and local.batch != "all":
-        alone = [s for s in people.sites if people.examples[s].n % local.batch == 1]
-        if alone:
-            raise Refused(
-                f"{', '.join(alone)}: the last batch is one example, of which BatchNorm has no spread; change local.batch"
-            )
-    watched = study.evaluation.best.startswith("positive_")
-    if watched and study.evaluation.positive is None:
-        raise Refused(
-            f"evaluation.best = {study.evaluation.best!r} needs evaluation.positive; classes: {', '.join(people.classes)}"
-        )
-
-
 def _focus(study: Study, people: Population) -> Focus:
     positive = study.evaluation.positive
-    if positive is None:
-        return Focus(None, study.evaluation.specificity)
-    if positive not in people.classes:
-        raise BadStudy(f"evaluation.positive = {positive!r} is no class; classes: {', '.join(people.classes)}")
-    return Focus(people.classes.index(positive), study.evaluation.specificity)
+    return Focus(None if positive is None else people.classes.index(positive), study.evaluation.specificity)
 
 
 def _profile(study: Study, people: Population) -> Profile:
@@ -206,36 +167,3 @@ def _same_data(folder: RunFolder, people: Population) -> None:
         raise BadRun(
             f"{folder.path} was begun with other data (fingerprint {before[:12]}, now {people.fingerprint[:12]})"
         )
-
-
-def _finish(sim: Simulation, folder: RunFolder, progress: Progress, why: str) -> dict[str, Any]:
-    c = sim.coordinator
-    study, (state, at, chosen_by) = c.study, c.result(progress)
-    test = c.judge(state, ("test",), progress).final(c.focus)
-    by_site = {s: m["accuracy"] for s, m in test.get("sites", {}).items() if m["accuracy"] is not None}
-    worst = min(by_site, key=lambda s: by_site[s]) if by_site else None
-    for name, model in study.strategy.models(state).items():
-        header = {"model": study.dump()["model"], "shape": sim.population.shape, "classes": sim.population.classes}
-        folder.save_model(name, model, header | {"round": at, "study": study.name, "hash": study.hash})
-    results = {
-        "study": study.name,
-        "hash": study.hash,
-        "strategy": study.strategy.name,
-        "model": study.model.name,
-        "parameters": sim.bench.spec.size,
-        "rounds": progress.round,
-        "best_round": at,
-        "chosen_by": chosen_by,
-        "stopped": why,
-        "void_rounds": sum(record["void"] is not None for record in folder.rounds()),
-        "positive": study.evaluation.positive,
-        "test": test,
-        "worst": worst and {"site": worst, "accuracy": by_site[worst]},
-        "spread": {"accuracy": statistics.pstdev(by_site.values())} if by_site else None,
-        "yardsticks": {},
-        "traffic": {"up": progress.up, "down": progress.down},
-        "seconds": round(progress.seconds, 3),
-        "software": {"hemofed": version("hemofed"), "python": platform.python_version(), **c.machine},
-    }
-    folder.write_json("results.json", results)
-    return results

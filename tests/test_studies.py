@@ -13,6 +13,7 @@ from pipeline.simulate import look, run
 from pipeline.strategies.central import Central
 from pipeline.strategies.local import Local
 from pipeline.yardsticks import measure, yardstick
+from tests.conftest import needs_fashion
 
 
 def test_the_best_round_by_val_is_what_is_tested_and_saved(moons, go):
@@ -125,12 +126,13 @@ def test_refusals_come_before_the_first_round(moons, sections, message):
     assert message in str(error.value)
 
 
+@needs_fashion
 def test_fedsgd_refuses_batchnorm(moons):
-    from pipeline.simulate import check
-    from pipeline.weights import Spec
-
-    with pytest.raises(Refused, match="BatchNorm"):
-        check(moons(strategy="fedsgd"), Spec((), (), (), ("m",), ((3,),)), None)
+    study = moons(
+        strategy="fedsgd", model={"name": "cnn28", "norm": "batch"}, data={"name": "fashion_mnist", "limit": 50}
+    )
+    with pytest.raises(Refused, match="fedsgd moves no BatchNorm statistics"):
+        look(study, None)
 
 
 def test_a_finished_run_is_not_run_again(moons, go):

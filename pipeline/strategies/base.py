@@ -6,7 +6,7 @@ runs stacked over a hundred simulated sites in one process, or alone in a hospit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -31,6 +31,21 @@ class Plan:
     seed: int
     epochs: int | None  # the study's local work: epochs or steps
     steps: int | None
+
+
+class Training(Protocol):
+    """The study's `[local]`, as far as a strategy may object to it."""
+
+    @property
+    def optimiser(self) -> str: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def epochs(self) -> int | None: ...
+    @property
+    def steps(self) -> int | None: ...
 
 
 class Ask(Protocol):
@@ -62,6 +77,10 @@ class Strategy(Component):
     @property
     def sees(self) -> Sees:
         return "totals"
+
+    def objections(self, local: Training, spec: Spec) -> Iterable[str]:
+        """What of the study's local training or model does not go with this algorithm, each with its cure."""
+        return ()
 
     def start(self, start: Snapshot, plan: Plan) -> Any:
         return Global(start.weights, start.stats)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import torch
 
 from pipeline.messages import Flow, Memory, Message, Update
-from pipeline.strategies.base import Plan, Strategy
+from pipeline.strategies.base import Plan, Strategy, Training
+from pipeline.weights import Spec
 from pipeline.work import Gradient, slope
 
 
 class FedSgd(Strategy):
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
     name: Literal["fedsgd"] = "fedsgd"
+
+    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
+        if spec.stat_size:
+            yield "fedsgd moves no BatchNorm statistics; set model.norm = 'group' or use fedavg"
+        if local.optimiser != "sgd" or local.momentum or local.weight_decay:
+            yield "fedsgd takes one plain step a round; set local.optimiser = 'sgd' without momentum and weight_decay"
+        if (local.epochs, local.steps) != (1, None):
+            yield "fedsgd takes one step a round; leave out local.epochs and local.steps, or use fedavg"
 
     def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
         w, stats = message.vectors["weights"], message.vectors["stats"]

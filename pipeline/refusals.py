@@ -1,0 +1,46 @@
+"""Parts of a study that do not go together: said when it is read, all at once, not at round 17."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.errors import Refused
+from pipeline.study import Study
+from pipeline.weights import Spec
+from sites.build import Population
+
+
+def check(study: Study, spec: Spec, people: Population) -> None:
+    found = [
+        *_of_evaluation(study, people),
+        *_of_training(study, spec, people),
+        *study.strategy.objections(study.local, spec),
+    ]
+    if found:
+        raise Refused("\n".join(found))
+
+
+def _of_evaluation(study: Study, people: Population) -> Iterator[str]:
+    evaluation, classes = study.evaluation, ", ".join(people.classes)
+    if evaluation.patience is not None and "val" not in evaluation.watch:
+        yield "evaluation.patience looks at val; put it into evaluation.watch"
+    if evaluation.patience is not None and not any(len(e.val) for e in people.examples.values()):
+        yield "evaluation.patience needs validation examples; set data.val > 0"
+    if evaluation.target is not None and not evaluation.watch:
+        yield "evaluation.target needs a split in evaluation.watch"
+    if evaluation.best.startswith("positive_") and evaluation.positive is None:
+        yield f"evaluation.best = {evaluation.best!r} needs evaluation.positive; classes: {classes}"
+    if evaluation.positive is not None and evaluation.positive not in people.classes:
+        yield f"evaluation.positive = {evaluation.positive!r} is no class; classes: {classes}"
+
+
+def _of_training(study: Study, spec: Spec, people: Population) -> Iterator[str]:
+    local, waiting = study.local, study.waiting
+    if study.public.warmup_epochs and not study.public.share:
+        yield "public.warmup_epochs needs public.share > 0: there is nothing to warm up on"
+    if waiting.late == "keep" and (study.wait.partial == "keep" or waiting.deadline is None):
+        yield "waiting.late = 'keep' needs a deadline and waiting.partial = 'drop': else nobody is late"
+    if spec.stat_size and local.batch != "all":
+        alone = [site for site in people.sites if people.examples[site].n % local.batch == 1]
+        if alone:
+            yield f"{', '.join(alone)}: the last batch is one example, of which BatchNorm has no spread; change local.batch"
