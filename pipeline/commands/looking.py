@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.output import console, megabytes, percent, print_json, table
+from pipeline.commands.output import console, percent, print_json, table
 from pipeline.components import choices
 from pipeline.errors import BadStudy
+from pipeline.reports.words import size
 from pipeline.run_folder import RunFolder
 from pipeline.strategies.base import Strategy
 from pipeline.study_file import parse_override
@@ -37,7 +38,7 @@ def compare_command(runs: list[Path], out: Path, metric: str, json: bool) -> Non
 
 def _cell(column: str, value: object) -> str:
     if column == "traffic" and isinstance(value, int):
-        return megabytes(value)
+        return size(value)
     return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 

@@ -15,6 +15,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pipeline.reports.words import size
+
 # names come from data and studies: nothing in them is markup
 console = Console(markup=False, highlight=False)
 errors = Console(stderr=True, markup=False, highlight=False)
@@ -29,21 +31,16 @@ def percent(value: Any) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
 
 
-def megabytes(count: float) -> str:
-    return f"{count / 1e6:,.2f} MB"
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1) -> Table:
-    """The first `words` columns are text and may wrap; the rest are numbers."""
+    """The first `words` columns are text, the rest numbers. Several columns of text may wrap; a single name never vanishes."""
     out = Table(title=title or None, title_justify="left")
     for number, column in enumerate(columns):
-        text = number < words
+        wraps = number < words and words > 1
         out.add_column(
             column,
-            justify="left" if text else "right",
-            overflow="fold" if text else "ellipsis",
-            no_wrap=not text,
-            min_width=8 if text else None,  # a name may wrap, but never vanish
+            justify="left" if number < words else "right",
+            overflow="fold" if wraps else "ellipsis",
+            no_wrap=not wraps,
         )
     for row in rows:
         out.add_row(*row)
@@ -90,7 +87,7 @@ class Rounds:
             "–" if shown.get("loss") is None else f"{shown['loss']:.4f}",
             (f"{len(record['counted'])}/{len(record['asked'])}" if record["asked"] else "–")
             + (f" ({missed} missed)" if missed else ""),
-            megabytes(record["bytes"]["up"] + record["bytes"]["down"]),
+            size(record["bytes"]["up"] + record["bytes"]["down"]),
             f"{sum(record['seconds'].values()):.2f} s",
         ]
         if self._live.is_started:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.output import Rounds, console, errors, megabytes, percent, print_json, table
+from pipeline.commands.output import Rounds, console, errors, percent, print_json, table
 from pipeline.errors import BadStudy
+from pipeline.reports.words import size
 from pipeline.run_folder import RunFolder
 from pipeline.study import Study, load_study
 from pipeline.study_file import find_study, parse_override
@@ -86,7 +87,7 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
     traffic = results["traffic"]
     console.print(
         f"round {results['best_round']} of {results['rounds']} ({results['chosen_by']}, {results['stopped']}); "
-        f"up {megabytes(traffic['up'])}, down {megabytes(traffic['down'])}; {results['seconds']:.1f} s",
+        f"up {size(traffic['up'])}, down {size(traffic['down'])}; {results['seconds']:.1f} s",
     )  # fmt: skip
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True)
 
