@@ -44,7 +44,7 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
 
 def write_page(module: Any, done: Reproduction, folder: Path) -> Path:
     from pipeline.reports.page import Column, Page
-    from pipeline.reports.svg import to_svg
+    from pipeline.reports.svg import HALF, to_svg
 
     page = Page(module.NAME, module.ABOUT)
     page.section("Claims").table(
@@ -54,7 +54,7 @@ def write_page(module: Any, done: Reproduction, folder: Path) -> Path:
     page.text(*done.notes)
     page.section("Figures")
     for number, (caption, figure) in enumerate(done.figures):
-        page.figure(to_svg(figure, f"figure-{number}"), caption, wide=True)
+        page.figure(to_svg(figure, f"figure-{number}"), caption, wide=figure.get_figwidth() > HALF[0])
     for grid in done.grids:
         page.section(grid.title).table(
             [Column(title, numeric=place > 1) for place, title in enumerate(grid.columns)], grid.rows

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Band = Literal["68", "95"]
 BAND_WIDTH: Mapping[Band, float] = {"68": 1.0, "95": 1.96}  # standard deviations each side of the mean
 FEW_SITES = 6  # as many as a half-width figure names
+FEW_BANDS = 4  # as many as can lie over each other
 FEW_ROUNDS = 30  # up to here each round gets a dot
 COLUMNS = 120  # of the heat strip; more rounds share a column
 
@@ -65,7 +66,10 @@ def curves(
         )
         if one.deviation is not None:
             low, high = ([scale * value for value in edge] for edge in band_edges(one, band))
-            axes.fill_between(one.rounds, low, high, color=colour, alpha=0.18, linewidth=0)
+            if len(series) <= FEW_BANDS:
+                axes.fill_between(one.rounds, low, high, color=colour, alpha=0.18, linewidth=0)
+            else:  # so many filled bands would hide each other, so only their edges are drawn
+                axes.plot(one.rounds, low, one.rounds, high, color=colour, alpha=0.35, linewidth=0.5)
     if percent:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -1), min(high, 101))
