@@ -114,7 +114,7 @@ class Loop:
         if not pull.absent:
             gradient = gradient + (pull.slope * w.cpu() + pull.offset).to(gradient.device)
         self.module.zero_grad()
-        return math.sqrt(float((gradient.double() ** 2).sum()))
+        return math.sqrt(float((gradient.cpu().double() ** 2).sum()))
 
     def evaluate(self, index: Tensor) -> Evaluated:
         return evaluate(self.module, self.bench.pool, index, self.bench.classes)

@@ -20,7 +20,7 @@ def evaluate(module: nn.Module, pool: Pool, index: Tensor, classes: int) -> Eval
     module.eval()
     with torch.inference_mode():
         logits = [module(pool.inputs(part)) for part in index.split(CHUNK)]
-        return score(torch.cat(logits), pool.labels(index))
+        return score(torch.cat(logits).cpu(), pool.labels(index).cpu())  # in double, which Apple's GPUs have not
 
 
 def nothing(classes: int) -> Evaluated:
@@ -44,14 +44,14 @@ def score(logits: Tensor, y: Tensor) -> Evaluated:
     # log p - log(1 - p), with 1 - p summed over the other classes, so that it does not cancel near 1
     others = torch.stack([torch.cat([log_p[:, :c], log_p[:, c + 1 :]], 1).logsumexp(1) for c in range(classes)], 1)
     bins = (((log_p - others).asinh() + REACH) / (2 * REACH) * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
-    cell = (torch.arange(classes, device=y.device) * 2 + own.long()) * SCORE_BINS + bins
+    cell = (torch.arange(classes) * 2 + own.long()) * SCORE_BINS + bins
     level = (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
-    calibration = torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64, device=y.device)
+    calibration = torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64)
     calibration.index_add_(0, level, torch.stack([torch.ones_like(confidence), confidence, (guess == y).double()], 1))
     return Evaluated(
         torch.tensor(float(n), dtype=torch.float64),
-        F.nll_loss(log_p, y, reduction="sum").cpu(),
-        torch.bincount(y * classes + guess, minlength=classes * classes).view(classes, classes).cpu(),
-        torch.bincount(cell.flatten(), minlength=classes * 2 * SCORE_BINS).view(classes, 2, SCORE_BINS).int().cpu(),
-        calibration.cpu(),
+        F.nll_loss(log_p, y, reduction="sum"),
+        torch.bincount(y * classes + guess, minlength=classes * classes).view(classes, classes),
+        torch.bincount(cell.flatten(), minlength=classes * 2 * SCORE_BINS).view(classes, 2, SCORE_BINS).int(),
+        calibration,
     )
