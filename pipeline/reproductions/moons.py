@@ -57,7 +57,7 @@ def run(context: Context) -> Reproduction:
                 "second half of the rounds; band is the standard deviation of the accuracy over sites, in points."
             ),
             (
-                "Translation is judged by accuracy, where the report's order shows; by loss it does not: there the more sites are moved "
+                "Translation is judged by accuracy, where the report's order shows; by loss, which was looked at first, it does not: there the more sites are moved "
                 "the better. There are 168 test points, so one of them is 0.6 points."
             ),
         ],
