@@ -17,7 +17,7 @@ system:
 	@sh tools/system-packages.sh
 
 demo: env
-	$(BIN)/hemofed run
+	$(BIN)/hemofed run --yardsticks
 
 test: env system
 	$(BIN)/python -m pytest
@@ -33,6 +33,7 @@ lint: env
 
 bench: env system
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/cells.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 study_app = typer.Typer(help="Write, check and look at study files.", no_args_is_help=True)
 app.add_typer(study_app, name="study")
+site_app = typer.Typer(help="What a site does with its own images.", no_args_is_help=True)
+app.add_typer(site_app, name="site")
 
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. local.lr=0.1")]
 Data = Annotated[Path | None, typer.Option("--data", envvar="HEMOFED_DATA", help="Where data sets lie")]
@@ -35,7 +37,7 @@ EXTRAS = {"torch": "train", "monai": "train", "albumentations": "train", "sklear
 def run(
     study: Annotated[
         str | None,
-        typer.Argument(help="A study file or a packaged study (`hemofed study list`); moons-demo if not given"),
+        typer.Argument(help="A study file or a packaged study (`hemofed study list`); smear-demo if not given"),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; runs/NAME if not given")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="Continue this run folder")] = None,
@@ -120,7 +122,7 @@ def strategies(json: Json = False) -> None:
 @study_app.command("new")
 def study_new(
     path: Annotated[Path, typer.Argument(help="The file to write")] = Path("study.toml"),
-    like: Annotated[str, typer.Option("--like", help="A packaged study or a file to start from")] = "moons-demo",
+    like: Annotated[str, typer.Option("--like", help="A packaged study or a file to start from")] = "smear-demo",
 ) -> None:
     """Write a study file to edit."""
     from pipeline.commands.studies import new_command
@@ -150,6 +152,20 @@ def study_list(json: Json = False) -> None:
     from pipeline.commands.studies import list_command
 
     list_command(json)
+
+
+@site_app.command("preview")
+def site_preview(
+    study: str,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("preview.html"),
+    sets: Sets = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Show each site's cells as it sees them, before anything is trained."""
+    from pipeline.commands.previewing import preview_command
+
+    preview_command(study, sets or [], data, out, json)
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ PACKAGES: Mapping[str, str] = {
     "data": "sites.data",
     "partitions": "sites.partition",
     "skews": "sites.skew",
+    "normalisers": "sites.normalise",
 }
 
 

@@ -47,6 +47,8 @@ class Judged:
         for who, seen in (("coordinator", self.coordinator.get("test")), ("pooled", self.pooled("test"))):
             if who in out and seen is not None:
                 out[who] |= details(seen, focus)
+        for site, found in out.get("sites", {}).items():
+            found |= {key: value for key, value in details(self.sites[site]["test"], focus).items() if key == "roc"}
         return out
 
 

@@ -36,8 +36,12 @@ def _of_evaluation(study: Study, people: Population) -> Iterator[str]:
 
 def _of_training(study: Study, spec: Spec, people: Population) -> Iterator[str]:
     local, waiting = study.local, study.waiting
-    if study.public.warmup_epochs and not study.public.share:
-        yield "public.warmup_epochs needs public.share > 0: there is nothing to warm up on"
+    if study.augment != type(study.augment)() and len(people.shape) != 3:
+        yield f"augment changes images, not data of shape {people.shape}; leave [augment] out"
+    if study.public.warmup_epochs and not (study.public.share or study.public.data):
+        yield "public.warmup_epochs needs public.share > 0 or public.data: there is nothing to warm up on"
+    if study.public.share and study.public.data:
+        yield "public.share and public.data are two sources of public examples; give one of them"
     if waiting.late == "keep" and (study.wait.partial == "keep" or waiting.deadline is None):
         yield "waiting.late = 'keep' needs a deadline and waiting.partial = 'drop': else nobody is late"
     if spec.stat_size and local.batch != "all":

@@ -43,6 +43,7 @@ def write_results(
         "test": test,
         "worst": worst and {"site": worst, "accuracy": by_site[worst]},
         "spread": {"accuracy": statistics.pstdev(by_site.values())} if by_site else None,
+        "intervals": None,
         "yardsticks": {},
         "traffic": {"up": progress.up, "down": progress.down},
         "seconds": round(progress.seconds, 3),

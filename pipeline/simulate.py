@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from models.base import Model
@@ -14,8 +15,10 @@ from pipeline.coordinator import Coordinator
 from pipeline.engines.inprocess import InProcess, Profile
 from pipeline.errors import BadRun, HemofedError, Refused
 from pipeline.files import alone_in
+from pipeline.intervals import DRAWS, LEVEL, intervals
 from pipeline.metrics import Focus
 from pipeline.refusals import check
+from pipeline.reports.cells import write_cells
 from pipeline.results import write_results
 from pipeline.run_folder import RunFolder
 from pipeline.strategies.base import Plan
@@ -23,8 +26,10 @@ from pipeline.study import Study
 from pipeline.weights import Spec
 from pipeline.work import Job, Result
 from sites.build import COORDINATOR, Population, populate
+from sites.trainers.augment import Augment
 from sites.trainers.base import Bench, Recipe, Ticket
 from sites.trainers.choose import Kind, choose, make_trainer, threads_for
+from sites.trainers.scoring import logits_of
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -62,7 +67,13 @@ def assemble(
 
     local = study.local
     recipe = Recipe(
-        None if local.batch == "all" else local.batch, local.optimiser, local.momentum, local.weight_decay, lr
+        None if local.batch == "all" else local.batch,
+        local.optimiser,
+        local.momentum,
+        local.weight_decay,
+        lr,
+        Augment(**study.augment.model_dump()),
+        local.balance,
     )
     bench = Bench(
         lambda: model.make(people.shape, len(people.classes), study.seed),
@@ -72,6 +83,7 @@ def assemble(
         recipe,
         len(people.classes),
         study.seed,
+        people.public,
     )
     threads = machine["threads"] if machine else threads_for(study.threads, bench)
     torch.set_num_threads(threads)
@@ -117,10 +129,38 @@ def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch) -> di
         sim = assemble(study, folder, root, None, watch)
         folder.cut_back(-1)
         folder.write_json("sites.json", _sites(sim.population))
+        write_cells(folder.path, sim.population, sim.population.acquisitions, study.evaluation.positive)
         progress = sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
     progress, why = sim.coordinator.run(progress)
     _check_trained(folder)
-    return write_results(sim.coordinator, folder, progress, why, sim.population.shape, sim.population.classes)
+    found = write_results(sim.coordinator, folder, progress, why, sim.population.shape, sim.population.classes)
+    found["intervals"] = _intervals(sim, study, sim.coordinator.result(progress)[0])
+    folder.write_json("results.json", found)
+    return found
+
+
+def _intervals(sim: Simulation, study: Study, state: Any) -> dict[str, Any] | None:
+    """Of the global model at the sites' test examples, or at the coordinator's."""
+    model = study.strategy.models(state).get("global")
+    people, pool = sim.population, sim.population.pool
+    who = (COORDINATOR,) if study.evaluation.where == "coordinator" else people.sites
+    rows = torch.cat([people.examples[w].test for w in who])
+    if model is None or not len(rows):
+        return None
+    module = sim.bench.make().to(pool.device)
+    sim.bench.spec.write(module, model)
+    scores, y = logits_of(module, pool, rows).log_softmax(1).numpy(), pool.labels(rows).cpu().numpy()
+    unit = np.arange(len(rows)) if pool.unit is None else pool.unit[rows].cpu().numpy()
+    site = np.repeat(np.arange(len(who)), [len(people.examples[w].test) for w in who])
+    focus = sim.coordinator.focus
+    whole = intervals(scores, y, unit, focus, study.seed)
+    each = {
+        w: intervals(scores[site == n], y[site == n], unit[site == n], focus, study.seed) for n, w in enumerate(who)
+    }
+    about = {"unit": people.unit or "example", "units": len(np.unique(unit)), "draws": DRAWS, "level": LEVEL}
+    if study.evaluation.where == "coordinator":
+        return about | {"coordinator": whole}
+    return about | {"pooled": whole, "sites": each}
 
 
 def _check_trained(folder: RunFolder) -> None:

@@ -21,10 +21,11 @@ from pipeline.work import Split
 if TYPE_CHECKING:
     from models.base import Model
     from sites.data.base import Source
+    from sites.normalise import Normalise
     from sites.partition import Partition
     from sites.skew import Skew
 else:  # chosen by name at load; importing the rooms here would make every command pay for them
-    Model = Source = Partition = Skew = Any
+    Model = Source = Normalise = Partition = Skew = Any
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Metric = Literal[
@@ -47,9 +48,10 @@ class Sites(Section):
 
 
 class Public(Section):
-    """Examples that nobody has to protect: set apart for the coordinator before sites get theirs."""
+    """Examples that nobody has to protect: a share set apart before sites get theirs, or another source's."""
 
     share: Share = 0.0
+    data: Annotated[Source, Choice("data")] | None = None
     warmup_epochs: NonNegativeInt = 0
 
 
@@ -64,6 +66,7 @@ class Local(Section):
     batch: PositiveInt | Literal["all"] = 50
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
+    balance: Literal["none", "root", "full", "sample"] = "none"  # rare classes count, or are drawn, more often
 
     @model_validator(mode="before")
     @classmethod
@@ -86,6 +89,17 @@ class Local(Section):
                 return self.lr * self.decay ** (t // self.every)
             case "cosine":
                 return self.lr * (1 + math.cos(math.pi * min(t / rounds, 1))) / 2
+
+
+class Augment(Section):
+    """Of training images alone; what each number means is in sites/trainers/augment.py."""
+
+    flip: bool = False
+    rotate: float = Field(0.0, ge=0, le=180)
+    zoom: float = Field(0.0, ge=0, le=1)
+    elastic: float = Field(0.0, ge=0)
+    colour: float = Field(0.0, ge=0, le=1)
+    light: float = Field(0.0, ge=0, le=1)
 
 
 class Selection(Section):
@@ -125,9 +139,11 @@ class Study(Section):
     sites: Sites = Sites()
     partition: Annotated[Partition, Choice("partitions")] = Field(default="iid", validate_default=True)
     skew: Annotated[Skew, Choice("skews")] = Field(default="none", validate_default=True)
+    normalise: Annotated[Normalise, Choice("normalisers")] = Field(default="none", validate_default=True)
     public: Public = Public()
     model: Annotated[Model, Choice("models")]
     local: Local = Local()
+    augment: Augment = Augment()
     strategy: Annotated[Strategy, Choice("strategies")] = Field(default="fedavg", validate_default=True)
     selection: Selection = Selection()
     waiting: Waiting = Waiting()
@@ -146,9 +162,11 @@ class Study(Section):
         """Of everything that decides the result: not where data lie, and not what the study is called."""
         plan = self.dump()
         plan["data"].pop("path", None)
+        plan["public"].get("data", {}).pop("path", None)
         for key in ("name", "about"):
             plan.pop(key)
-        parts = (self.data, self.partition, self.skew, self.model, self.strategy)
+        parts = [self.data, self.partition, self.skew, self.normalise, self.model, self.strategy]
+        parts += [self.public.data] if self.public.data else []
         plan["software"] = {"hemofed": version("hemofed"), **plugin_versions(parts)}
         return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
@@ -162,8 +180,12 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
     except UnicodeDecodeError as error:
         raise BadStudy(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
     study = read_study(text, str(path), overrides or {})
-    where = study.data.path
-    if where is None or where.is_absolute():
-        return study
     base = Path.cwd() if {"data", "data.path"} & set(overrides or {}) else path.parent
-    return study.model_copy(update={"data": study.data.model_copy(update={"path": (base / where).resolve()})})
+    public = study.public.model_copy(update={"data": _placed(study.public.data, path.parent)})
+    return study.model_copy(update={"data": _placed(study.data, base), "public": public})
+
+
+def _placed(source: Source | None, base: Path) -> Source | None:
+    if source is None or source.path is None or source.path.is_absolute():
+        return source
+    return source.model_copy(update={"path": (base / source.path).resolve()})

@@ -15,7 +15,8 @@ from pipeline.errors import BadStudy, Refused
 from pipeline.study import Study
 
 PACKAGED = Path(__file__).parent / "studies"
-_KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "model": "models", "strategy": "strategies"}
+_KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "normalise": "normalisers", "model": "models",
+          "strategy": "strategies"}  # fmt: skip
 
 
 def find_study(name: str | Path) -> Path:

@@ -69,6 +69,7 @@ class Fit:
     )
     pull: Pull = Pull()
     lr: float | None = None  # else the plan's for this turn
+    data: Literal["train", "public"] = "train"  # the site's own examples, or those that nobody has to protect
     cap: int | None = None  # set by the runner from the deadline: at most so many steps
     whole: bool = False  # set by the runner: work cut short is not welcome, so do not begin what cannot be finished
 

@@ -16,7 +16,9 @@ from pipeline.simulate import Watch, run
 from pipeline.strategies.base import Strategy
 from pipeline.strategies.central import Central
 from pipeline.strategies.local import Local
-from pipeline.study import Public, Selection, Sites, Study, Waiting
+from pipeline.study import Selection, Sites, Study, Waiting
+from sites.normalise import NoNormalise, Site
+from sites.skew import Microscope, NoSkew
 
 Watching = Callable[[Study], AbstractContextManager[Watch]]
 
@@ -24,23 +26,31 @@ Watching = Callable[[Study], AbstractContextManager[Watch]]
 def measure(study: Study, folder: RunFolder, data: Path | None, watching: Watching) -> dict[str, Any]:
     about = folder.read_json("sites.json")
     sites = len(about["sites"])
-    return {s.name: _one(yardstick(study, s, sites), folder, data, watching) for s in (Local(), Central())}
+    return {name: _one(other, folder, data, watching) for name, other in yardsticks(study, sites).items()}
 
 
-def yardstick(study: Study, strategy: Strategy, sites: int) -> Study:
-    """The same data, model and passes; everybody takes part, on time, to the last round."""
+def yardsticks(study: Study, sites: int) -> dict[str, Study]:
+    """The same data, model and passes: alone, in one place, and, where sites see differently, as if they did not."""
+    found: dict[str, Study] = {s.name: _with(study, s, sites) for s in (Local(), Central())}
+    if isinstance(study.skew, Microscope):
+        found["same_scanner"] = study.model_copy(update={"skew": NoSkew()})
+        if isinstance(study.normalise, NoNormalise):
+            found["normalised"] = study.model_copy(update={"normalise": Site()})
+    return {name: other.model_copy(update={"name": f"{study.name}-{name}"}) for name, other in found.items()}
+
+
+def _with(study: Study, strategy: Strategy, sites: int) -> Study:
+    """Everybody takes part, on time, to the last round."""
     local = study.local
     if strategy.pools and local.steps is not None:  # as many steps as all sites take together
         local = local.model_copy(update={"steps": local.steps * sites})
     return study.model_copy(
         update={
-            "name": f"{study.name}-{strategy.name}",
             "strategy": strategy,
             "local": local,
             "sites": Sites(count=study.sites.count),
             "selection": Selection(),
             "waiting": Waiting(),
-            "public": Public(share=study.public.share),
             "evaluation": study.evaluation.model_copy(update={"patience": None, "target": None}),
         }
     )
@@ -51,7 +61,7 @@ def _one(study: Study, folder: RunFolder, data: Path | None, watching: Watching)
     with watching(study) as watch:
         results = run(study, cached, data, watch)
     curve = [[r["round"], headline(r)[1].get("accuracy")] for r in cached.rounds() if r["metrics"]]
-    return {"test": results["test"], "curve": curve}
+    return {"test": results["test"], "intervals": results.get("intervals"), "curve": curve}
 
 
 def _entry(study: Study, folder: RunFolder) -> RunFolder:

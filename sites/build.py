@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,9 @@ class Population:
     shape: tuple[int, ...]
     fingerprint: str
     skipped: tuple[str, ...]
+    unit: str | None  # what `pool.unit` numbers: patient, slide, ...
+    public: Tensor  # rows of the pool that nobody has to protect
+    acquisitions: Mapping[SiteId, str]  # in words, where they differ
 
     def counts(self, who: SiteId) -> dict[str, list[int]]:
         """Examples by class in each split."""
@@ -44,9 +47,13 @@ class Population:
 def populate(study: Study, root: Path | None, device: torch.device) -> Population:
     data = study.data.load(root, study.seed)
     public, data = _set_apart(data, study.public.share, study.seed)
+    common = _public(study, root, data)
     shards = study.partition.assign(data, study.sites.count, study.seed)
     _check(shards, study)
-    x, y, moved = _skewed(data, shards, study)
+    seen, moved = _acquired(data, shards, study)
+    if common is not None:
+        public = torch.arange(len(seen.y), len(seen.y) + len(common.seen.y))
+        seen = Seen.all_of([seen, common.seen])
     # sites may share rows (resampling, overlapping classes): pooled, each counts once
     train = torch.cat([s.train for s in moved]).unique() if study.strategy.pools else public
     held = Examples(train, data.where("val"), data.where("test"))
@@ -54,14 +61,24 @@ def populate(study: Study, root: Path | None, device: torch.device) -> Populatio
     on_device = {
         who: Examples(e.train.to(device), e.val.to(device), e.test.to(device), e.epoch) for who, e in examples.items()
     }
-    pool = Pool(_ready(x).to(device), y.to(device), device)
-    names = tuple(s.name for s in moved)
-    return Population(pool, names, on_device, data.classes, data.shape, _identity(data, moved), data.skipped)
+    unit = None if seen.unit is None else seen.unit.to(device)
+    return Population(
+        Pool(_ready(seen.x).to(device), seen.y.to(device), device, unit),
+        tuple(s.name for s in moved),
+        on_device,
+        data.classes,
+        data.shape,
+        _identity(data, moved, "" if common is None else common.fingerprint),
+        data.skipped,
+        data.unit,
+        public.to(device),
+        {s.name: words for n, s in enumerate(shards) if (words := study.skew.describe(n, study.seed))},
+    )
 
 
-def _identity(data: Dataset, shards: list[Shard]) -> str:
+def _identity(data: Dataset, shards: list[Shard], public: str) -> str:
     """The fingerprint of who holds what: other keys, class names or splits are other data, whatever the pixels."""
-    digest = hashlib.sha256(f"{data.fingerprint} {data.classes} {[s.name for s in shards]}".encode())
+    digest = hashlib.sha256(f"{data.fingerprint} {data.classes} {[s.name for s in shards]} {public}".encode())
     for shard in shards:
         digest.update(fingerprint(shard.train, shard.val, shard.test).encode())
     return digest.hexdigest()
@@ -79,6 +96,27 @@ def _set_apart(data: Dataset, share: float, seed: int) -> tuple[Tensor, Dataset]
     split = data.split.clone()
     split[public] = len(SPLITS)
     return public, replace(data, split=split)
+
+
+@dataclass(frozen=True)
+class Common:
+    seen: Seen
+    fingerprint: str
+
+
+def _public(study: Study, root: Path | None, data: Dataset) -> Common | None:
+    """All examples of the public source: normalised as a site's, not skewed, and nobody's (unit -1)."""
+    if study.public.data is None:
+        return None
+    common = study.public.data.load(root, study.seed)
+    if common.shape != data.shape or common.classes != data.classes:
+        raise Refused(
+            f"public.data has examples of shape {common.shape} and the classes {', '.join(common.classes)}, the study's "
+            f"data {data.shape} and {', '.join(data.classes)}; set its size and task alike"
+        )
+    normal = study.normalise.apply(common.x, torch.arange(len(common.y)))
+    x = common.x if normal is None else normal
+    return Common(Seen(x, common.y, None if data.unit is None else torch.full((len(x),), -1)), common.fingerprint)
 
 
 def _check(shards: list[Shard], study: Study) -> None:
@@ -101,19 +139,51 @@ def _check(shards: list[Shard], study: Study) -> None:
             raise Refused(f"sites.{key} has {len(given)} values for {len(shards)} sites; give one each, or one for all")
 
 
-def _skewed(data: Dataset, shards: list[Shard], study: Study) -> tuple[Tensor, Tensor, list[Shard]]:
-    """Sites whose acquisition differs get rows of their own behind the common ones."""
-    x, y, moved = [data.x], [data.y], []
+@dataclass(frozen=True)
+class Seen:
+    """Rows as they were seen: x (N, ...), y (N,), unit (N,)."""
+
+    x: Tensor
+    y: Tensor
+    unit: Tensor | None
+
+    @classmethod
+    def all_of(cls, parts: Sequence[Seen]) -> Seen:
+        if len(parts) == 1:
+            return parts[0]
+        units = [p.unit for p in parts if p.unit is not None]
+        return cls(
+            torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), torch.cat(units) if units else None
+        )
+
+    def rows(self, index: Tensor) -> Seen:
+        return Seen(self.x[index], self.y[index], None if self.unit is None else self.unit[index])
+
+
+def _acquired(data: Dataset, shards: list[Shard], study: Study) -> tuple[Seen, list[Shard]]:
+    """Sites whose acquisition or normalisation changes anything get rows of their own behind the common ones.
+
+    The common ones are the coordinator's, normalised as if they were a site's.
+    """
+    unit = data.keys[data.unit].codes if data.unit else None
+    common = study.normalise.apply(data.x, data.where("train"))
+    seen, moved = [Seen(data.x if common is None else common, data.y, unit)], []
     end = len(data.y)
     for number, shard in enumerate(shards):
         rows = torch.cat([shard.train, shard.val, shard.test])
-        seen = study.skew.apply(data.x[rows], number, study.seed)
-        if seen is None:
+        x = _at_site(data.x[rows], number, len(shard.train), study)
+        if x is None:
             moved.append(shard)
             continue
-        x.append(seen)
-        y.append(data.y[rows])
+        seen.append(replace(seen[0].rows(rows), x=x))
         train, val, test = torch.arange(end, end + len(rows)).split([len(shard.train), len(shard.val), len(shard.test)])
         moved.append(Shard(shard.name, train, val, test, shard.epoch))
         end += len(rows)
-    return (data.x, data.y, moved) if len(x) == 1 else (torch.cat(x), torch.cat(y), moved)
+    return Seen.all_of(seen), moved
+
+
+def _at_site(x: Tensor, number: int, train: int, study: Study) -> Tensor | None:
+    """The site's rows, training ones first, as its scanner sees them and its normalisation leaves them."""
+    skewed = study.skew.apply(x, number, study.seed)
+    normal = study.normalise.apply(x if skewed is None else skewed, torch.arange(train))
+    return skewed if normal is None else normal

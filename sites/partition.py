@@ -1,6 +1,8 @@
 """Which site holds which examples, in a simulation. Real sites hold what they hold.
 
 Validation and test examples are always dealt disjointly, so that no example is counted twice in a pooled metric.
+Where the data have units (patients, slides), `iid` and `quantity` deal whole ones: a patient goes to one hospital.
+Partitions by class cannot: a patient's cells are of several classes.
 """
 
 from __future__ import annotations
@@ -42,13 +44,13 @@ class Partition(Component):
 
 
 class Iid(Partition):
-    """Shuffled and dealt evenly: sizes differ by at most one."""
+    """Shuffled and dealt evenly: sizes differ by at most one example, or by about a unit."""
 
     name: Literal["iid"] = "iid"
 
     def assign(self, data: Dataset, sites: int | None, seed: int) -> list[Shard]:
         shares = np.full(_count(self, sites), 1.0)
-        return _shards(_names(len(shares)), {s: _deal(_where(data, s), shares, _rng(seed, s)) for s in SPLITS})
+        return _shards(_names(len(shares)), {s: _deal_units(data, s, shares, _rng(seed, s)) for s in SPLITS})
 
 
 class IidResampled(Partition):
@@ -138,15 +140,23 @@ class Quantity(Partition):
         count, train = _count(self, sites), _where(data, "train")
         if self.sizes is None:
             shares = np.geomspace(1, self.ratio or 1, count)
-            return _shards(_names(count), {s: _deal(_where(data, s), shares, _rng(seed, s)) for s in SPLITS})
+            return _shards(_names(count), {s: _deal_units(data, s, shares, _rng(seed, s)) for s in SPLITS})
         if len(self.sizes) != count:
             raise Refused(f"partition.sizes has {len(self.sizes)} numbers for {count} sites; say one for each site")
         if sum(self.sizes) > len(train):
             raise Refused(
                 f"partition.sizes add up to {sum(self.sizes)}, but there are {len(train)} training examples; say less"
             )
-        parts = {s: _deal(_where(data, s), np.array(self.sizes, float), _rng(seed, s)) for s in SPLITS}
-        parts["train"] = np.split(_rng(seed, "train").permutation(train), np.cumsum(self.sizes))[:-1]
+        shares = np.array(self.sizes, float)
+        parts = {s: _deal_units(data, s, shares, _rng(seed, s)) for s in SPLITS}
+        if data.unit is None:
+            parts["train"] = np.split(_rng(seed, "train").permutation(train), np.cumsum(self.sizes))[:-1]
+        parts["train"] = [part[:size] for part, size in zip(parts["train"], self.sizes, strict=True)]
+        if short := [size for part, size in zip(parts["train"], self.sizes, strict=True) if len(part) < size]:
+            raise Refused(
+                f"partition.sizes: a {data.unit} goes to one site, so {short[0]} training examples cannot be had from the "
+                f"{len(train)} there are; say smaller sizes, or have more data"
+            )
         return _shards(_names(count), parts)
 
 
@@ -212,6 +222,20 @@ def _cuts(n: int, shares: np.ndarray) -> np.ndarray:
 
 def _deal(indices: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> Parts:
     return np.split(rng.permutation(indices), _cuts(len(indices), shares)[:-1])
+
+
+def _deal_units(data: Dataset, split: str, shares: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Each unit to the site that still lacks most of its share; single examples where the data have no units."""
+    where = _where(data, split)
+    if data.unit is None:
+        return _deal(where, shares, rng)
+    units, member, sizes = np.unique(data.keys[data.unit].codes.numpy()[where], return_inverse=True, return_counts=True)
+    lacks = shares / shares.sum() * len(where)
+    site_of = np.empty(len(units), np.int64)
+    for unit in rng.permutation(len(units)):
+        site_of[unit] = np.argmax(lacks)
+        lacks[site_of[unit]] -= sizes[unit]
+    return [rng.permutation(where[site_of[member] == site]) for site in range(len(shares))]
 
 
 def _deal_classes(data: Dataset, split: str, shares: np.ndarray, rng: np.random.Generator) -> Parts:

@@ -16,8 +16,14 @@ from pipeline.run_folder import RunFolder
 from pipeline.simulate import run
 from pipeline.study import Study
 from pipeline.weights import Spec
+from sites.trainers.augment import NOTHING, Augment
 from sites.trainers.base import Bench, Examples, Pool, Recipe
 
+PLACES = (os.environ.get("HEMOFED_DATA"), Path(__file__).parents[2] / "shared" / "data")  # `own_cache` hides the first
+REAL_CELLS = next((Path(p) for p in PLACES if p and (Path(p) / "chula_rbc12.npz").is_file()), None)
+needs_real_cells = pytest.mark.skipif(
+    REAL_CELLS is None, reason="chula_rbc12.npz is neither in HEMOFED_DATA nor in ../shared/data: name its folder there"
+)
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 needs_fashion = pytest.mark.skipif(
     not FASHION.is_dir(), reason="Fashion-MNIST is not installed: apt-get install dataset-fashion-mnist"
@@ -70,6 +76,8 @@ def bench() -> Callable[..., Bench]:
         batch: int | None = 8,
         optimiser: Any = "sgd",
         lr: float = 0.1,
+        augment: Augment = NOTHING,
+        balance: Any = "none",
         **recipe: float,
     ) -> Bench:
         sizes = sizes or {"a": 40, "b": 40, "c": 40}
@@ -85,7 +93,8 @@ def bench() -> Callable[..., Bench]:
             examples[site] = Examples(rows, rows[: n // 4], rows[n // 4 : n // 2])
             at += n
         build = lambda: model.make((1, 28, 28), 3, 0)  # noqa: E731
-        how = Recipe(batch, optimiser, recipe.get("momentum", 0.0), recipe.get("weight_decay", 0.0), lambda turn: lr)
+        how = Recipe(batch, optimiser, recipe.get("momentum", 0.0), recipe.get("weight_decay", 0.0), lambda turn: lr,
+                     augment, balance)  # fmt: skip
         return Bench(build, Spec.of(build()), pool, examples, how, 3, 11)
 
     return make

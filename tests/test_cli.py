@@ -37,7 +37,7 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("run", "study", "compare", "evaluate", "reproduce", "report", "strategies"):
+    for command in ("run", "study", "compare", "evaluate", "reproduce", "report", "strategies", "site"):
         assert command in done.stdout
 
 
@@ -56,9 +56,18 @@ def test_a_missing_extra_is_named(tmp_path):
 def finished(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     hemofed(
-        "run", "--out", "one", "--set", "rounds=4", "--yardsticks", "-q", cwd=place, XDG_CACHE_HOME=str(place / "cache")
+        "run",
+        "moons-demo",
+        "--out",
+        "one",
+        "--set",
+        "rounds=4",
+        "--yardsticks",
+        "-q",
+        cwd=place,
+        XDG_CACHE_HOME=str(place / "cache"),
     )
-    hemofed("run", "--out", "two", "--set", "rounds=4", "--set", "strategy=fedprox", "-q", cwd=place)
+    hemofed("run", "moons-demo", "--out", "two", "--set", "rounds=4", "--set", "strategy=fedprox", "-q", cwd=place)
     return place
 
 
@@ -80,14 +89,14 @@ def test_a_run_leaves_all_its_files(finished):
 
 
 def test_run_prints_json_alone(tmp_path):
-    done = hemofed("run", "--set", "rounds=2", "--json", cwd=tmp_path)
+    done = hemofed("run", "moons-demo", "--set", "rounds=2", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["run"] == "runs/moons-demo"
-    again = hemofed("run", "--set", "rounds=2", "--json", cwd=tmp_path)
+    again = hemofed("run", "moons-demo", "--set", "rounds=2", "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["run"] == "runs/moons-demo-2"
 
 
 def test_progress_is_a_line_a_round_without_a_terminal(tmp_path):
-    done = hemofed("run", "--set", "rounds=2", cwd=tmp_path)
+    done = hemofed("run", "moons-demo", "--set", "rounds=2", cwd=tmp_path)
     assert done.stderr.count("round ") == 3
     assert "test accuracy" in done.stdout
 
@@ -116,7 +125,7 @@ def test_evaluate_names_a_wrong_model_split_or_source(finished):
 
 
 def test_study_new_check_show_list(tmp_path):
-    hemofed("study", "new", "mine.toml", cwd=tmp_path)
+    hemofed("study", "new", "mine.toml", "--like", "moons-demo", cwd=tmp_path)
     hemofed("study", "new", "mine.toml", cwd=tmp_path, ok=False)
     checked = json.loads(hemofed("study", "check", "mine.toml", "--json", cwd=tmp_path).stdout)
     assert checked["parameters"] == 22

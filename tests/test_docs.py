@@ -37,7 +37,8 @@ ROOT = Path(__file__).parents[1]
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
-KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "model": "models", "strategy": "strategies"}
+KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "normalise": "normalisers", "model": "models",
+         "strategy": "strategies"}  # fmt: skip
 TIMEOUT = 300  # seconds a command; a slow block may take as long as it needs
 FENCE = re.compile(r"^```(\w*)[ \t]*([^\n]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 

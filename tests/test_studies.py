@@ -10,9 +10,7 @@ from PIL import Image
 from pipeline.errors import BadRun, BadStudy, HemofedError, Refused
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import look, run
-from pipeline.strategies.central import Central
-from pipeline.strategies.local import Local
-from pipeline.yardsticks import measure, yardstick
+from pipeline.yardsticks import measure, yardsticks
 from tests.conftest import needs_fashion
 
 
@@ -172,9 +170,11 @@ def test_a_target_met_in_the_last_round_is_met(moons, go):
 
 def test_yardsticks_take_as_many_passes(moons):
     study = moons(local={"steps": 5, "batch": 8}, public={"share": 0.2, "warmup_epochs": 3}, evaluation={"target": 0.9})
-    central, local = yardstick(study, Central(), 4), yardstick(study, Local(), 4)
+    others = yardsticks(study, 4)
+    assert set(others) == {"local", "central"}  # points are seen by no scanner
+    central, local = others["central"], others["local"]
     assert (central.local.steps, local.local.steps) == (20, 5)
-    assert central.public.warmup_epochs == 0
+    assert central.public == local.public == study.public  # all begin alike
     assert central.evaluation.target is None
 
 

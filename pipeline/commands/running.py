@@ -12,7 +12,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.study import Study, load_study
 from pipeline.study_file import find_study, parse_override
 
-DEFAULT = "moons-demo"
+DEFAULT = "smear-demo"
 
 
 def run_command(
@@ -52,7 +52,9 @@ def run_and_report(study: Study, folder: RunFolder, data: Path | None, yardstick
         if yardsticks and not results["yardsticks"]:
             from pipeline.yardsticks import measure
 
-            results["yardsticks"] = measure(study, folder, data, lambda s: Rounds(s.strategy.name, s.rounds, quiet))
+            results["yardsticks"] = measure(
+                study, folder, data, lambda s: Rounds(s.name.removeprefix(f"{study.name}-"), s.rounds, quiet)
+            )
             folder.write_json("results.json", results)
             write_report(folder.path)
     except KeyboardInterrupt:
@@ -65,22 +67,26 @@ def run_and_report(study: Study, folder: RunFolder, data: Path | None, yardstick
 
 
 def show_results(results: dict[str, Any], folder: RunFolder) -> None:
+    """Led by the class that matters, where the study names one."""
     test, yard = results["test"], results["yardsticks"]
-    columns = [("federated", test)] + [(name, y["test"]) for name, y in yard.items()]
+    metric, show = ("positive_auroc", _area) if results["positive"] else ("accuracy", percent)
+    columns = [("federated", test)] + [(name.replace("_", " "), y["test"]) for name, y in yard.items()]
     who = [w for w in ("coordinator", "pooled") if any(w in t for _, t in columns)]
-    rows = [[w, *(percent(t.get(w, {}).get("accuracy")) for _, t in columns)] for w in who]
+    rows = [[w, *(show(_whole(name, t.get(w, {}), metric)) for name, t in columns)] for w in who]
+    known = {s: m[metric] for s, m in test.get("sites", {}).items() if m.get(metric) is not None}
+    worst = min(known, key=lambda s: known[s], default="")
     sites = list(test.get("sites", {}))
-    worst = (results["worst"] or {}).get("site")
     rows += [
         [
             f"{s} (worst)" if s == worst else s,
-            *(percent(t.get("sites", {}).get(s, {}).get("accuracy")) for _, t in columns),
+            *(show(t.get("sites", {}).get(s, {}).get(metric)) for _, t in columns),
         ]
         for s in sites[:20]
     ]
     if len(sites) > 20:
         rows.append([f"… {len(sites) - 20} more in the report"] + [""] * len(columns))
-    console.print(table(["test accuracy", *(name for name, _ in columns)], rows))
+    title = f"test AUROC, {results['positive']}" if results["positive"] else "test accuracy"
+    console.print(table([title, *(name for name, _ in columns)], rows))
     if results["void_rounds"]:
         void = f"{results['void_rounds']} of {results['rounds']} rounds were void: too few sites answered"
         console.print(void, style="yellow")
@@ -90,6 +96,15 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
         f"up {size(traffic['up'])}, down {size(traffic['down'])}; {results['seconds']:.1f} s",
     )  # fmt: skip
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True)
+
+
+def _whole(name: str, found: dict[str, Any], metric: str) -> float | None:
+    """Sites that train alone have a model each: their scores cannot be put in one order."""
+    return None if name == "local" and metric != "accuracy" else found.get(metric)
+
+
+def _area(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 def free_path(path: Path) -> Path:

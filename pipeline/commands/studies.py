@@ -10,6 +10,8 @@ from pipeline.reports.words import count_of
 from pipeline.study import load_study
 from pipeline.study_file import PACKAGED, find_study, parse_override, to_toml
 
+SHOWN = 5
+
 
 def new_command(path: Path, like: str) -> None:
     if path.exists():
@@ -61,8 +63,11 @@ def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> 
     console.print(
         f"{study.strategy.name}, {study.rounds} rounds, {study.model.name} with {sim.bench.spec.size:,} parameters, "
         f"trainer {machine['trainer']} on {device_of(study).type} with {count_of(machine['threads'], 'thread')}; "
-        f"work cut short is {'kept' if wait.partial == 'keep' else 'dropped'}"
-        + (f"; {count_of(len(people.skipped), 'file')} skipped" if people.skipped else ""),
+        f"work cut short is {'kept' if wait.partial == 'keep' else 'dropped'}",
     )
+    for note in people.skipped[:SHOWN]:
+        console.print(f"left out: {note}", soft_wrap=True)
+    if len(people.skipped) > SHOWN:
+        console.print(f"left out: {len(people.skipped) - SHOWN} more; --json lists them all")
     again = "".join(f" --set {s}" for s in sets) + (f" --data {data}" if data else "")
     console.print(f"good to run: hemofed run {name}{again}", soft_wrap=True)

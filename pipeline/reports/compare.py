@@ -7,9 +7,10 @@ from pathlib import Path
 
 from pipeline.errors import BadRun
 from pipeline.reports.figures import Series, curves, over_sites
+from pipeline.reports.lens import main_scores
 from pipeline.reports.page import Column, Page
 from pipeline.reports.record import SPLIT_ORDER, Json, Record, number, read_run
-from pipeline.reports.score_sections import BAND_WORDS, main_scores
+from pipeline.reports.score_sections import BAND_WORDS
 from pipeline.reports.svg import to_svg
 from pipeline.reports.words import METRICS, PERCENT, SPLITS, UNDEFINED, duration, metric_name, score, size, whole
 

@@ -102,25 +102,6 @@ def class_counts(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) ->
 
 
 @styled()
-def yardstick_bars(groups: Sequence[str], scores: Mapping[str, Sequence[float | None]], title: str) -> Figure:
-    """`scores`: local / federated / central -> one share for every group (pooled, then the sites)."""
-    wide = len(groups) > FEW_SITES
-    figure, axes = new_figure(WIDE if wide else HALF)
-    width = 0.8 / max(len(scores), 1)
-    for place, (label, values) in enumerate(scores.items()):
-        known = [(at, 100 * value) for at, value in enumerate(values) if value is not None]
-        offset = (place - (len(scores) - 1) / 2) * width
-        heights = [value for _, value in known]
-        axes.bar([at + offset for at, _ in known], heights, 0.9 * width, color=yardstick_colour(label), label=label)
-    axes.set_ylabel(f"{title}, %")
-    axes.set_ylim(0, 100)
-    axes.grid(axis="x", visible=False)
-    _name_bars(axes, groups)
-    figure.legend(loc="outside lower center", ncols=max(len(scores), 1))
-    return figure
-
-
-@styled()
 def stragglers(
     sites: Sequence[str],
     rounds: Sequence[int],
@@ -182,10 +163,6 @@ def traffic(rounds: Sequence[int], up: Sequence[int], down: Sequence[int]) -> Fi
     _round_axis(axes)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
-
-
-def yardstick_colour(label: str) -> str:
-    return {"local": PALETTE[8], "federated": PALETTE[0], "central": PALETTE[2]}.get(label, PALETTE[4])
 
 
 def _round_axis(axes: Any, names: Sequence[int] | None = None) -> None:

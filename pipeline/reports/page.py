@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.files import write_atomically
+from pipeline.reports.svg import PALETTE
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from markupsafe import Markup
 
 Block = Mapping[str, Any]
+Cell = str | tuple[str, str]  # (value, note): the note stands small below it
 MANY_ROWS = 12
 
 
@@ -23,6 +26,32 @@ MANY_ROWS = 12
 class Column:
     title: str
     numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Counts side by side, as long as their shares; colours go by place."""
+
+    label: str
+    parts: Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A captioned image, or only its words where there is none to show."""
+
+    title: str
+    png: bytes | None = None
+    alt: str = ""
+    words: Sequence[str] = ()
+    note: str = ""
+    colour: tuple[int, int, int] | None = None  # a swatch, 0 to 255
+    colour_words: str = ""
+    bars: Sequence[Bar] = ()
+
+    @property
+    def source(self) -> str:
+        return f"data:image/png;base64,{base64.b64encode(self.png or b'').decode()}"
 
 
 @dataclass
@@ -45,13 +74,23 @@ class Page:
     def text(self, *paragraphs: str) -> Page:
         return self._add(kind="text", paragraphs=paragraphs)
 
-    def tiles(self, tiles: Sequence[tuple[str, str]]) -> Page:
-        return self._add(kind="tiles", tiles=tiles)
+    def tiles(self, tiles: Sequence[tuple[str, Cell]], lead: bool = False) -> Page:
+        return self._add(kind="tiles", tiles=tiles, lead=lead)
+
+    def findings(self, findings: Sequence[str]) -> Page:
+        return self._add(kind="findings", findings=findings)
+
+    def pictures(self, pictures: Sequence[Picture]) -> Page:
+        return self._add(kind="pictures", pictures=pictures)
+
+    def legend(self, names: Sequence[str]) -> Page:
+        """What the colours of bars stand for."""
+        return self._add(kind="legend", names=names)
 
     def table(
         self,
         columns: Sequence[Column],
-        rows: Sequence[Sequence[str]],
+        rows: Sequence[Sequence[Cell]],
         caption: str = "",
         highlight: int | None = None,
         badge: str = "",
@@ -90,4 +129,6 @@ def _template() -> Template:
     here = files("pipeline.reports")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     style = Markup(here.joinpath("page.css").read_text("utf-8"))
-    return environment.from_string(here.joinpath("page.html").read_text("utf-8"), globals={"style": style})
+    return environment.from_string(
+        here.joinpath("page.html").read_text("utf-8"), globals={"style": style, "palette": PALETTE}
+    )

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.reports import score_sections, site_sections
+from pipeline.reports import site_sections
+from pipeline.reports.cell_sections import cells
+from pipeline.reports.diagnosis_sections import diagnosis
 from pipeline.reports.figures import Band
+from pipeline.reports.lens import Lens
 from pipeline.reports.page import Page
 from pipeline.reports.record import Record, number, read_run
+from pipeline.reports.score_sections import headline, learning, outcome
 from pipeline.reports.sheet import Sheet
-from pipeline.reports.words import SPLITS, duration, metric_name, score, size, whole
+from pipeline.reports.words import whole
+from pipeline.reports.yardstick_sections import yardsticks
 
 
 def write_report(run: Path, band: Band = "68") -> Path:
     record = read_run(run)
     page = Page(record.name, subtitle(record), notice(record))
     sheet = Sheet(page, run / "plots")
-    page.tiles(headline(record))
-    score_sections.outcome(sheet, record)
-    score_sections.learning(sheet, record, band)
-    score_sections.yardsticks(sheet, record)
-    score_sections.diagnosis(sheet, record)
+    lens = Lens.of(record)
+    headline(sheet, record, lens)
+    cells(sheet, record, lens)
+    yardsticks(sheet, record, lens)
+    outcome(sheet, record, lens)
+    diagnosis(sheet, record, lens)
+    learning(sheet, record, lens, band)
     site_sections.participation(sheet, record)
     site_sections.data(sheet, record)
     site_sections.communication(sheet, record)
@@ -47,24 +54,6 @@ def notice(record: Record) -> str:
         f"This run has not finished: it stands at round {record.last_round}. "
         "The numbers below are those of the last round judged, not the final test, and will change."
     )
-
-
-def headline(record: Record) -> list[tuple[str, str]]:
-    split, scores = record.scores()
-    results = record.results or {}
-    where, main = score_sections.main_scores(scores)
-    accuracy = score("accuracy", number(main.get("accuracy")))
-    label = f"{metric_name('accuracy')}, {SPLITS[split]} ({where})" if where else metric_name("accuracy")
-    rounds = number(results.get("rounds"))
-    best = number(results.get("best_round"))
-    return [
-        (label, accuracy),
-        ("Best round", whole(best)),
-        ("Sites", whole(len(record.sites))),
-        ("Rounds", whole(record.last_round if rounds is None else rounds)),
-        ("Traffic, both ways", size(record.traffic("up") + record.traffic("down"))),
-        ("Time", duration(record.seconds)),
-    ]
 
 
 __all__ = ["Band", "write_report"]

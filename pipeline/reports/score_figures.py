@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.reports.svg import HALF, INK, PALETTE, WIDE, new_figure, styled
@@ -11,6 +12,8 @@ from pipeline.reports.words import shorten
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Json = Mapping[str, Any]
+MOST_LINES, MOST_POINTS = 40, 100  # of single sites
 FEW_CLASSES = 6  # as many as a half-width matrix takes, with shares under the counts
 
 
@@ -46,38 +49,87 @@ def confusion(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure
 
 
 @styled()
-def roc(false_positive: Sequence[float], true_positive: Sequence[float], area: float | None = None) -> Figure:
-    figure, axes = _unit_square("1 − specificity", "Sensitivity")
+def roc(
+    false_positive: Sequence[float],
+    true_positive: Sequence[float],
+    area: float | None = None,
+    sites: Sequence[Json] = (),
+    point: tuple[float, float] | None = None,
+    point_words: str = "",
+) -> Figure:
+    """`sites`: {"fpr", "tpr"} each, thin behind the whole; `point`: where the model would be used."""
+    figure, axes = unit_square("1 − specificity", "Sensitivity")
     axes.plot([0, 1], [0, 1], color=INK, alpha=0.5, linewidth=1, linestyle=":")
-    axes.plot(false_positive, true_positive, color=PALETTE[0])
-    _note(axes, "AUROC", area)
+    words = "single sites" + (f" (the first {MOST_LINES})" if len(sites) > MOST_LINES else "")
+    for nth, site in enumerate(sites[:MOST_LINES]):
+        across, upward = thinned(site["fpr"], site["tpr"])
+        axes.plot(across, upward, color=INK, alpha=0.28, linewidth=0.8, label=None if nth else words)
+    axes.plot(false_positive, true_positive, color=PALETTE[0], linewidth=2.2, label=_with_area("all sites", area))
+    _mark(axes, point, point_words)
+    axes.legend(loc="lower right")
     return figure
 
 
 @styled()
-def precision_recall(recall: Sequence[float], precision: Sequence[float], area: float | None = None) -> Figure:
-    figure, axes = _unit_square("Sensitivity (recall)", "Precision")
-    axes.plot(recall, precision, color=PALETTE[0])
-    _note(axes, "AUPRC", area)
+def precision_recall(
+    recall: Sequence[float],
+    precision: Sequence[float],
+    area: float | None = None,
+    prevalence: float | None = None,
+    point: tuple[float, float] | None = None,
+) -> Figure:
+    figure, axes = unit_square("Sensitivity (recall)", "Precision")
+    if prevalence is not None:
+        words = f"no skill: {100 * prevalence:.1f} % are positive"
+        axes.axhline(prevalence, color=INK, alpha=0.5, linewidth=1, linestyle=":", label=words)
+    axes.plot(recall, precision, color=PALETTE[0], linewidth=2.2, label=_with_area("all sites", area))
+    _mark(axes, point, "" if point is None else f"precision {100 * point[1]:.0f} % there")
+    high = prevalence is not None and prevalence > 0.45
+    axes.legend(loc="lower left" if high or area is None or area > 0.6 else "upper right")
     return figure
 
 
 @styled()
 def reliability(bins: Sequence[tuple[float, float, float]]) -> Figure:
-    """(confidence, accuracy, count) per bin; a dot's area grows with its count."""
-    figure, axes = _unit_square("Confidence", "Accuracy")
-    axes.plot([0, 1], [0, 1], color=INK, alpha=0.5, linewidth=1, linestyle=":")
+    """(confidence, accuracy, count) a bin: a dot with its 95 % interval, and below it how many examples it stands for."""
+    from matplotlib.figure import Figure as Blank
+
+    figure = Blank(figsize=HALF, layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
     filled = [one for one in bins if one[2] > 0]
-    most = max((count for _, _, count in filled), default=1)
     confidences, accuracies = [one[0] for one in filled], [one[1] for one in filled]
-    areas = [12 + 108 * count / most for _, _, count in filled]
-    axes.plot(confidences, accuracies, color=PALETTE[0], linewidth=1.2, alpha=0.6)
-    axes.scatter(confidences, accuracies, s=areas, color=PALETTE[0], linewidths=0, alpha=0.85)
+    upper.scatter(confidences, accuracies, s=30, color=PALETTE[0], linewidths=0, zorder=3)
+    upper.plot([0, 1], [0, 1], color=INK, alpha=0.5, linewidth=1, linestyle=":")
+    for confidence, accuracy, count in filled:
+        upper.plot([confidence] * 2, wilson(accuracy, count), color=PALETTE[0], alpha=0.45, linewidth=2.5)
+    low = min((one[0] for one in filled), default=0.0)
+    upper.set_xlim(max(-0.02, low - 0.08), 1.02)
+    upper.set_ylim(-0.03, 1.03)
+    upper.set_ylabel("Accuracy")
+    lower.bar(confidences, [one[2] for one in filled], 0.028, color=PALETTE[0], alpha=0.7)
+    lower.set_ylabel("Examples")
+    lower.set_xlabel("Confidence")
+    lower.yaxis.set_major_formatter("{x:,.0f}")
+    lower.locator_params(axis="y", nbins=2)
     return figure
 
 
-def _unit_square(across: str, upward: str) -> tuple[Figure, Any]:
-    figure, axes = new_figure()
+def thinned(across: Sequence[float], upward: Sequence[float]) -> tuple[list[float], list[float]]:
+    """At most MOST_POINTS of a rising curve, its ends among them: more would only make the page heavy."""
+    step = max(1, math.ceil((len(across) - 1) / (MOST_POINTS - 1)))
+    kept = sorted({*range(0, len(across), step), len(across) - 1})
+    return [across[at] for at in kept], [upward[at] for at in kept]
+
+
+def wilson(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
+    """The interval of a share of so many examples."""
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return centre - half, centre + half
+
+
+def unit_square(across: str, upward: str, size: tuple[float, float] = HALF) -> tuple[Figure, Any]:
+    figure, axes = new_figure(size)
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
     axes.set_box_aspect(0.72)
@@ -86,6 +138,11 @@ def _unit_square(across: str, upward: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _note(axes: Any, name: str, area: float | None) -> None:
-    if area is not None:
-        axes.text(0.97, 0.05, f"{name} {area:.3f}", ha="right", transform=axes.transAxes, fontsize=10)
+def _with_area(words: str, area: float | None) -> str:
+    return words if area is None else f"{words}, area {area:.3f}"
+
+
+def _mark(axes: Any, point: tuple[float, float] | None, words: str) -> None:
+    if point is not None:
+        axes.plot(*point, marker="o", markersize=7, markeredgewidth=1.8, markeredgecolor=PALETTE[3],
+                  markerfacecolor="none", linestyle="", label=words, zorder=5)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 UNDEFINED = "–"
 
@@ -30,6 +30,22 @@ def score(name: str, value: float | None) -> str:
     if value is None:
         return UNDEFINED
     return f"{100 * value:.1f} %" if name in PERCENT else f"{value:.3f}"
+
+
+def span(name: str, low: float, high: float) -> str:
+    """The edges of an interval, to be read behind its score."""
+    low_words, high_words = (score(name, edge).removesuffix(" %") for edge in (low, high))
+    return f"({low_words} to {high_words})"
+
+
+def points(difference: float) -> str:
+    """A difference of shares in hundredths, with its sign."""
+    rounded = round(100 * difference, 1)
+    return f"{abs(rounded):.1f}" if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded):.1f}"
+
+
+def joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
 
 
 def whole(value: float | None) -> str:

@@ -66,13 +66,15 @@ def fingerprint(*arrays: Tensor | np.ndarray) -> str:
 
 
 def carve(split: np.ndarray, share: float, seed: int, unit: np.ndarray | None = None) -> np.ndarray:
-    """Moves `share` of the training examples (whole units where there are any) to `val`."""
+    """Moves about `share` of the training examples to `val`, in whole units where there are any."""
     if not share:
         return split
     split = split.copy()
     train = np.flatnonzero(split == 0)
     unit = np.arange(len(split)) if unit is None else unit
-    units = np.unique(unit[train])
-    chosen = np.random.default_rng([seed, 0xCA]).permutation(units)[: round(share * len(units))]
-    split[train[np.isin(unit[train], chosen)]] = 1
+    units, sizes = np.unique(unit[train], return_counts=True)
+    order = np.random.default_rng([seed, 0xCA]).permutation(len(units))
+    reached = np.concatenate([[0], np.cumsum(sizes[order])])  # examples in no unit, in the first, the first two, ...
+    enough = int(np.abs(reached - share * len(train)).argmin())
+    split[train[np.isin(unit[train], units[order[:enough]])]] = 1
     return split

@@ -14,8 +14,12 @@ from pipeline.messages import SiteId
 from pipeline.weights import Spec
 from pipeline.work import Fit, Job, Result, Work
 from sites.seeds import generator
+from sites.trainers.augment import NOTHING, Augment
 
 Optimiser = Literal["sgd", "adam", "adamw"]
+Balance = Literal["none", "root", "full", "sample"]
+# loss weights grow with the rarity of a class to this power
+POWER: Mapping[Balance, float] = {"none": 0.0, "root": 0.5, "full": 1.0, "sample": 0.0}
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Pool:
     x: Tensor  # float32 in [0, 1], or uint8 where float would not fit
     y: Tensor
     device: torch.device
+    unit: Tensor | None = None  # (N,) int64: whose example it is, where the data know
 
     def inputs(self, index: Tensor) -> Tensor:
         x = self.x.index_select(0, index)
@@ -75,6 +80,8 @@ class Recipe:
     momentum: float
     weight_decay: float
     lr: Callable[[int], float]
+    augment: Augment = NOTHING
+    balance: Balance = "none"
 
     @property
     def plain(self) -> bool:
@@ -100,6 +107,35 @@ class Bench:
     recipe: Recipe
     classes: int
     seed: int
+
+    public: Tensor | None = None  # rows of the pool that nobody has to protect: everybody may train on them
+
+    def holds(self, ticket: Ticket) -> Examples:
+        """What the ticket's job is about."""
+        mine = self.examples[ticket.site]
+        if not isinstance(ticket.job, Fit) or ticket.job.data == "train":
+            return mine
+        return Examples(mine.train[:0] if self.public is None else self.public, mine.val, mine.test)
+
+    def weights(self, train: Tensor) -> Tensor | None:
+        """(C,): what an example of each class counts in the loss. Their mean over these training examples is 1."""
+        power = POWER[self.recipe.balance]
+        if not power:
+            return None
+        counts = self.counts(train)
+        rarity = (counts.sum() / counts.clamp(min=1)) ** power
+        return (rarity * counts.sum() / (rarity * counts).sum().clamp(min=1)).float()
+
+    def counts(self, train: Tensor) -> Tensor:
+        """(C,) examples of each class."""
+        return torch.bincount(self.pool.labels(train), minlength=self.classes)
+
+    def batch(self, ticket: Ticket, step: int, index: Tensor) -> Tensor:
+        """What the network sees of these examples in this step."""
+        x = self.pool.inputs(index)
+        if self.recipe.augment.absent:
+            return x
+        return self.recipe.augment(x, generator(self.seed, ticket.site, ticket.turn, ticket.nth, "augment", step))
 
 
 @dataclass(frozen=True)
@@ -140,15 +176,24 @@ class Effort:
 
 
 def batches(bench: Bench, ticket: Ticket, effort: Effort) -> Iterator[Tensor]:
-    """Index tensors (at most `batch` long), one a step: every epoch a new shuffle, the last batch of it may be short."""
-    train = bench.examples[ticket.site].train
+    """Index tensors (at most `batch` long), one a step: every epoch a new draw, the last batch of it may be short."""
+    train = bench.holds(ticket).train
+    chance = _chances(bench, train)
     left = effort.todo
     epoch = 0
     while left > 0:
-        shuffle = torch.randperm(
-            len(train), generator=generator(bench.seed, ticket.site, ticket.turn, ticket.nth, epoch)
-        )
-        order = train.index_select(0, shuffle[: effort.n].to(train.device))
-        yield from order.split(effort.batch)[:left]
+        dice = generator(bench.seed, ticket.site, ticket.turn, ticket.nth, epoch)
+        if chance is None:
+            drawn = torch.randperm(len(train), generator=dice)[: effort.n]
+        else:
+            drawn = torch.multinomial(chance, effort.n, replacement=True, generator=dice)
+        yield from train.index_select(0, drawn.to(train.device)).split(effort.batch)[:left]
         left -= effort.per_epoch
         epoch += 1
+
+
+def _chances(bench: Bench, train: Tensor) -> Tensor | None:
+    """(n,) of every training example, such that all classes that are there are drawn alike; None: all once."""
+    if bench.recipe.balance != "sample":
+        return None
+    return (1 / bench.counts(train).double().clamp(min=1)).index_select(0, bench.pool.labels(train)).cpu()

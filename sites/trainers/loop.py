@@ -28,9 +28,11 @@ class Loop:
         return [self.one(ticket) for ticket in tickets]
 
     def one(self, ticket: Ticket) -> Result:
-        examples = self.bench.examples[ticket.site]
+        examples = self.bench.holds(ticket)
         if not len(examples.train) and not isinstance(ticket.job, Evaluate):
-            raise Refused(f"{ticket.site} holds no training examples; the coordinator gets some by public.share")
+            raise Refused(
+                f"{ticket.site} has no training examples for this; public.share or public.data give the coordinator some"
+            )
         match ticket.job:
             case Fit():
                 return self.fit(ticket, ticket.job, examples)
@@ -58,11 +60,12 @@ class Loop:
         self.module.train()
         if self.drops:
             torch.manual_seed(seed_of(bench.seed, ticket.site, ticket.turn, ticket.nth, "dropout"))
-        for index in batches(bench, ticket, effort):
+        weights = bench.weights(examples.train)
+        for step, index in enumerate(batches(bench, ticket, effort)):
             if job.cap is not None and spent >= job.cap:
                 break
             optimiser.zero_grad()
-            loss = F.cross_entropy(self.module(bench.pool.inputs(index)), bench.pool.labels(index))
+            loss = losses_of(self.module(bench.batch(ticket, step, index)), bench.pool.labels(index), weights).mean()
             loss.backward()
             for p, slope, offset in pull:
                 p.grad.add_(slope * p.detach() + offset)  # type: ignore[union-attr]
@@ -96,12 +99,13 @@ class Loop:
 
     def gradient(self, index: Tensor) -> tuple[Vec, float]:
         """Of the mean loss over `index`, in chunks; and that loss. In eval mode: no statistics move."""
+        weights = self.bench.weights(index)
         self.module.eval()
         self.module.zero_grad()
         total = torch.zeros((), device=self.bench.pool.device)
         for part in index.split(CHUNK):
             logits = self.module(self.bench.pool.inputs(part))
-            loss = F.cross_entropy(logits, self.bench.pool.labels(part), reduction="sum") / len(index)
+            loss = losses_of(logits, self.bench.pool.labels(part), weights).sum() / len(index)
             loss.backward()
             total += loss.detach()
         flat = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.params]
@@ -118,6 +122,12 @@ class Loop:
 
     def evaluate(self, index: Tensor) -> Evaluated:
         return evaluate(self.module, self.bench.pool, index, self.bench.classes)
+
+
+def losses_of(logits: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+    """(B,)"""
+    losses = F.cross_entropy(logits, y, reduction="none")
+    return losses if weights is None else losses * weights.index_select(0, y)
 
 
 def has_dropout(module: nn.Module) -> bool:

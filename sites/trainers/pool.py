@@ -20,6 +20,7 @@ class ThreadPool:
 
     def __init__(self, bench: Bench, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
+        self._examples = bench.examples
         self._idle: queue.SimpleQueue[Loop] = queue.SimpleQueue()
         for _ in range(self.workers):
             loop = Loop(bench)
@@ -30,7 +31,11 @@ class ThreadPool:
         self._threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, tickets: Sequence[Ticket]) -> list[Result]:
-        return list(self._threads.map(self._one, tickets))
+        """The site with the most examples begins, so that no thread waits long for the last one."""
+        size = {n: len(self._examples[t.site].train) for n, t in enumerate(tickets)}
+        order = sorted(size, key=lambda n: -size[n])
+        done = dict(zip(order, self._threads.map(self._one, (tickets[n] for n in order)), strict=True))
+        return [done[n] for n in range(len(tickets))]
 
     def _one(self, ticket: Ticket) -> Result:
         loop = self._idle.get()

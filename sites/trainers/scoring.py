@@ -17,10 +17,15 @@ REACH = 10.0
 def evaluate(module: nn.Module, pool: Pool, index: Tensor, classes: int) -> Evaluated:
     if not len(index):
         return nothing(classes)
+    with torch.inference_mode():
+        return score(logits_of(module, pool, index), pool.labels(index).cpu())
+
+
+def logits_of(module: nn.Module, pool: Pool, index: Tensor) -> Tensor:
+    """(N, C) double on the CPU, for Apple's GPUs have no double."""
     module.eval()
     with torch.inference_mode():
-        logits = [module(pool.inputs(part)) for part in index.split(CHUNK)]
-        return score(torch.cat(logits).cpu(), pool.labels(index).cpu())  # in double, which Apple's GPUs have not
+        return torch.cat([module(pool.inputs(part)) for part in index.split(CHUNK)]).cpu().double()
 
 
 def nothing(classes: int) -> Evaluated:

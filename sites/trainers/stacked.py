@@ -66,7 +66,7 @@ class Stacked:
         done, active = 0, len(rows)
         while active := sum(r.effort.todo > done for r in rows[:active]):
             stack.narrow(active)
-            x, y, share = gather(bench, [next(r.batches) for r in rows[:active]])
+            x, y, share = gather(bench, rows[:active], done)
             losses[:active] += self.differentiate(stack.params, x, y, share)
             stack.step()
             done += 1
@@ -78,18 +78,30 @@ class Stacked:
 @dataclass(frozen=True)
 class Row:
     place: int
+    ticket: Ticket
     job: Fit
     effort: Effort
     batches: Iterator[Tensor]
     lr: float
     plain: bool
+    weights: Tensor | None  # (C,) of the classes in the loss
 
     @classmethod
     def of(cls, bench: Bench, ticket: Ticket, place: int) -> Row:
         assert isinstance(ticket.job, Fit)
-        effort = Effort.of(ticket.job, bench.examples[ticket.site], bench.recipe)
+        held = bench.holds(ticket)
+        effort = Effort.of(ticket.job, held, bench.recipe)
         lr = bench.recipe.lr(ticket.turn) if ticket.job.lr is None else ticket.job.lr
-        return cls(place, ticket.job, effort, batches(bench, ticket, effort), lr, bench.recipe.plain)
+        return cls(
+            place,
+            ticket,
+            ticket.job,
+            effort,
+            batches(bench, ticket, effort),
+            lr,
+            bench.recipe.plain,
+            bench.weights(held.train),
+        )
 
     def fitted(self, weights: Tensor, losses: float) -> Fitted:
         done = self.effort.todo
@@ -141,18 +153,26 @@ class Stack:
         return [self.bench.spec.split(v) for v in flat]
 
 
-def gather(bench: Bench, indices: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def gather(bench: Bench, rows: Sequence[Row], step: int) -> tuple[Tensor, Tensor, Tensor]:
     """x (S, B, ...), y (S, B) and each example's share of its site's mean loss; short batches are padded with share 0."""
+    indices = [next(r.batches) for r in rows]
     sizes = [len(i) for i in indices]
     S, B = len(indices), max(sizes)
     device = bench.pool.device
     counts = torch.tensor(sizes).unsqueeze(1)
     share = ((torch.arange(B) < counts) / counts).to(device)
-    if min(sizes) < B:
-        indices = [F.pad(i, (0, B - len(i)), value=int(i[0])) for i in indices]
-    index = torch.cat(indices)
-    x, y = bench.pool.inputs(index), bench.pool.labels(index)
-    return x.view(S, B, *x.shape[1:]), y.view(S, B), share
+    padded = [F.pad(i, (0, B - len(i)), value=int(i[0])) for i in indices] if min(sizes) < B else indices
+    index = torch.cat(padded)
+    y = bench.pool.labels(index).view(S, B)
+    if bench.recipe.augment.absent:
+        x = bench.pool.inputs(index)
+    else:  # each site's batch by itself, so that what it draws does not depend on the others
+        parts = [bench.batch(r.ticket, step, i) for r, i in zip(rows, indices, strict=True)]
+        x = torch.cat([torch.cat([p, p[:1].expand(B - len(p), *p.shape[1:])]) for p in parts])
+    weights = [r.weights for r in rows if r.weights is not None]
+    if weights:
+        share = share * torch.stack(weights).gather(1, y)
+    return x.view(S, B, *x.shape[1:]), y, share
 
 
 def by_vmap(module: nn.Module, names: Sequence[str]) -> Differentiate:

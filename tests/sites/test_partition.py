@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -245,3 +246,46 @@ def test_quantity_is_one_of_both() -> None:
     for fields in ({}, {"sizes": (1, 2), "ratio": 2}):
         with pytest.raises(ValidationError, match="either sizes or ratio"):
             Quantity(**fields)
+
+
+def patients(count: int = 60, seed: int = 0) -> Dataset:
+    """Patients with 5 to 40 cells, each in one split."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(5, 41, count)
+    split = np.repeat(rng.choice(3, count, p=[0.6, 0.2, 0.2]), sizes)
+    named = [f"p{p:02}" for p in np.repeat(np.arange(count), sizes)]
+    data = dataset(rng.integers(0, 2, len(split)), split, 2, patient=named)
+    return replace(data, unit="patient")
+
+
+@settings(deadline=None)
+@given(st.sampled_from([Iid(), Quantity(ratio=4)]), st.integers(2, 6), st.integers(0, 2**40))
+def test_a_patient_goes_to_one_hospital(partition: Partition, sites: int, seed: int) -> None:
+    data = patients()
+    shards = partition.assign(data, sites, seed)
+    codes = data.keys["patient"].codes
+    for split in SPLITS:
+        assert gathered(shards, split) == data.where(split).tolist()
+        held = [set(codes[getattr(s, split)].tolist()) for s in shards]
+        assert sum(map(len, held)) == len(set.union(*held))
+
+
+def test_shares_are_met_to_about_a_patient() -> None:
+    data = patients(200)
+    sizes = [len(s.train) for s in Iid().assign(data, 4, 0)]
+    assert max(sizes) - min(sizes) <= 40
+    small, *_, large = (len(s.train) for s in Quantity(ratio=5).assign(data, 4, 0))
+    assert large / small == pytest.approx(5, rel=0.15)
+
+
+def test_sizes_are_exact_and_of_whole_patients_but_for_the_last() -> None:
+    data = patients(200)
+    sizes = (120, 300, 500)
+    shards = Quantity(sizes=sizes).assign(data, 3, 1)
+    assert tuple(len(s.train) for s in shards) == sizes
+    codes = data.keys["patient"].codes
+    held = [set(codes[s.train].tolist()) for s in shards]
+    assert sum(map(len, held)) == len(set.union(*held))
+    n = len(data.where("train"))
+    with pytest.raises(Refused, match="a patient goes to one site"):
+        Quantity(sizes=(n // 2, n - n // 2)).assign(data, 2, 1)

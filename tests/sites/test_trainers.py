@@ -1,5 +1,7 @@
 """Loop, stacked and pool do the same work; the loop does what a hand would."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 from pipeline.errors import Refused
 from pipeline.weights import Snapshot
 from pipeline.work import Evaluate, Fit, Gradient, Pull, toward
+from sites.trainers.augment import Augment
 from sites.trainers.base import Effort, Ticket, batches
 from sites.trainers.choose import choose
 from sites.trainers.loop import Loop
@@ -32,6 +35,9 @@ CASES = {
     "momentum": {"sizes": RAGGED, "momentum": 0.9, "weight_decay": 0.01},
     "adam": {"sizes": RAGGED, "optimiser": "adam", "lr": 0.01},
     "adamw": {"sizes": RAGGED, "optimiser": "adamw", "lr": 0.01, "weight_decay": 0.1},
+    "augmented": {"sizes": RAGGED, "augment": Augment(flip=True, rotate=90, elastic=1.0, light=0.1)},
+    "weighted": {"sizes": RAGGED, "balance": "full"},
+    "balanced draws": {"sizes": RAGGED, "balance": "sample"},
 }
 
 
@@ -170,3 +176,63 @@ def test_training_on_nothing_is_refused(bench):
     b = bench(sizes={"a": 8, "coordinator": 0})
     with pytest.raises(Refused, match=r"public\.share"):
         Loop(b).run([Ticket("coordinator", 1, 0, Gradient(start_of(b)))])
+
+
+def rare(bench, **how):
+    """A site with 36 examples of class 0, 3 of class 1 and 1 of class 2."""
+    b = bench(sizes={"a": 40}, **how)
+    b.pool.y[:] = torch.tensor([0] * 36 + [1] * 3 + [2])
+    return b
+
+
+@pytest.mark.parametrize(("balance", "power"), [("root", 0.5), ("full", 1.0)])
+def test_weights_grow_with_rarity_and_their_mean_is_one(bench, balance, power):
+    b = rare(bench, balance=balance)
+    weights = b.weights(b.examples["a"].train)
+    assert float(weights[b.pool.y].mean()) == pytest.approx(1)
+    assert float(weights[1] / weights[0]) == pytest.approx((36 / 3) ** power)
+    assert float(weights[2] / weights[0]) == pytest.approx(36**power)
+
+
+def test_a_weighted_step_by_hand(bench):
+    b = rare(bench, balance="full", batch=None)
+    w = start_of(b)
+    (fit,) = Loop(b).run([Ticket("a", 1, 0, Fit(w, steps=1))])
+    (seen,) = Loop(b).run([Ticket("a", 1, 0, Gradient(w))])
+    module = b.make()
+    losses = F.cross_entropy(module(b.pool.x), b.pool.y, reduction="none")
+    loss = sum(losses[b.pool.y == c].mean() for c in range(3)) / 3  # full balance: every class counts alike
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+    torch.testing.assert_close(fit.weights, w - 0.1 * gradient, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(seen.gradient, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_balanced_draws_show_every_class_alike(bench):
+    b = rare(bench, balance="sample")
+    ticket = Ticket("a", 1, 0, Fit(start_of(b), epochs=100))
+    effort = Effort.of(ticket.job, b.examples["a"], b.recipe)
+    drawn = torch.cat(list(batches(b, ticket, effort)))
+    assert len(drawn) == 4000
+    shares = torch.bincount(b.pool.y[drawn]) / len(drawn)
+    torch.testing.assert_close(shares, torch.full((3,), 1 / 3), atol=0.03, rtol=0)
+
+
+def test_a_class_that_a_site_lacks_counts_nothing_and_breaks_nothing(bench):
+    b = bench(sizes={"a": 20, "coordinator": 0}, balance="full")
+    b.pool.y[:] = 1
+    assert float(b.weights(b.examples["a"].train)[1]) == pytest.approx(1)
+    (fit,) = Loop(b).run([Ticket("a", 1, 0, Fit(start_of(b), epochs=1))])
+    assert torch.isfinite(fit.weights).all()
+
+
+def test_public_examples_are_trained_on_by_name(bench):
+    b = replace(bench(sizes={"a": 16, "b": 24}), public=torch.arange(16, 40))
+    w = start_of(b)
+    (public,) = Loop(b).run([Ticket("a", 1, 0, Fit(w, epochs=2, data="public"))])
+    assert public.work.examples == 24
+    seen = batches(b, Ticket("a", 1, 0, Fit(w, epochs=1, data="public")), Effort(24, 8, 3, 3))
+    assert sorted(torch.cat(list(seen)).tolist()) == list(range(16, 40))
+    (stacked,) = Stacked(b).run([Ticket("a", 1, 0, Fit(w, epochs=2, data="public"))])
+    torch.testing.assert_close(stacked.weights, public.weights, rtol=1e-4, atol=2e-5)
+    with pytest.raises(Refused, match=r"public\.data"):
+        Loop(bench(sizes={"a": 16})).run([Ticket("a", 1, 0, Fit(w, epochs=2, data="public"))])

@@ -4,6 +4,7 @@ PLOTS = {
     "accuracy",
     "loss",
     "yardsticks",
+    "yardstick_curves",
     "confusion",
     "reliability",
     "roc",
@@ -16,7 +17,9 @@ PLOTS = {
 def test_the_headline_of_a_finished_run(page):
     tiles = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
     assert tiles == {
-        "Accuracy, test (all sites)": "81.2 %",
+        "AUROC, schistocyte, test (all sites)": "0.875",
+        "Accuracy": "81.2 %",
+        "Lowest accuracy of a site: a": "70.0 %",  # the sites tell no AUROC of the class
         "Best round": "1",
         "Sites": "2",
         "Rounds": "2",
@@ -37,12 +40,13 @@ def test_plots_are_saved_beside_the_report(finished):
 
 
 def test_results_per_site_mark_the_worst_in_words(page, nasty):
-    assert page.row("a lowest accuracy") == "a lowest accuracy 100 70.0 % 70.0 % 0.750 – 0.125 0.600"
+    assert page.row("a lowest accuracy") == "a lowest accuracy 100 – 70.0 % 70.0 % 0.125 0.600"
     assert page.row(nasty).endswith("0.125 0.200")
     assert [tag.text.split()[0] for tag in page.all("tr") if tag.attributes.get("class") == "marked"] == ["a"]
     headings = page.texts("th")
     assert "Macro F1" not in headings  # undefined everywhere
-    assert "AUROC, positive class" in headings
+    assert "AUROC, schistocyte" in headings
+    assert "AUROC" not in headings  # of two classes, a mean says nothing beside the positive one
 
 
 def test_class_by_class_numbers_come_from_the_confusion_matrix(page):
@@ -50,8 +54,9 @@ def test_class_by_class_numbers_come_from_the_confusion_matrix(page):
 
 
 def test_yardsticks_stand_beside_the_federation(page):
-    rows = [row for row in page.texts("tr") if row.startswith("All sites, pooled")]
-    assert rows[1] == "All sites, pooled 66.0 % 81.2 % 93.0 %"
+    assert page.row("Each site alone") == "Each site alone every site trains on its own data only 66.0 % – – −27.0"
+    assert page.row("Federated") == "Federated this run 81.2 % 80.0 % 70.0 % a −11.8"
+    assert page.row("All data in one place").endswith("93.0 % – – –")
 
 
 def test_a_name_cannot_leave_its_place(folder, read_page, nasty):

@@ -143,7 +143,7 @@ def test_listed_but_absent_files(listed: Path) -> None:
 
 def test_too_few_patients_to_split(listed: Path) -> None:
     with pytest.raises(BadData, match=r"30 images of 2 patients .* nothing for test; change data.test"):
-        Folder(manifest="list.csv", patient="hospital").load(listed, 0)
+        Folder(manifest="list.csv", patient="hospital", test=0.1).load(listed, 0)
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Confidence intervals by the bootstrap over whole units: cells of one patient are alike, so patients are drawn.
+
+Only a simulation has every example's score in one place; between hospitals only sums travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.metrics import Focus
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Interval = list[float]  # [low, high], as JSON has it
+DRAWS = 1000
+LEVEL = 0.95
+CELLS = 4_000_000  # numbers held at once
+
+
+def intervals(
+    scores: Floats, y: Ints, unit: Ints, focus: Focus, seed: int = 0, draws: int = DRAWS
+) -> dict[str, Interval]:
+    """scores (N, C) log-probabilities, y (N,), unit (N,) -> metric: (low, high); undefined ones are left out."""
+    units, unit = np.unique(unit, return_inverse=True)
+    if len(units) < 2:
+        return {}
+    times = _times(len(units), draws, seed)
+    found = _of_answers(scores.argmax(1), y, unit, times, scores.shape[1])
+    which = focus.positive if focus.positive is not None else 1 if scores.shape[1] == 2 else None
+    if which is not None:
+        curves = _of_curves(scores[:, which], y == which, unit, times, focus.specificity)
+        named = ["positive_auroc", "positive_auprc", "sensitivity_at_specificity"]
+        found |= dict(zip(named, curves, strict=True)) if focus.positive is not None else {"auroc": curves[0]}
+    return {metric: span for metric, values in found.items() if (span := _span(values)) is not None}
+
+
+def _times(units: int, draws: int, seed: int) -> Floats:
+    """(D, U): how often each unit is drawn."""
+    drawn = np.random.default_rng([seed, 0xB007]).integers(0, units, (draws, units))
+    flat = drawn + np.arange(draws)[:, None] * units
+    return np.bincount(flat.ravel(), minlength=draws * units).reshape(draws, units).astype(np.float64)
+
+
+def _of_answers(guess: Ints, y: Ints, unit: Ints, times: Floats, classes: int) -> dict[str, Floats]:
+    """Ratios of sums over units, so a product of matrices gives all draws."""
+    size = (times.shape[1], classes)
+    truth, hits = np.zeros(size), np.zeros(size)
+    np.add.at(truth, (unit, y), 1)
+    np.add.at(hits, (unit, y), guess == y)
+    drawn_truth, drawn_hits = times @ truth, times @ hits  # (D, C)
+    recall = np.divide(drawn_hits, drawn_truth, out=np.full_like(drawn_hits, np.nan), where=drawn_truth > 0)
+    return {"accuracy": drawn_hits.sum(1) / drawn_truth.sum(1), "balanced_accuracy": np.nanmean(recall, 1)}
+
+
+def _of_curves(score: Floats, own: NDArray[np.bool_], unit: Ints, times: Floats, specificity: float) -> list[Floats]:
+    """AUROC, average precision and sensitivity of every draw; nan where a draw has one class only."""
+    order = np.argsort(-score, kind="stable")
+    score, own, unit = score[order], own[order], unit[order]
+    last = np.flatnonzero(np.append(np.diff(score) != 0, True))  # ties end together
+    parts = list(_curves(own, unit, last, times, specificity))
+    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def _curves(
+    own: NDArray[np.bool_], unit: Ints, last: Ints, times: Floats, specificity: float
+) -> Iterator[tuple[Floats, Floats, Floats]]:
+    for part in np.array_split(times, max(1, times.shape[0] * len(own) // CELLS)):
+        weight = part[:, unit]  # (d, N)
+        tp = np.cumsum(weight * own, 1)[:, last]
+        fp = np.cumsum(weight * ~own, 1)[:, last]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            tpr, fpr = tp / tp[:, -1:], fp / fp[:, -1:]
+            gain = np.diff(tpr, prepend=0.0)
+            precision = np.where(tp + fp > 0, tp / (tp + fp), 0)
+        undefined = (tp[:, -1] == 0) | (fp[:, -1] == 0)
+        area = np.trapezoid(np.pad(tpr, ((0, 0), (1, 0))), np.pad(fpr, ((0, 0), (1, 0))), axis=1)
+        reached = np.where(fpr <= 1 - specificity + 1e-12, tpr, 0).max(1)
+        yield tuple(np.where(undefined, np.nan, values) for values in (area, (gain * precision).sum(1), reached))  # type: ignore[misc]
+
+
+def _span(values: Floats) -> Interval | None:
+    known = values[np.isfinite(values)]
+    if len(known) < len(values) / 2:
+        return None
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return [float(low), float(high)]

@@ -1,0 +1,92 @@
+"""The federation and its yardsticks, in one form and one order: from each site alone to all data in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from pipeline.reports.lens import RANKED, Lens, Span, interval_in, worst_site
+from pipeline.reports.record import Json, Record, number, site_values
+from pipeline.reports.svg import PALETTE
+
+
+@dataclass(frozen=True)
+class Look:
+    label: str
+    colour: str
+    marker: str  # shapes differ too: not everybody sees the colours
+    words: str  # where the run brings none of its own
+
+
+LOOKS: Mapping[str, Look] = {
+    "local": Look("Each site alone", PALETTE[8], "X", "every site trains on its own data only"),
+    "federated": Look("Federated", PALETTE[0], "o", "this run"),
+    "normalised": Look("Federated, normalised", PALETTE[1], "D", "as this run, each site normalises its own colours"),
+    "same_scanner": Look("Federated, one scanner", PALETTE[4], "^", "as this run, if all sites had the same scanner"),
+    "central": Look("All data in one place", PALETTE[2], "s", "one model on all data, which hospitals cannot do"),
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    key: str
+    look: Look
+    words: str
+    test: Json
+    curve: list[tuple[int, float]]
+    intervals: Json
+    where: str  # coordinator or pooled: the same for all, so that they are judged alike
+
+    def whole(self, metric: str) -> float | None:
+        """None where the scores of several models would be put in one order."""
+        if self.key == "local" and metric in RANKED:
+            return None
+        return number((self.test.get(self.where) or {}).get(metric))
+
+    def interval(self, metric: str, site: str | None = None) -> Span | None:
+        return interval_in(self.intervals, metric, site, self.where) if site or self.whole(metric) is not None else None
+
+    def sites(self, metric: str) -> dict[str, float]:
+        return site_values(self.test.get("sites") or {}, metric)
+
+    def mean(self, metric: str) -> float | None:
+        values = self.sites(metric)
+        return fmean(values.values()) if values else None
+
+    def worst(self, metric: str) -> str | None:
+        return worst_site(self.test.get("sites") or {}, metric)
+
+    @property
+    def roc(self) -> Json | None:
+        found: Json | None = (self.test.get(self.where) or {}).get("roc")
+        return found if found and found.get("fpr") and self.key != "local" else None
+
+
+def contenders(record: Record) -> dict[str, Contender]:
+    """Empty without yardsticks: a federation alone has nothing to be held against."""
+    results = record.results or {}
+    yards: Json = results.get("yardsticks") or {}
+    test: Json = results.get("test") or {}
+    known = {name: yard for name, yard in yards.items() if (yard or {}).get("test") or (yard or {}).get("curve")}
+    if not known or not test:
+        return {}
+    where = "pooled" if test.get("pooled") else "coordinator"
+    every = {**known, "federated": {"test": test, "intervals": results.get("intervals")}}
+    order = [name for name in LOOKS if name in every] + [name for name in every if name not in LOOKS]
+    return {name: _one(name, every[name], where) for name in order}
+
+
+def _one(name: str, found: Json, where: str) -> Contender:
+    plain = name.replace("_", " ")
+    look = LOOKS.get(name) or Look(plain[:1].upper() + plain[1:], PALETTE[5], "P", "")
+    curve = [(int(turn), value) for turn, value in found.get("curve") or () if number(value) is not None]
+    words, intervals = str(found.get("words") or look.words), found.get("intervals") or {}
+    return Contender(name, look, words, found.get("test") or {}, curve, intervals, where)
+
+
+def shared_metric(every: Mapping[str, Contender], lens: Lens) -> str:
+    """The leading metric, unless no yardstick has it, as in runs of older versions."""
+    others = (one for one in every.values() if one.key != "federated")
+    there = any(one.whole(lens.metric) is not None or one.sites(lens.metric) for one in others)
+    return lens.metric if there else "accuracy"

@@ -1,0 +1,159 @@
+"""What the yardsticks say, in sentences made of the numbers: gains, losses, and when a difference is too small to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import fmean
+
+from pipeline.reports.contenders import Contender
+from pipeline.reports.lens import Lens
+from pipeline.reports.words import count_of, joined, points, score, span
+
+TINY = 0.005  # half a point: nobody would notice
+WHERE = {"pooled": "all sites pooled", "coordinator": "on the coordinator's set"}
+Every = Mapping[str, Contender]
+
+
+def findings(every: Every, lens: Lens, metric: str) -> list[str]:
+    tell: tuple[Callable[[Every, Lens, str], str], ...] = (_alone, _pooling, _scanner, _normalising)
+    found = [words for one in tell if (words := one(every, lens, metric))]
+    return [*_ours(every, lens, metric), *found, _caution(lens)] if found else []
+
+
+def _ours(every: Every, lens: Lens, metric: str) -> list[str]:
+    value, edges = every["federated"].whole(metric), every["federated"].interval(metric)
+    sure = f", {lens.level} interval {span(metric, *edges)[1:-1]}" if edges else ""
+    where = WHERE[every["federated"].where]
+    return (
+        []
+        if value is None
+        else [f"The federation reaches {score(metric, value)} ({lens.name(metric)}, {where}{sure})."]
+    )
+
+
+def _alone(every: Every, lens: Lens, metric: str) -> str:
+    """Site by site: each alone has a model of its own, so there is no pooled score to set beside the federation's."""
+    if "local" not in every:
+        return ""
+    ours, theirs = every["federated"].sites(metric), every["local"].sites(metric)
+    gains = {site: ours[site] - theirs[site] for site in ours if site in theirs}
+    if not gains:
+        return _alone_as_a_whole(every, lens, metric)
+    mean = fmean(gains.values())
+    better = {site: gain for site, gain in gains.items() if gain >= TINY}
+    worse = {site: gain for site, gain in gains.items() if gain <= -TINY}
+    even = len(gains) - len(better) - len(worse)
+    over = f"on average over {count_of(len(gains), 'site')}"
+    if not better and not worse:
+        return f"Each site alone would do about the same ({points(mean)} points {over}, no site differs by more than {100 * TINY:g})."
+    counts = [
+        f"better at {len(better)} (most at {max(better, key=better.__getitem__)}, {points(max(better.values()))})" if better else "",
+        f"worse at {len(worse)} (most at {min(worse, key=worse.__getitem__)}, {points(min(worse.values()))})" if worse else "",
+        f"about the same at {even}" if even else "",
+    ]  # fmt: skip
+    verb = "gains" if mean >= TINY else "loses" if mean <= -TINY else "changes"
+    by = points(mean) if abs(mean) < TINY else f"{abs(100 * mean):.1f}"
+    words = f"Against each site alone, the federation {verb} {by} points {over}: {joined([c for c in counts if c])}."
+    spans = {site: edges for site in gains if (edges := every["federated"].interval(metric, site))}
+    inside = sum(low <= theirs[site] <= high for site, (low, high) in spans.items())
+    if spans and inside:
+        words += (
+            f" At {inside} of {count_of(len(spans), 'site')} the score alone lies inside the federated {lens.level} "
+            "interval, so the difference there may be chance."
+        )
+    return words
+
+
+def _alone_as_a_whole(every: Every, lens: Lens, metric: str) -> str:
+    gap = _gap(every, "local", metric)
+    if gap is None:
+        return ""
+    alone = f"Each site alone reaches {_value(every, 'local', metric)}"
+    if abs(gap) < TINY:
+        return f"{alone}, practically what the federation reaches ({_value(every, 'federated', metric)})."
+    way = "gains" if gap < 0 else "loses"
+    return f"{alone}: the federation {way} {_size(gap)} over it.{_chance(every, 'local', metric)}"
+
+
+def _pooling(every: Every, lens: Lens, metric: str) -> str:
+    gap = _gap(every, "central", metric)
+    if gap is None:
+        return ""
+    reached, ours = _value(every, "central", metric), _value(every, "federated", metric)
+    if abs(gap) < TINY:
+        return f"All data in one place would do practically the same: {reached} against {ours}."
+    chance = _chance(every, "central", metric)
+    if gap > 0:
+        return f"All data in one place would reach {reached}: the federation loses {_size(gap)} to it.{chance}"
+    return f"All data in one place reaches only {reached}, {_size(gap)} below the federation's {ours}.{chance}"
+
+
+def _scanner(every: Every, lens: Lens, metric: str) -> str:
+    cost = _gap(every, "same_scanner", metric)
+    if cost is None:
+        return ""
+    reached = (
+        f"If every site had the same scanner, the same federation would reach {_value(every, 'same_scanner', metric)}"
+    )
+    if abs(cost) < TINY:
+        return f"{reached}: the differences between scanners cost next to nothing here ({points(cost)} points)."
+    chance = _chance(every, "same_scanner", metric)
+    if cost > 0:
+        return f"{reached}: the differences between scanners cost {_size(cost)}.{chance}"
+    return f"{reached}, {_size(cost)} less: here the differences between scanners did no harm.{chance}"
+
+
+def _normalising(every: Every, lens: Lens, metric: str) -> str:
+    won, cost = _gap(every, "normalised", metric), _gap(every, "same_scanner", metric)
+    if won is None:
+        return ""
+    reached = f"Colour normalisation at each site reaches {_value(every, 'normalised', metric)}"
+    if abs(won) < TINY:
+        return f"{reached}: next to no change ({points(won)} points)."
+    chance = _chance(every, "normalised", metric)
+    if won < 0:
+        return f"{reached}, {_size(won)} less than without: here it does harm.{chance}"
+    if cost is None or cost < TINY:
+        return f"{reached}, {_size(won)} more than without.{chance}"
+    share = f"all of these {_size(cost)}" if won >= cost else f"{100 * won:.1f} of these {_size(cost)}"
+    return f"{reached}: it wins back {share}.{chance}"
+
+
+def _caution(lens: Lens) -> str:
+    seeds = "Each score is one training run; another seed would move it too."
+    if lens.intervals:
+        return seeds
+    return f"No intervals were made for this run, so a small difference may be chance. {seeds}"
+
+
+def _gap(every: Every, name: str, metric: str) -> float | None:
+    """The yardstick minus the federation."""
+    if name not in every:
+        return None
+    theirs, ours = every[name].whole(metric), every["federated"].whole(metric)
+    return None if theirs is None or ours is None else theirs - ours
+
+
+def _chance(every: Every, name: str, metric: str) -> str:
+    """Scores on the same cells are compared more sharply than their intervals tell: what these call chance may be none."""
+    ours, theirs = every["federated"], every[name]
+    edges, others = ours.interval(metric), theirs.interval(metric)
+    if edges is None and others is None:
+        return ""
+    if _holds(edges, theirs.whole(metric)) or _holds(others, ours.whole(metric)):
+        return " One score lies inside the other's interval, so the difference may be chance."
+    return (
+        " Neither score lies inside the other's interval." if edges and others else " That lies outside the interval."
+    )
+
+
+def _holds(edges: tuple[float, float] | None, value: float | None) -> bool:
+    return edges is not None and value is not None and edges[0] <= value <= edges[1]
+
+
+def _value(every: Every, name: str, metric: str) -> str:
+    return score(metric, every[name].whole(metric))
+
+
+def _size(gap: float) -> str:
+    return f"{abs(100 * gap):.1f} points"

@@ -1,0 +1,56 @@
+"""Labelled cells as they were found, before a study has chosen among them: what both readers of `smear_cells` give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sites.data.base import Key
+
+# Chula-RBC-12's codes 0..12 in its current order; an old revision of its page has 9 = sickle, 10 = schistocyte
+CHULA = (
+    "normal", "macrocyte", "microcyte", "spherocyte", "target", "stomatocyte", "ovalocyte", "teardrop", "burr",
+    "schistocyte", "uncategorised", "hypochromia", "elliptocyte",
+)  # fmt: skip
+Pixels = Callable[[np.ndarray], np.ndarray]  # (n,) rows -> (n, 3, size, size) uint8; only they are decoded
+UNCATEGORISED = "uncategorised"  # mostly two cells on top of each other
+
+
+@dataclass(frozen=True)
+class Column:
+    """A natural key: whole numbers, shown as `names[value]`, or as `batch-3` where they have no names."""
+
+    values: np.ndarray  # (N,) int64
+    names: tuple[str, ...] | None = None
+
+    def key(self, called: str, rows: np.ndarray) -> Key:
+        found, codes = np.unique(self.values[rows], return_inverse=True)
+        names = tuple(self.names[v] if self.names else f"{called}-{v}" for v in found)
+        return Key(torch.from_numpy(codes.astype(np.int64)), names)
+
+
+@dataclass(frozen=True)
+class Cells:
+    origin: str  # the file or folder, as the person knows it
+    type: Column  # always with names
+    keys: Mapping[str, Column]  # always with `field` and `unit`
+    unit: str
+    repeat: np.ndarray  # (N,) bool: the same physical cell in an earlier, overlapping field
+    pixels: Pixels
+    fold: np.ndarray | None = None  # (N,) int64, made so that no unit is in two
+    batches: tuple[int, ...] = ()  # the ones that can be asked for
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return self.type.names or ()
+
+
+def shared(inner: np.ndarray, outer: np.ndarray) -> np.ndarray:
+    """The values of `inner` that lie in more than one value of `outer`, e.g. groups in two folds."""
+    pairs = np.unique(np.stack([inner, outer]), axis=1)
+    values, times = np.unique(pairs[0], return_counts=True)
+    return values[times > 1]

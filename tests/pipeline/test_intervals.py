@@ -1,0 +1,70 @@
+"""Bootstrap intervals: draws agree with scikit-learn's weighted metrics, units are drawn whole, coverage is about right."""
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from pipeline.intervals import _of_answers, _of_curves, _times, intervals
+from pipeline.metrics import Focus
+
+
+def sample(n=600, units=40, seed=0, grain=1):
+    rng = np.random.default_rng(seed)
+    y = (rng.random(n) < 0.2).astype(np.int64)
+    score = np.round(rng.normal(size=n) + 1.5 * y, grain)  # with ties
+    return np.stack([-score, score], 1), y, rng.integers(0, units, n)
+
+
+def test_every_draw_is_a_weighted_metric():
+    scores, y, unit = sample()
+    times = _times(40, 5, seed=1)
+    areas, precision, reached = _of_curves(scores[:, 1], y == 1, unit, times, 0.9)
+    answers = _of_answers(scores.argmax(1), y, unit, times, 2)
+    for draw, counts in enumerate(times):
+        weight = counts[unit]
+        assert areas[draw] == pytest.approx(sk.roc_auc_score(y, scores[:, 1], sample_weight=weight))
+        assert precision[draw] == pytest.approx(sk.average_precision_score(y, scores[:, 1], sample_weight=weight))
+        fpr, tpr, _ = sk.roc_curve(y, scores[:, 1], sample_weight=weight, drop_intermediate=False)
+        assert reached[draw] == pytest.approx(tpr[fpr <= 0.1 + 1e-9].max())
+        guess = scores.argmax(1)
+        assert answers["accuracy"][draw] == pytest.approx(sk.accuracy_score(y, guess, sample_weight=weight))
+        balanced = sk.balanced_accuracy_score(y, guess, sample_weight=weight)
+        assert answers["balanced_accuracy"][draw] == pytest.approx(balanced)
+
+
+def test_units_are_drawn_as_often_as_there_are_units():
+    times = _times(17, 200, seed=0)
+    assert (times.sum(1) == 17).all()
+    assert times.mean() == pytest.approx(1)
+    assert (times == 0).any()
+
+
+def test_cells_of_one_patient_say_less_than_cells_of_many():
+    """The same cells, each repeated twenty times: a bootstrap over cells would call that twenty times as sure."""
+    scores, y, _ = sample(n=60)
+    apart = np.arange(60)
+    honest = intervals(np.repeat(scores, 20, 0), np.repeat(y, 20), np.repeat(apart, 20), Focus(1))
+    fooled = intervals(np.repeat(scores, 20, 0), np.repeat(y, 20), np.arange(1200), Focus(1))
+    plain = intervals(scores, y, apart, Focus(1))
+    width = lambda found: found["positive_auroc"][1] - found["positive_auroc"][0]  # noqa: E731
+    assert width(honest) == pytest.approx(width(plain), rel=1e-6)
+    assert width(fooled) < 0.4 * width(honest)
+
+
+def test_about_95_of_100_intervals_hold_the_truth():
+    truth, held = 0.8, 0
+    for seed in range(200):
+        right = np.random.default_rng(seed).random(300) < truth
+        scores = np.where(right[:, None], [[0.0, -9.0]], [[-9.0, 0.0]])
+        low, high = intervals(scores, np.zeros(300, np.int64), np.arange(300), Focus(), seed, draws=200)["accuracy"]
+        held += low <= truth <= high
+    assert 178 <= held <= 200
+
+
+def test_what_is_undefined_is_left_out():
+    scores, y, unit = sample()
+    assert intervals(scores, y, np.zeros_like(unit), Focus(1)) == {}
+    alone = intervals(scores, np.zeros_like(y), unit, Focus(1))
+    assert "positive_auroc" not in alone
+    assert "accuracy" in alone
+    assert set(intervals(scores, y, unit, Focus())) == {"accuracy", "balanced_accuracy", "auroc"}

@@ -1,0 +1,152 @@
+"""Studies on cells through the front door: scanners, normalisation, balance, augmentation, sheets and intervals."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.errors import Refused
+from pipeline.run_folder import RunFolder
+from pipeline.simulate import look, run
+from pipeline.study import Study, load_study
+from pipeline.study_file import PACKAGED, find_study
+from pipeline.yardsticks import yardsticks
+from tests.conftest import REAL_CELLS, final_weights, needs_real_cells
+
+
+def smear_study(**sections) -> Study:
+    raw = {
+        "name": "test",
+        "rounds": 2,
+        "seed": 3,
+        "data": {"name": "synthetic_smear", "cells": 400, "size": 24, "patients": 24, "val": 0.2},
+        "sites": {"count": 3},
+        "skew": {"name": "scanner"},
+        "model": "cnn28",
+        "local": {"optimiser": "adam", "lr": 0.001, "batch": 16, "balance": "root"},
+        "augment": {"flip": True, "rotate": 180, "zoom": 0.1, "elastic": 1.0, "colour": 0.1, "light": 0.1},
+        "evaluation": {"where": "sites", "positive": "schistocyte", "best": "positive_auroc"},
+    }
+    return Study.model_validate(raw | sections)
+
+
+def seen_by(study: Study, site: int) -> torch.Tensor:
+    people = look(study, None).population
+    return people.pool.inputs(people.examples[people.sites[site]].train)
+
+
+def test_a_run_on_cells_leaves_sheets_intervals_and_curves(go):
+    folder, results = go(smear_study())
+    index = json.loads((folder.path / "cells" / "index.json").read_text())
+    assert list(index) == ["site-01", "site-02", "site-03"]
+    assert "warm_lamp" in index["site-01"]["words"]
+    assert all((folder.path / "cells" / entry["file"]).read_bytes().startswith(b"\x89PNG") for entry in index.values())
+    found = results["intervals"]
+    assert found["unit"] == "patient"
+    low, high = found["pooled"]["positive_auroc"]
+    assert low <= results["test"]["pooled"]["positive_auroc"] <= high
+    assert set(found["sites"]) == set(index)
+    assert any("roc" in site for site in results["test"]["sites"].values())
+    assert json.loads((folder.path / "results.json").read_text()) == json.loads(json.dumps(results))
+
+
+def test_stopped_and_resumed_augmented_training_is_the_undisturbed_run(go, tmp_path):
+    study = smear_study()
+    whole, _ = go(study, "whole")
+    folder = RunFolder.create(tmp_path / "cut", study)
+
+    def watch(record):
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(study, folder, watch=watch)
+    run(study, RunFolder.open(folder.path))
+    assert torch.equal(final_weights(whole), final_weights(folder))
+
+
+def test_scanners_change_what_sites_see_and_nothing_else():
+    with_scanners, without = look(smear_study(), None).population, look(smear_study(skew="none"), None).population
+    for site in without.sites:
+        a, b = with_scanners.examples[site], without.examples[site]
+        assert torch.equal(with_scanners.pool.y[a.test], without.pool.y[b.test])
+        assert torch.equal(with_scanners.pool.unit[a.val], without.pool.unit[b.val])
+        assert not torch.equal(with_scanners.pool.inputs(a.test), without.pool.inputs(b.test))
+    assert with_scanners.acquisitions.keys() == set(without.sites)
+    assert not without.acquisitions
+
+
+def test_site_normalisation_brings_sites_together():
+    def apart(normalise: str) -> float:
+        study = smear_study(normalise=normalise)
+        means = torch.stack([seen_by(study, site).mean((0, 2, 3)) for site in range(3)])
+        return float(means.std(0).mean())
+
+    assert apart("none") > 0.08
+    assert apart("site") < 0.005
+
+
+def test_a_patient_is_at_one_site_and_in_one_split():
+    people = look(smear_study(skew="none"), None).population
+    held = [
+        set(people.pool.unit[rows].tolist())
+        for site in people.sites
+        for rows in (people.examples[site].train, people.examples[site].val, people.examples[site].test)
+    ]
+    assert sum(map(len, held)) == len(set.union(*held)) == 24
+
+
+def test_yardsticks_of_a_study_with_scanners():
+    found = yardsticks(smear_study(), 3)
+    assert set(found) == {"local", "central", "same_scanner", "normalised"}
+    assert found["same_scanner"].skew.name == "none"
+    assert found["normalised"].normalise.name == "site"
+    assert len({study.hash for study in found.values()}) == 4
+    assert "normalised" not in yardsticks(smear_study(normalise="image"), 3)
+
+
+def test_points_cannot_be_augmented(moons):
+    with pytest.raises(Refused, match=r"leave \[augment\] out"):
+        look(moons(augment={"flip": True}), None)
+
+
+def test_a_start_on_rendered_cells_is_on_nobodys(go):
+    public = {"data": {"name": "synthetic_smear", "cells": 300, "patients": 10, "size": 24}, "warmup_epochs": 2}
+    study = smear_study(rounds=1, public=public)
+    people = look(study, None).population
+    assert len(people.public) == 300
+    assert set(people.pool.unit[people.public].tolist()) == {-1}
+    held = torch.cat([people.examples[s].train for s in people.sites])
+    assert not set(held.tolist()) & set(people.public.tolist())
+    warm, _ = go(study, "warm")
+    cold, _ = go(smear_study(rounds=1), "cold")
+    assert warm.rounds()[0]["metrics"] != cold.rounds()[0]["metrics"]
+    assert study.hash != smear_study(rounds=1).hash
+
+
+def test_public_data_of_another_kind_are_refused():
+    public = {"data": {"name": "synthetic_smear", "cells": 300, "size": 24, "task": "types"}, "warmup_epochs": 2}
+    with pytest.raises(Refused, match="set its size and task alike"):
+        look(smear_study(public=public), None)
+    with pytest.raises(Refused, match="give one of them"):
+        look(smear_study(public={"share": 0.1, "data": {"name": "synthetic_smear", "size": 24}}), None)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(PACKAGED.glob("*.toml"))])
+def test_packaged_studies_can_be_read(name):
+    study = load_study(find_study(name))
+    assert study.name == name
+    assert study.about
+
+
+@needs_real_cells
+def test_real_cells_of_two_batches_train(go, tmp_path):
+    sets = {"rounds": 1, "data.size": 40, "partition.only": ["batch-1", "batch-3"]}
+    sets |= {"public.data.size": 40, "public.data.cells": 400, "public.data.patients": 10, "public.warmup_epochs": 1}
+    study = load_study(find_study("schistocytes"), sets)
+    folder = RunFolder.create(tmp_path / "run", study)
+    results = run(study, folder, REAL_CELLS)
+    assert results["intervals"]["unit"] == "group"
+    assert set(results["test"]["sites"]) == {"batch-1", "batch-3"}
+    assert (Path(folder.path) / "cells" / "index.json").is_file()
