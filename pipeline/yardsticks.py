@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from platformdirs import user_cache_path
@@ -60,8 +61,20 @@ def _one(study: Study, folder: RunFolder, data: Path | None, watching: Watching)
     cached = _entry(study, folder)
     with watching(study) as watch:
         results = run(study, cached, data, watch)
-    curve = [[r["round"], headline(r)[1].get("accuracy")] for r in cached.rounds() if r["metrics"]]
-    return {"test": results["test"], "intervals": results.get("intervals"), "curve": curve}
+    metric = "positive_auroc" if study.evaluation.positive else "accuracy"
+    curve = [[r["round"], _followed(r, metric, study.strategy)] for r in cached.rounds() if r["metrics"]]
+    return {"test": results["test"], "intervals": results.get("intervals"), "metric": metric, "curve": curve}
+
+
+def _followed(record: dict[str, Any], metric: str, strategy: Strategy) -> float | None:
+    """One number a round; where every site has a model of its own, their scores have no common order: the mean."""
+    split, whole = headline(record)
+    if metric == "accuracy" or not strategy.remembers:
+        value: float | None = whole.get(metric)
+        return value
+    sites = record["metrics"][split].get("sites", {}).values()
+    known = [m[metric] for m in sites if m.get(metric) is not None]
+    return fmean(known) if known else None
 
 
 def _entry(study: Study, folder: RunFolder) -> RunFolder:

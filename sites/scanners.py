@@ -25,7 +25,7 @@ import albumentations as A
 import cv2
 
 if TYPE_CHECKING:
-    from sites.skew import Acquisition
+    from sites.acquisition import Acquisition
 
 CHUNK = 128  # images a task: a pipeline is made for each, because it holds a generator that threads may not share
 GLASS = 0.9  # quantile of an image's pixels that is taken as light through glass alone

@@ -5,6 +5,7 @@
 ```console fails    its commands must fail
 ```console slow     only with `make test-all`
 ```console fashion  needs Fashion-MNIST; without it the page is skipped
+```console cells    needs real cells, in HEMOFED_DATA or ../shared/data; without them the page is skipped
 ```toml study       becomes study.toml, and must be a valid study
 ```python file=a.py becomes a.py (any language); a pyproject.toml with entry points counts as installed
 ```sh               is not run: its make targets and extras must exist
@@ -32,6 +33,7 @@ from pipeline.cli import app
 from pipeline.components import PACKAGES, choices
 from pipeline.study import Section, Study, load_study
 from pipeline.study_file import _toml_value
+from tests.conftest import REAL_CELLS
 
 ROOT = Path(__file__).parents[1]
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -119,6 +121,8 @@ def test_slow_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def play(page: Path, folder: Path, todo: list[Block]) -> None:
     if any("fashion" in b.marks for b in todo) and not FASHION.is_dir():
         pytest.skip("Fashion-MNIST is not installed: apt-get install dataset-fashion-mnist")
+    if any("cells" in b.marks for b in todo) and REAL_CELLS is None:
+        pytest.skip("chula_rbc12.npz is neither in HEMOFED_DATA nor in ../shared/data: name its folder there")
     for block in todo:
         if block.file:
             write(block, folder)
@@ -152,6 +156,8 @@ def as_installed(project: dict[str, Any], folder: Path) -> None:
 def run(block: Block, folder: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200", "TERM": "dumb"}
+    if "cells" in block.marks:
+        env["HEMOFED_DATA"] = str(REAL_CELLS)
     output = ""
     for command in block.commands:
         limit = None if "slow" in block.marks else TIMEOUT

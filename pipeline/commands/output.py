@@ -31,6 +31,10 @@ def percent(value: Any) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
 
 
+def area(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1) -> Table:
     """The first `words` columns are text, the rest numbers. Several columns of text may wrap; a single name never vanishes."""
     out = Table(title=title or None, title_justify="left")
@@ -80,10 +84,12 @@ class Rounds:
         from pipeline.judging import headline
 
         split, shown = headline(record)
+        detects = "positive_auroc" in shown  # the study names a class that matters
+        self._leads = f"{split} {'AUROC' if detects else 'accuracy'}"
         missed = len(record["missed"])
         row = [
             str(record["round"]),
-            percent(shown.get("accuracy")),
+            area(shown["positive_auroc"]) if detects else percent(shown.get("accuracy")),
             "–" if shown.get("loss") is None else f"{shown['loss']:.4f}",
             (f"{len(record['counted'])}/{len(record['asked'])}" if record["asked"] else "–")
             + (f" ({missed} missed)" if missed else ""),
@@ -93,17 +99,16 @@ class Rounds:
         if self._live.is_started:
             self._rows.append(row)
             self._bar.update(self._task, completed=record["round"])
-            self._split = split
             self._draw()
         else:
             void = f"  VOID: {record['void']}" if record["void"] else ""
             errors.print(
-                f"{self._name} round {row[0]}: {split} accuracy {row[1]}, loss {row[2]}, sites {row[3]}, {row[5]}{void}",
+                f"{self._name} round {row[0]}: {self._leads} {row[1]}, loss {row[2]}, sites {row[3]}, {row[5]}{void}",
                 soft_wrap=True,
             )
 
-    _split = "val"
+    _leads = "val accuracy"
 
     def _draw(self) -> None:
-        columns = ["round", f"{self._split} accuracy", "loss", "sites", "traffic", "time"]
+        columns = ["round", self._leads, "loss", "sites", "traffic", "time"]
         self._live.update(Group(table(columns, self._rows), self._bar))

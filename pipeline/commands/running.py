@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.output import Rounds, console, errors, percent, print_json, table
+from pipeline.commands.output import Rounds, area, console, errors, percent, print_json, table
 from pipeline.errors import BadStudy
 from pipeline.reports.words import size
 from pipeline.run_folder import RunFolder
@@ -69,7 +69,7 @@ def run_and_report(study: Study, folder: RunFolder, data: Path | None, yardstick
 def show_results(results: dict[str, Any], folder: RunFolder) -> None:
     """Led by the class that matters, where the study names one."""
     test, yard = results["test"], results["yardsticks"]
-    metric, show = ("positive_auroc", _area) if results["positive"] else ("accuracy", percent)
+    metric, show = ("positive_auroc", area) if results["positive"] else ("accuracy", percent)
     columns = [("federated", test)] + [(name.replace("_", " "), y["test"]) for name, y in yard.items()]
     who = [w for w in ("coordinator", "pooled") if any(w in t for _, t in columns)]
     rows = [[w, *(show(_whole(name, t.get(w, {}), metric)) for name, t in columns)] for w in who]
@@ -101,10 +101,6 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
 def _whole(name: str, found: dict[str, Any], metric: str) -> float | None:
     """Sites that train alone have a model each: their scores cannot be put in one order."""
     return None if name == "local" and metric != "accuracy" else found.get(metric)
-
-
-def _area(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 def free_path(path: Path) -> Path:

@@ -35,6 +35,7 @@ class Contender:
     words: str
     test: Json
     curve: list[tuple[int, float]]
+    metric: str  # of the curve
     intervals: Json
     where: str  # coordinator or pooled: the same for all, so that they are judged alike
 
@@ -82,7 +83,9 @@ def _one(name: str, found: Json, where: str) -> Contender:
     look = LOOKS.get(name) or Look(plain[:1].upper() + plain[1:], PALETTE[5], "P", "")
     curve = [(int(turn), value) for turn, value in found.get("curve") or () if number(value) is not None]
     words, intervals = str(found.get("words") or look.words), found.get("intervals") or {}
-    return Contender(name, look, words, found.get("test") or {}, curve, intervals, where)
+    return Contender(
+        name, look, words, found.get("test") or {}, curve, str(found.get("metric") or "accuracy"), intervals, where
+    )
 
 
 def shared_metric(every: Mapping[str, Contender], lens: Lens) -> str:

@@ -12,7 +12,7 @@ from pipeline.reports.lens import RANKED, Lens
 from pipeline.reports.page import Cell, Column
 from pipeline.reports.record import Record
 from pipeline.reports.sheet import COORDINATOR, POOLED, Sheet
-from pipeline.reports.words import PERCENT, points, score
+from pipeline.reports.words import PERCENT, SPLITS, points, score
 from pipeline.reports.yardstick_figures import Row, dots, roc_overlay
 from pipeline.reports.yardstick_words import findings
 
@@ -35,7 +35,7 @@ def yardsticks(sheet: Sheet, record: Record, lens: Lens) -> None:
     sheet.draw("yardsticks", dots(rows, every.values(), lens.name(metric), metric in PERCENT), _caption(rows, hidden))
     _table(sheet, every, lens, metric)
     overlaid = _roc(sheet, every)
-    _curves(sheet, record, every, wide=not overlaid)
+    _curves(sheet, record, lens, every, wide=not overlaid)
 
 
 def _rows(every: Every, metric: str) -> list[Row]:
@@ -97,11 +97,12 @@ def _roc(sheet: Sheet, every: Every) -> bool:
     return True
 
 
-def _curves(sheet: Sheet, record: Record, every: Every, wide: bool) -> None:
-    """Yardsticks are followed by accuracy, whatever leads."""
+def _curves(sheet: Sheet, record: Record, lens: Lens, every: Every, wide: bool) -> None:
+    """By what the yardsticks were followed by: accuracy in runs of older versions."""
+    metric = next((one.metric for one in every.values() if one.curve), "accuracy")
     split = record.best_split()
-    means = [(turn, fmean(values)) for turn, values in record.judged_by_sites(split, "accuracy").items()]
-    ours = next((found for where in WHERE if (found := record.judged(split, where, "accuracy"))), means)
+    means = [(turn, fmean(values)) for turn, values in record.judged_by_sites(split, metric).items()]
+    ours = next((found for where in WHERE if (found := record.judged(split, where, metric))), means)
     lines = {one.key: one.curve for one in every.values()} | {"federated": ours}
     series = [
         Series(
@@ -116,5 +117,8 @@ def _curves(sheet: Sheet, record: Record, every: Every, wide: bool) -> None:
     ]
     if len(series) < 2:
         return
-    drawn = figures.curves(series, "Accuracy", percent=True, wide=wide)
-    sheet.draw("yardstick_curves", drawn, "Accuracy by round: how quickly each of them learns.")
+    drawn = figures.curves(series, lens.name(metric), percent=metric in PERCENT, wide=wide)
+    caption = f"{lens.name(metric)} on {SPLITS[split]} data by round: how quickly each of them learns."
+    if metric in RANKED and lines.get("local"):
+        caption += " Sites that train alone: the mean over sites."
+    sheet.draw("yardstick_curves", drawn, caption)

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from pipeline.components import choices
 from pipeline.errors import Refused
+from sites.acquisition import PROFILES
 from sites.seeds import generator
-from sites.skew import PROFILES, NoSkew, Plane, RandomScanner, Scanner
+from sites.skew import NoSkew, Plane, RandomScanner, Scanner
 
 STRONG = Scanner().profiles
 names = st.sampled_from(sorted(PROFILES))

@@ -1,0 +1,130 @@
+"""How one hospital sees: its stain, microscope and camera as numbers, and named ones to choose from.
+
+Read with every study, so nothing here imports albumentations or OpenCV: `scanners` makes a pipeline of the numbers
+when images are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Acquisition:
+    """A hospital's stain, microscope and camera, in the order in which light meets them; defaults change nothing."""
+
+    about: str = "as it is"
+    azure: float = 1.0  # times the optical density of the blue dye
+    eosin: float = 1.0  # times that of the red dye
+    turn: float = 0.0  # degrees by which the dyes' colour turns about grey: the buffer's pH; > 0 is redder, < 0 bluer
+    lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # times red, green and blue light
+    vignette: float = 0.0  # share of light lost in the field's corners
+    blur: float = 0.0  # standard deviation in pixels
+    resolution: float = 1.0  # the camera's pixels per pixel of ours
+    noise: float = 0.0  # standard deviation, of full scale
+    gamma: float = 1.0  # > 1 is darker
+    sharpen: float = 0.0  # share of the unsharp mask that is added
+    jpeg: float = 100.0  # quality; 100 is not compressed
+
+    def at(self, strength: float) -> Acquisition:
+        """Factors are raised to the strength, amounts multiplied by it: 0 is the identity, 1 this acquisition."""
+        return Acquisition(self.about, **{f.name: _blend(self, f.name, strength) for f in KNOBS})
+
+    @property
+    def changes(self) -> bool:
+        return any(getattr(self, f.name) != f.default for f in KNOBS)
+
+    @property
+    def words(self) -> str:
+        return ", ".join(word for word, holds in WORDS.items() if holds(self)) or "nearly as it is"
+
+
+WORDS: Mapping[str, Callable[[Acquisition], bool]] = {
+    "dark stain": lambda a: a.azure * a.eosin > 1.2,
+    "pale stain": lambda a: a.azure * a.eosin < 0.8,
+    "reddish cells": lambda a: a.turn > 8,
+    "bluish cells": lambda a: a.turn < -8,
+    "warm light": lambda a: a.lamp[0] / a.lamp[2] > 1.15,
+    "cold light": lambda a: a.lamp[0] / a.lamp[2] < 0.87,
+    "green cast": lambda a: a.lamp[1] ** 2 / (a.lamp[0] * a.lamp[2]) > 1.2,
+    "purple cast": lambda a: a.lamp[1] ** 2 / (a.lamp[0] * a.lamp[2]) < 0.83,
+    "bright": lambda a: sum(a.lamp) / 3 / a.gamma > 1.15,
+    "dim": lambda a: sum(a.lamp) / 3 / a.gamma < 0.87,
+    "dark towards the corners": lambda a: a.vignette > 0.1,
+    "soft": lambda a: a.blur > 0.4,
+    "few pixels": lambda a: a.resolution < 0.8,
+    "noisy": lambda a: a.noise > 0.008,
+    "sharpened": lambda a: a.sharpen > 0.3,
+    "compressed": lambda a: a.jpeg < 80,
+}
+
+
+def _blend(seen: Acquisition, key: str, strength: float | np.ndarray) -> Any:
+    value, neutral = getattr(seen, key), getattr(Acquisition, key)
+    if isinstance(value, tuple):
+        return tuple(np.power(value, strength).tolist())
+    if neutral == 1:
+        return value**strength
+    return neutral + (value - neutral) * strength
+
+
+def drawn(rng: np.random.Generator) -> Acquisition:
+    """Anything up to the utmost; a fault that can only add (blur, noise, ...) is absent at a third of the sites."""
+    far = {f.name: rng.uniform(-1, 1, 3) if f.name in BOTH_WAYS else rng.uniform(-0.5, 1, 1).clip(0) for f in KNOBS}
+    return Acquisition(**{key: _blend(UTMOST, key, u if key == "lamp" else float(u[0])) for key, u in far.items()})
+
+
+KNOBS = fields(Acquisition)[1:]
+BOTH_WAYS = {"azure", "eosin", "turn", "lamp", "gamma"}
+UTMOST = Acquisition(
+    azure=1.6,
+    eosin=1.6,
+    turn=30.0,
+    lamp=(1.35, 1.35, 1.35),
+    vignette=0.35,
+    blur=1.2,
+    resolution=0.5,
+    noise=0.025,
+    gamma=1.2,
+    sharpen=1.5,
+    jpeg=45.0,
+)
+PROFILES: Mapping[str, Acquisition] = {
+    "reference": Acquisition(),
+    "soft_focus": Acquisition("slightly out of focus", blur=1.3),
+    "pale_stain": Acquisition("old stain, washed out", azure=0.6, eosin=0.55, lamp=(1.06, 1.06, 1.06)),
+    "blue_filter": Acquisition("daylight filter in the lamp: bluish glass", lamp=(0.82, 0.95, 1.22)),
+    "green_cast": Acquisition("camera never white-balanced: greenish glass", lamp=(0.85, 1.1, 0.82), gamma=1.1),
+    "acid_buffer": Acquisition("buffer too acid: reddish cells", azure=0.7, eosin=1.3, turn=20.0),
+    "warm_lamp": Acquisition(
+        "old tungsten lamp: orange glass, soft", turn=12.0, lamp=(1.3, 0.98, 0.55), blur=0.8, noise=0.01
+    ),
+    "dark_giemsa": Acquisition(
+        "overstained in an alkaline buffer: dark, blue-violet cells",
+        azure=2.0,
+        eosin=1.9,
+        turn=-35.0,
+        lamp=(0.86, 0.82, 1.02),
+    ),
+    "old_camera": Acquisition(
+        "few pixels, noisy, strongly compressed, greenish and dim",
+        azure=1.4,
+        eosin=1.4,
+        lamp=(0.66, 0.86, 0.62),
+        resolution=0.45,
+        noise=0.02,
+        jpeg=45.0,
+    ),
+    "phone": Acquisition(
+        "telephone at the eyepiece: bright, cold, sharpened, dark towards the corners",
+        eosin=0.75,
+        lamp=(1.22, 1.32, 1.48),
+        vignette=0.35,
+        sharpen=1.6,
+        jpeg=60.0,
+    ),
+}
