@@ -113,9 +113,13 @@ class Curve:
 
 def details(seen: Evaluated, focus: Focus) -> dict[str, Any]:
     """What plots need beside the metrics: confusion matrix, curves, reliability."""
-    out: dict[str, Any] = {"confusion": seen.confusion.tolist()}
+    curves = [Curve.of(scores) for scores in seen.scores.numpy()]
+    out: dict[str, Any] = {
+        "confusion": seen.confusion.tolist(),
+        "class_auroc": [curve.auroc if curve.defined else None for curve in curves],
+    }
     which = focus.positive if focus.positive is not None else 1 if len(seen.confusion) == 2 else None
-    if which is not None and (curve := Curve.of(seen.scores[which].numpy())).defined:
+    if which is not None and (curve := curves[which]).defined:
         keep = np.flatnonzero(
             np.diff(curve.positives + curve.negatives, prepend=-1)
         )  # thresholds that tell anything apart

@@ -38,6 +38,8 @@ def _of_training(study: Study, spec: Spec, people: Population) -> Iterator[str]:
     local, waiting = study.local, study.waiting
     if study.augment != type(study.augment)() and len(people.shape) != 3:
         yield f"augment changes images, not data of shape {people.shape}; leave [augment] out"
+    if study.strategy.whole and (study.augment != type(study.augment)() or local.balance == "sample"):
+        yield f"{study.strategy.name} takes whole gradients, so there is no batch to draw or augment; leave out [augment] and local.balance = 'sample'"
     if study.public.warmup_epochs and not (study.public.share or study.public.data):
         yield "public.warmup_epochs needs public.share > 0 or public.data: there is nothing to warm up on"
     if study.public.share and study.public.data:

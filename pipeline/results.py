@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -19,6 +19,7 @@ def write_results(
     why: str,
     shape: Sequence[int],
     classes: Sequence[str],
+    intervals: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The one look at `test`, the models and results.json of a run that has come to its end."""
     study, (state, at, chosen_by) = coordinator.study, coordinator.result(progress)
@@ -43,7 +44,7 @@ def write_results(
         "test": test,
         "worst": worst and {"site": worst, "accuracy": by_site[worst]},
         "spread": {"accuracy": statistics.pstdev(by_site.values())} if by_site else None,
-        "intervals": None,
+        "intervals": intervals,
         "yardsticks": {},
         "traffic": {"up": progress.up, "down": progress.down},
         "seconds": round(progress.seconds, 3),

@@ -1,4 +1,4 @@
-"""A run on disk: study.toml, sites.json, rounds.jsonl, checkpoint/, results.json, models/, plots/, report.html."""
+"""A run on disk: study.toml, sites.json, rounds.jsonl, checkpoint/, results.json, models/, cells/, plots/, report.html."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunFolder:
     def create(cls, path: Path, study: Study) -> RunFolder:
         """A folder in which nothing was run yet, e.g. because the data were missing, may be taken over."""
         taken = [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
-        if not set(taken) <= {"study.toml", "sites.json", "rounds.jsonl", "checkpoint"} or cls(path).begun:
+        if not set(taken) <= {"study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"} or cls(path).begun:
             raise BadRun(
                 f"{path} is not empty; choose another --out, or continue it with `hemofed run --resume {path}`"
             )

@@ -15,7 +15,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.engines.inprocess import InProcess, Profile
 from pipeline.errors import BadRun, HemofedError, Refused
 from pipeline.files import alone_in
-from pipeline.intervals import DRAWS, LEVEL, intervals
+from pipeline.intervals import DRAWS, FEWEST, LEVEL, drawn, intervals
 from pipeline.metrics import Focus
 from pipeline.refusals import check
 from pipeline.reports.cells import write_cells
@@ -29,7 +29,7 @@ from sites.build import COORDINATOR, Population, populate
 from sites.trainers.augment import Augment
 from sites.trainers.base import Bench, Recipe, Ticket
 from sites.trainers.choose import Kind, choose, make_trainer, threads_for
-from sites.trainers.scoring import logits_of
+from sites.trainers.scoring import log_odds, logits_of
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -106,14 +106,14 @@ def assemble(
 
 
 def run(
-    study: Study, folder: RunFolder, root: Path | None = None, watch: Watch = lambda record: None
+    study: Study, folder: RunFolder, root: Path | None = None, watch: Watch = lambda record: None, sheets: bool = True
 ) -> dict[str, Any]:
     """From the start, or from the folder's last checkpoint; returns what results.json holds."""
     with alone_in(folder.path):
-        return _run(study, folder, root, watch)
+        return _run(study, folder, root, watch, sheets)
 
 
-def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch) -> dict[str, Any]:
+def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch, sheets: bool) -> dict[str, Any]:
     if folder.finished:
         results: dict[str, Any] = folder.read_json("results.json")
         return results
@@ -129,14 +129,13 @@ def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch) -> di
         sim = assemble(study, folder, root, None, watch)
         folder.cut_back(-1)
         folder.write_json("sites.json", _sites(sim.population))
-        write_cells(folder.path, sim.population, sim.population.acquisitions, study.evaluation.positive)
+        if sheets:
+            write_cells(folder.path, sim.population, study.evaluation.positive)
         progress = sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
     progress, why = sim.coordinator.run(progress)
     _check_trained(folder)
-    found = write_results(sim.coordinator, folder, progress, why, sim.population.shape, sim.population.classes)
-    found["intervals"] = _intervals(sim, study, sim.coordinator.result(progress)[0])
-    folder.write_json("results.json", found)
-    return found
+    sure = _intervals(sim, study, sim.coordinator.result(progress)[0])
+    return write_results(sim.coordinator, folder, progress, why, sim.population.shape, sim.population.classes, sure)
 
 
 def _intervals(sim: Simulation, study: Study, state: Any) -> dict[str, Any] | None:
@@ -149,7 +148,7 @@ def _intervals(sim: Simulation, study: Study, state: Any) -> dict[str, Any] | No
         return None
     module = sim.bench.make().to(pool.device)
     sim.bench.spec.write(module, model)
-    scores, y = logits_of(module, pool, rows).log_softmax(1).numpy(), pool.labels(rows).cpu().numpy()
+    scores, y = log_odds(logits_of(module, pool, rows)).numpy(), pool.labels(rows).cpu().numpy()
     unit = np.arange(len(rows)) if pool.unit is None else pool.unit[rows].cpu().numpy()
     site = np.repeat(np.arange(len(who)), [len(people.examples[w].test) for w in who])
     focus = sim.coordinator.focus
@@ -157,7 +156,10 @@ def _intervals(sim: Simulation, study: Study, state: Any) -> dict[str, Any] | No
     each = {
         w: intervals(scores[site == n], y[site == n], unit[site == n], focus, study.seed) for n, w in enumerate(who)
     }
-    about = {"unit": people.unit or "example", "units": len(np.unique(unit)), "draws": DRAWS, "level": LEVEL}
+    leads = "accuracy" if focus.positive is None else "positive_auroc"
+    paired = [round(float(v), 5) for v in drawn(scores, y, unit, focus, study.seed).get(leads, ())]
+    about = {"unit": people.unit or "example", "units": len(np.unique(unit)), "fewest": FEWEST, "draws": DRAWS,
+             "level": LEVEL, "paired": {"metric": leads, "values": paired} if np.isfinite(paired).all() else None}  # fmt: skip
     if study.evaluation.where == "coordinator":
         return about | {"coordinator": whole}
     return about | {"pooled": whole, "sites": each}

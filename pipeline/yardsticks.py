@@ -31,10 +31,10 @@ def measure(study: Study, folder: RunFolder, data: Path | None, watching: Watchi
 
 
 def yardsticks(study: Study, sites: int) -> dict[str, Study]:
-    """The same data, model and passes: alone, in one place, and, where sites see differently, as if they did not."""
+    """The same data, model and passes: alone, in one place, and, where scanners differ, without them or normalised."""
     found: dict[str, Study] = {s.name: _with(study, s, sites) for s in (Local(), Central())}
     if isinstance(study.skew, Microscope):
-        found["same_scanner"] = study.model_copy(update={"skew": NoSkew()})
+        found["unskewed"] = study.model_copy(update={"skew": NoSkew()})
         if isinstance(study.normalise, NoNormalise):
             found["normalised"] = study.model_copy(update={"normalise": Site()})
     return {name: other.model_copy(update={"name": f"{study.name}-{name}"}) for name, other in found.items()}
@@ -60,7 +60,7 @@ def _with(study: Study, strategy: Strategy, sites: int) -> Study:
 def _one(study: Study, folder: RunFolder, data: Path | None, watching: Watching) -> dict[str, Any]:
     cached = _entry(study, folder)
     with watching(study) as watch:
-        results = run(study, cached, data, watch)
+        results = run(study, cached, data, watch, sheets=False)  # no images in the user's cache
     metric = "positive_auroc" if study.evaluation.positive else "accuracy"
     curve = [[r["round"], _followed(r, metric, study.strategy)] for r in cached.rounds() if r["metrics"]]
     return {"test": results["test"], "intervals": results.get("intervals"), "metric": metric, "curve": curve}
@@ -84,7 +84,7 @@ def _entry(study: Study, folder: RunFolder) -> RunFolder:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
-        path = folder.path / "yardsticks" / study.strategy.name
+        path = folder.path / "yardsticks" / study.hash[:24]
     if (path / "study.toml").is_file():
         return RunFolder.open(path)
     shutil.rmtree(path, ignore_errors=True)  # what a kill left of one that was never begun

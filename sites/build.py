@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +14,9 @@ from pipeline.errors import Refused
 from pipeline.messages import SiteId
 from pipeline.select import how_many
 from pipeline.study import Study
-from sites.data.base import SPLITS, Dataset, fingerprint
+from sites.data.base import SPLITS, Dataset, carved, fingerprint
 from sites.partition import Shard
+from sites.seeds import seed_of
 from sites.trainers.base import Examples, Pool
 
 COORDINATOR: SiteId = "coordinator"
@@ -56,7 +56,9 @@ def populate(study: Study, root: Path | None, device: torch.device) -> Populatio
         seen = Seen.all_of([seen, common.seen])
     # sites may share rows (resampling, overlapping classes): pooled, each counts once
     train = torch.cat([s.train for s in moved]).unique() if study.strategy.pools else public
-    held = Examples(train, data.where("val"), data.where("test"))
+    distinct = len(torch.cat([s.train for s in shards]).unique())  # two scanners' views of one image are one example
+    epoch = distinct if study.strategy.pools and distinct < len(train) else None
+    held = Examples(train, data.where("val"), data.where("test"), epoch)
     examples = {s.name: Examples(s.train, s.val, s.test, s.epoch) for s in moved} | {COORDINATOR: held}
     on_device = {
         who: Examples(e.train.to(device), e.val.to(device), e.test.to(device), e.epoch) for who, e in examples.items()
@@ -68,7 +70,7 @@ def populate(study: Study, root: Path | None, device: torch.device) -> Populatio
         on_device,
         data.classes,
         data.shape,
-        _identity(data, moved, "" if common is None else common.fingerprint),
+        _identity(data, shards, "" if common is None else common.fingerprint),
         data.skipped,
         data.unit,
         public.to(device),
@@ -81,6 +83,8 @@ def _identity(data: Dataset, shards: list[Shard], public: str) -> str:
     digest = hashlib.sha256(f"{data.fingerprint} {data.classes} {[s.name for s in shards]} {public}".encode())
     for shard in shards:
         digest.update(fingerprint(shard.train, shard.val, shard.test).encode())
+    if data.unit:  # the bootstrap draws them
+        digest.update(fingerprint(data.keys[data.unit].codes).encode())
     return digest.hexdigest()
 
 
@@ -89,11 +93,10 @@ def _ready(x: Tensor) -> Tensor:
 
 
 def _set_apart(data: Dataset, share: float, seed: int) -> tuple[Tensor, Dataset]:
-    """The coordinator's public examples, and the data without them (they are in no split any more)."""
-    train = data.where("train")
-    order = torch.from_numpy(np.random.default_rng([seed, 0x9B]).permutation(len(train)))
-    public = train[order[: round(share * len(train))]].sort().values
+    """The coordinator's public examples, in whole units, and the data without them (they are in no split any more)."""
+    codes = None if data.unit is None else data.keys[data.unit].codes.numpy()
     split = data.split.clone()
+    public = torch.from_numpy(carved(split.numpy() == SPLITS.index("train"), share, [seed, 0x9B], codes))
     split[public] = len(SPLITS)
     return public, replace(data, split=split)
 
@@ -108,11 +111,16 @@ def _public(study: Study, root: Path | None, data: Dataset) -> Common | None:
     """All examples of the public source: normalised as a site's, not skewed, and nobody's (unit -1)."""
     if study.public.data is None:
         return None
-    common = study.public.data.load(root, study.seed)
+    common = study.public.data.load(root, seed_of(study.seed, "public"))  # not the study's own rendered cells
     if common.shape != data.shape or common.classes != data.classes:
         raise Refused(
             f"public.data has examples of shape {common.shape} and the classes {', '.join(common.classes)}, the study's "
             f"data {data.shape} and {', '.join(data.classes)}; set its size and task alike"
+        )
+    known = {row.tobytes() for row in common.x.numpy()}
+    if any(row.tobytes() in known for row in data.x.numpy()):
+        raise Refused(
+            "public.data holds examples of the study's own data, which its sites protect; choose another source"
         )
     normal = study.normalise.apply(common.x, torch.arange(len(common.y)))
     x = common.x if normal is None else normal

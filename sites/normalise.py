@@ -22,7 +22,7 @@ GREYS = 256
 CHUNK = 256  # images a step
 FLATTEST = 1 / 255  # a standard deviation below one grey level is noise of rounding: it is not blown up
 SMOOTH = 9  # grey levels over which a histogram's peak is looked for
-CELLS = 0.05  # quantile of light, so 0.95 of optical density, that lies in the cells
+DARK = 0.05  # quantile of light, so 0.95 of optical density, that lies in the cells
 DENSITY = (0.35, 0.6, 0.4)  # optical density there, of red, green and blue, in a well stained smear
 THINNEST = 0.02  # optical density below which there is no cell to be measured
 
@@ -111,7 +111,7 @@ class Background(Normalise):
 
     def _powers(self, x: Tensor, train: Tensor, glass: Tensor) -> Tensor:
         below = _histogram(x, train).cumsum(1)
-        dark = (below < CELLS * below[:, -1:]).sum(1).clamp(min=1)
+        dark = (below < DARK * below[:, -1:]).sum(1).clamp(min=1)
         wanted = torch.tensor(DENSITY if len(glass) == len(DENSITY) else [math.fsum(DENSITY) / len(DENSITY)])
         return wanted / (glass / dark).log().clamp(min=THINNEST)
 

@@ -1,7 +1,7 @@
 """What an acquisition does to images, as an albumentations pipeline.
 
 A site's own numbers are fixed by its acquisition. What differs from image to image (the place in a vignetted field,
-noise) is drawn from a seed that the image alone decides, so neither threads nor other images matter.
+noise) is drawn from a seed that its place at the site decides, so neither threads nor other images matter.
 `Compose.set_random_seed` would give every transform the *same* stream; one generator shared by all does not.
 """
 

@@ -1,6 +1,8 @@
 """Studies on cells through the front door: scanners, normalisation, balance, augmentation, sheets and intervals."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from pipeline.run_folder import RunFolder
 from pipeline.simulate import look, run
 from pipeline.study import Study, load_study
 from pipeline.study_file import PACKAGED, find_study
-from pipeline.yardsticks import yardsticks
+from pipeline.yardsticks import measure, yardsticks
 from tests.conftest import REAL_CELLS, final_weights, needs_real_cells
 
 
@@ -43,12 +45,15 @@ def test_a_run_on_cells_leaves_sheets_intervals_and_curves(go):
     assert "warm_lamp" in index["site-01"]["words"]
     assert all((folder.path / "cells" / entry["file"]).read_bytes().startswith(b"\x89PNG") for entry in index.values())
     found = results["intervals"]
-    assert found["unit"] == "patient"
-    low, high = found["pooled"]["positive_auroc"]
-    assert low <= results["test"]["pooled"]["positive_auroc"] <= high
+    assert (found["unit"], found["units"]) == ("patient", len(patients_in_test(folder.study())))
     assert set(found["sites"]) == set(index)
     assert any("roc" in site for site in results["test"]["sites"].values())
     assert json.loads((folder.path / "results.json").read_text()) == json.loads(json.dumps(results))
+
+
+def patients_in_test(study: Study) -> set[int]:
+    people = look(study, None).population
+    return {p for s in people.sites for p in people.pool.unit[people.examples[s].test].tolist()}
 
 
 def test_stopped_and_resumed_augmented_training_is_the_undisturbed_run(go, tmp_path):
@@ -99,11 +104,66 @@ def test_a_patient_is_at_one_site_and_in_one_split():
 
 def test_yardsticks_of_a_study_with_scanners():
     found = yardsticks(smear_study(), 3)
-    assert set(found) == {"local", "central", "same_scanner", "normalised"}
-    assert found["same_scanner"].skew.name == "none"
+    assert set(found) == {"local", "central", "unskewed", "normalised"}
+    assert found["unskewed"].skew.name == "none"
     assert found["normalised"].normalise.name == "site"
     assert len({study.hash for study in found.values()}) == 4
     assert "normalised" not in yardsticks(smear_study(normalise="image"), 3)
+
+
+def test_yardsticks_without_a_cache_keep_apart(go, monkeypatch, tmp_path):
+    """`unskewed` and `normalised` have the same strategy: one must not find the other's result."""
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr("pipeline.yardsticks.user_cache_path", lambda name: tmp_path / "file")
+    study = smear_study(rounds=1)
+    folder, _ = go(study)
+    found = measure(study, folder, None, lambda s: nullcontext(lambda record: None))
+    kept = [RunFolder(p).study() for p in (folder.path / "yardsticks").iterdir()]
+    assert {(s.strategy.name, s.skew.name, s.normalise.name) for s in kept} == {
+        ("local", "scanner", "none"), ("central", "scanner", "none"),
+        ("fedavg", "none", "none"), ("fedavg", "scanner", "site"),
+    }  # fmt: skip
+    assert found["unskewed"]["test"] != found["normalised"]["test"]
+    assert not list((folder.path / "yardsticks").glob("*/cells"))  # images stay in the run folder
+
+
+def test_who_holds_what_is_part_of_the_fingerprint_also_behind_scanners():
+    one, other = (
+        look(smear_study(partition={"name": "iid"}, seed=3), None),
+        look(smear_study(sites={"count": 4}), None),
+    )
+    assert one.population.fingerprint != other.population.fingerprint
+    moved = replace_patients(smear_study())
+    assert moved != one.population.fingerprint
+
+
+def replace_patients(study: Study) -> str:
+    """The same pixels, labels and splits, but every patient's cells belong to the next one."""
+    data = study.data.load(None, study.seed)
+    key = data.keys["patient"]
+    turned = replace(data, keys=data.keys | {"patient": replace(key, codes=key.codes.roll(7))})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(study.data), "load", lambda self, root, seed: turned)
+        return look(study, None).population.fingerprint
+
+
+def test_pooled_views_of_one_image_count_once(moons):
+    study = smear_study(partition="iid_resampled", strategy="central")
+    people = look(study, None).population
+    held = people.examples["coordinator"]
+    assert len(held.train) == 3 * held.n  # three scanners' views, as many drawn a pass as there are images
+
+
+def test_public_data_never_hold_the_studys_own_cells():
+    own = {"name": "synthetic_smear", "cells": 400, "size": 24, "patients": 24, "val": 0.2}
+    people = look(smear_study(public={"data": own, "warmup_epochs": 1}, skew="none"), None).population
+    held = {people.pool.x[row].numpy().tobytes() for site in people.sites for row in people.examples[site].test}
+    assert not held & {people.pool.x[row].numpy().tobytes() for row in people.public}
+
+
+def test_whole_gradients_cannot_be_augmented():
+    with pytest.raises(Refused, match="no batch to draw or augment"):
+        look(smear_study(strategy="fedsgd", local={"lr": 0.1}), None)
 
 
 def test_points_cannot_be_augmented(moons):

@@ -87,6 +87,17 @@ def test_yardsticks_are_measured_once(moons, go):
     assert measure(study, folder, None, quietly) == first
 
 
+def test_yardsticks_are_followed_by_the_class_that_matters(moons, go):
+    study = moons(rounds=2, evaluation={"where": "sites", "positive": "lower"})
+    folder, _ = go(study)
+    found = measure(study, folder, None, quietly)
+    assert {yard["metric"] for yard in found.values()} == {"positive_auroc"}
+    alone = folder.rounds()[0]["metrics"]["val"]["sites"]  # before training all models are the same
+    known = [m["positive_auroc"] for m in alone.values() if m["positive_auroc"] is not None]
+    assert found["local"]["curve"][0] == [0, pytest.approx(sum(known) / len(known))]
+    assert found["central"]["curve"][0][1] == folder.rounds()[0]["metrics"]["val"]["pooled"]["positive_auroc"]
+
+
 def test_public_examples_are_the_coordinators_alone(moons, go):
     people = look(moons(public={"share": 0.25}), None).population
     public = set(people.examples["coordinator"].train.tolist())

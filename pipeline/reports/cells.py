@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,10 +71,8 @@ def contact_sheets(
     return {site: _sheet(people, site, grid, seed) for site in people.sites[:SHOWN_SITES]}
 
 
-def write_cells(
-    folder: Path, people: Population, words: Mapping[str, str] | None = None, positive: str | None = None
-) -> None:
-    """cells/*.png, and cells/index.json that says which is whose; `words`: site -> its acquisition."""
+def write_cells(folder: Path, people: Population, positive: str | None = None) -> None:
+    """cells/*.png, and cells/index.json that says which is whose."""
     sheets = contact_sheets(people, positive=positive)
     if not sheets:
         return
@@ -83,7 +81,7 @@ def write_cells(
     for number, (site, png) in enumerate(sheets.items(), 1):
         file = f"{number}-{re.sub(r'[^A-Za-z0-9]+', '-', site)[:40].strip('-')}.png"
         write_atomically(folder / "cells" / file, png)
-        index[site] = {"file": file, "words": (words or {}).get(site, ""), "shows": shows}
+        index[site] = {"file": file, "words": people.acquisitions.get(site, ""), "shows": shows}
     write_atomically(folder / "cells" / "index.json", json.dumps(index, indent=1).encode())
 
 

@@ -16,14 +16,14 @@ class Look:
     label: str
     colour: str
     marker: str  # shapes differ too: not everybody sees the colours
-    words: str  # where the run brings none of its own
+    words: str
 
 
 LOOKS: Mapping[str, Look] = {
-    "local": Look("Each site alone", PALETTE[8], "X", "every site trains on its own data only"),
+    "local": Look("Each site alone", PALETTE[8], "X", "every site goes on alone from the same start; its last round"),
     "federated": Look("Federated", PALETTE[0], "o", "this run"),
     "normalised": Look("Federated, normalised", PALETTE[1], "D", "as this run, each site normalises its own colours"),
-    "same_scanner": Look("Federated, one scanner", PALETTE[4], "^", "as this run, if all sites had the same scanner"),
+    "unskewed": Look("Federated, no scanners", PALETTE[4], "^", "as this run, on the images before the scanners"),
     "central": Look("All data in one place", PALETTE[2], "s", "one model on all data, which hospitals cannot do"),
 }
 
@@ -32,7 +32,6 @@ LOOKS: Mapping[str, Look] = {
 class Contender:
     key: str
     look: Look
-    words: str
     test: Json
     curve: list[tuple[int, float]]
     metric: str  # of the curve
@@ -82,9 +81,9 @@ def _one(name: str, found: Json, where: str) -> Contender:
     plain = name.replace("_", " ")
     look = LOOKS.get(name) or Look(plain[:1].upper() + plain[1:], PALETTE[5], "P", "")
     curve = [(int(turn), value) for turn, value in found.get("curve") or () if number(value) is not None]
-    words, intervals = str(found.get("words") or look.words), found.get("intervals") or {}
+    intervals: Json = found.get("intervals") or {}
     return Contender(
-        name, look, words, found.get("test") or {}, curve, str(found.get("metric") or "accuracy"), intervals, where
+        name, look, found.get("test") or {}, curve, str(found.get("metric") or "accuracy"), intervals, where
     )
 
 

@@ -23,14 +23,14 @@ def diagnosis(sheet: Sheet, record: Record, lens: Lens) -> None:
         return
     sheet.page.section("What the model gets right and wrong").text(f"Test data: {where}.")
     labels = classes if len(classes) == len(counts or ()) else [str(at) for at in range(len(counts or ()))]
-    _detection(sheet, lens, test, main, labels)
+    _detection(sheet, lens, test, main, labels, where)
     if counts:
         caption = "Confusion matrix: rows are the truth, columns what the model said; colour is the share of the row."
         sheet.draw("confusion", score_figures.confusion(labels, counts), caption)
     if bins:
         caption = (
             "Reliability: on the dotted line, the model is right as often as it claims to be; below it, it is too "
-            "sure of itself. Bars are 95 % intervals of a share; below, how many examples stand behind each dot."
+            "sure of itself. Bars are 95 % intervals of a share, as if examples were independent; below, how many examples stand behind each dot."
         )
         sheet.draw("reliability", score_figures.reliability([tuple(one) for one in bins]), caption)
     if counts:
@@ -48,7 +48,7 @@ def _class_table(sheet: Sheet, labels: Sequence[str], counts: Counts, areas: Seq
     sheet.page.table([*columns, *([Column("AUROC", True)] if areas else [])], rows, "Class by class")
 
 
-def _detection(sheet: Sheet, lens: Lens, test: Json, main: Json, labels: Sequence[str]) -> None:
+def _detection(sheet: Sheet, lens: Lens, test: Json, main: Json, labels: Sequence[str], whose: str) -> None:
     positive = lens.positive or (labels[1] if len(labels) == 2 else None)
     if positive is None:
         return
@@ -60,10 +60,12 @@ def _detection(sheet: Sheet, lens: Lens, test: Json, main: Json, labels: Sequenc
         sites = [one for one in found if one and one.get("fpr")]
         asked = f"sensitivity {100 * point[1]:.0f} % at {100 * lens.specificity:g} % specificity" if point else ""
         caption = f"ROC curve: {named}." + (" The ring marks the specificity that the study asks for." if point else "")
-        sheet.draw("roc", score_figures.roc(curve["fpr"], curve["tpr"], areas["auroc"], sites, point, asked), caption)
+        sheet.draw(
+            "roc", score_figures.roc(curve["fpr"], curve["tpr"], areas["auroc"], sites, point, asked, whose), caption
+        )
     if (curve := main.get("pr")) and curve.get("recall"):
         share, at = _prevalence(main.get("confusion") or (), labels, positive), _precision_at(curve, point)
-        drawn = score_figures.precision_recall(curve["recall"], curve["precision"], areas["auprc"], share, at)
+        drawn = score_figures.precision_recall(curve["recall"], curve["precision"], areas["auprc"], share, at, whose)
         caption = f"Precision and sensitivity: {named}." + (" The ring is the same operating point." if at else "")
         sheet.draw("precision_recall", drawn, caption)
 

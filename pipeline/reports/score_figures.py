@@ -56,6 +56,7 @@ def roc(
     sites: Sequence[Json] = (),
     point: tuple[float, float] | None = None,
     point_words: str = "",
+    whose: str = "all sites",
 ) -> Figure:
     """`sites`: {"fpr", "tpr"} each, thin behind the whole; `point`: where the model would be used."""
     figure, axes = unit_square("1 − specificity", "Sensitivity")
@@ -64,7 +65,7 @@ def roc(
     for nth, site in enumerate(sites[:MOST_LINES]):
         across, upward = thinned(site["fpr"], site["tpr"])
         axes.plot(across, upward, color=INK, alpha=0.28, linewidth=0.8, label=None if nth else words)
-    axes.plot(false_positive, true_positive, color=PALETTE[0], linewidth=2.2, label=_with_area("all sites", area))
+    axes.plot(false_positive, true_positive, color=PALETTE[0], linewidth=2.2, label=_with_area(whose, area))
     _mark(axes, point, point_words)
     axes.legend(loc="lower right")
     return figure
@@ -77,12 +78,13 @@ def precision_recall(
     area: float | None = None,
     prevalence: float | None = None,
     point: tuple[float, float] | None = None,
+    whose: str = "all sites",
 ) -> Figure:
     figure, axes = unit_square("Sensitivity (recall)", "Precision")
     if prevalence is not None:
         words = f"no skill: {100 * prevalence:.1f} % are positive"
         axes.axhline(prevalence, color=INK, alpha=0.5, linewidth=1, linestyle=":", label=words)
-    axes.plot(recall, precision, color=PALETTE[0], linewidth=2.2, label=_with_area("all sites", area))
+    axes.plot(recall, precision, color=PALETTE[0], linewidth=2.2, label=_with_area(whose, area))
     _mark(axes, point, "" if point is None else f"precision {100 * point[1]:.0f} % there")
     high = prevalence is not None and prevalence > 0.45
     axes.legend(loc="lower left" if high or area is None or area > 0.6 else "upper right")

@@ -14,11 +14,10 @@ from pipeline.reports.record import Record
 from pipeline.reports.sheet import COORDINATOR, POOLED, Sheet
 from pipeline.reports.words import PERCENT, SPLITS, points, score
 from pipeline.reports.yardstick_figures import Row, dots, roc_overlay
-from pipeline.reports.yardstick_words import findings
+from pipeline.reports.yardstick_words import WHERE, findings
 
 MOST_ROWS = 16  # sites in the dot plot: of more, the weakest
-WHERE = ("coordinator", "pooled")  # as yardsticks record their curves
-POOLED_WORDS = {"pooled": "all sites pooled", "coordinator": "on the coordinator's set"}
+LEADING = ("coordinator", "pooled")  # as yardsticks record their curves
 Every = Mapping[str, Contender]
 
 
@@ -69,7 +68,7 @@ def _table(sheet: Sheet, every: Every, lens: Lens, metric: str) -> None:
     rows: list[list[Cell]] = []
     for one in shown:
         value, worst = one.whole(metric), one.worst(metric)
-        row: list[Cell] = [(one.look.label, one.words), lens.cell(metric, value, one.interval(metric))]
+        row: list[Cell] = [(one.look.label, one.look.words), lens.cell(metric, value, one.interval(metric))]
         if by_site:
             lowest = score(metric, one.sites(metric)[worst]) if worst else score(metric, None)
             row += [score(metric, one.mean(metric)), (lowest, worst or "")]
@@ -90,7 +89,7 @@ def _roc(sheet: Sheet, every: Every) -> bool:
     if len(drawn) < 2:
         return False
     areas = {one.key: one.whole("positive_auroc") or one.whole("auroc") for one in drawn}
-    caption = f"ROC curves with their areas, {POOLED_WORDS[drawn[0].where]}."
+    caption = f"ROC curves with their areas, {WHERE[drawn[0].where]}."
     if "local" in every:
         caption += " Sites that train alone have no common curve."
     sheet.draw("yardstick_roc", roc_overlay(drawn, areas), caption)
@@ -102,7 +101,7 @@ def _curves(sheet: Sheet, record: Record, lens: Lens, every: Every, wide: bool) 
     metric = next((one.metric for one in every.values() if one.curve), "accuracy")
     split = record.best_split()
     means = [(turn, fmean(values)) for turn, values in record.judged_by_sites(split, metric).items()]
-    ours = next((found for where in WHERE if (found := record.judged(split, where, metric))), means)
+    ours = next((found for where in LEADING if (found := record.judged(split, where, metric))), means)
     lines = {one.key: one.curve for one in every.values()} | {"federated": ours}
     series = [
         Series(

@@ -54,13 +54,6 @@ def _alone(every: Every, lens: Lens, metric: str) -> str:
     verb = "gains" if mean >= TINY else "loses" if mean <= -TINY else "changes"
     by = points(mean) if abs(mean) < TINY else f"{abs(100 * mean):.1f}"
     words = f"Against each site alone, the federation {verb} {by} points {over}: {joined([c for c in counts if c])}."
-    spans = {site: edges for site in gains if (edges := every["federated"].interval(metric, site))}
-    inside = sum(low <= theirs[site] <= high for site, (low, high) in spans.items())
-    if spans and inside:
-        words += (
-            f" At {inside} of {count_of(len(spans), 'site')} the score alone lies inside the federated {lens.level} "
-            "interval, so the difference there may be chance."
-        )
     return words
 
 
@@ -89,22 +82,20 @@ def _pooling(every: Every, lens: Lens, metric: str) -> str:
 
 
 def _scanner(every: Every, lens: Lens, metric: str) -> str:
-    cost = _gap(every, "same_scanner", metric)
+    cost = _gap(every, "unskewed", metric)
     if cost is None:
         return ""
-    reached = (
-        f"If every site had the same scanner, the same federation would reach {_value(every, 'same_scanner', metric)}"
-    )
+    reached = f"On the images as they were before the scanners, the same federation reaches {_value(every, 'unskewed', metric)}"
     if abs(cost) < TINY:
-        return f"{reached}: the differences between scanners cost next to nothing here ({points(cost)} points)."
-    chance = _chance(every, "same_scanner", metric)
+        return f"{reached}: the scanners cost next to nothing here ({points(cost)} points)."
+    chance = _chance(every, "unskewed", metric)
     if cost > 0:
-        return f"{reached}: the differences between scanners cost {_size(cost)}.{chance}"
-    return f"{reached}, {_size(cost)} less: here the differences between scanners did no harm.{chance}"
+        return f"{reached}: the scanners, their differences and their faults together, cost {_size(cost)}.{chance}"
+    return f"{reached}, {_size(cost)} less: here the scanners did no harm.{chance}"
 
 
 def _normalising(every: Every, lens: Lens, metric: str) -> str:
-    won, cost = _gap(every, "normalised", metric), _gap(every, "same_scanner", metric)
+    won, cost = _gap(every, "normalised", metric), _gap(every, "unskewed", metric)
     if won is None:
         return ""
     reached = f"Colour normalisation at each site reaches {_value(every, 'normalised', metric)}"
@@ -113,14 +104,16 @@ def _normalising(every: Every, lens: Lens, metric: str) -> str:
     chance = _chance(every, "normalised", metric)
     if won < 0:
         return f"{reached}, {_size(won)} less than without: here it does harm.{chance}"
-    if cost is None or cost < TINY:
+    if cost is None or cost < TINY or _may_be_chance(every, "unskewed"):
         return f"{reached}, {_size(won)} more than without.{chance}"
     share = f"all of these {_size(cost)}" if won >= cost else f"{100 * won:.1f} of these {_size(cost)}"
     return f"{reached}: it wins back {share}.{chance}"
 
 
 def _caution(lens: Lens) -> str:
-    seeds = "Each score is one training run; another seed would move it too."
+    seeds = (
+        "Each score is one training run; another seed would move it too. Differences at single sites are not tested."
+    )
     if lens.intervals:
         return seeds
     return f"No intervals were made for this run, so a small difference may be chance. {seeds}"
@@ -135,20 +128,29 @@ def _gap(every: Every, name: str, metric: str) -> float | None:
 
 
 def _chance(every: Every, name: str, metric: str) -> str:
-    """Scores on the same cells are compared more sharply than their intervals tell: what these call chance may be none."""
-    ours, theirs = every["federated"], every[name]
-    edges, others = ours.interval(metric), theirs.interval(metric)
-    if edges is None and others is None:
+    """By the paired bootstrap: both were judged on the same units, drawn alike."""
+    edges = _difference(every, name)
+    if edges is None:
         return ""
-    if _holds(edges, theirs.whole(metric)) or _holds(others, ours.whole(metric)):
-        return " One score lies inside the other's interval, so the difference may be chance."
-    return (
-        " Neither score lies inside the other's interval." if edges and others else " That lies outside the interval."
-    )
+    low, high = (points(edge) for edge in edges)
+    verdict = "so it may be chance" if _may_be_chance(every, name) else "so the test data at hand do not explain it"
+    return f" The interval of the difference is {low} to {high} points, {verdict}."
 
 
-def _holds(edges: tuple[float, float] | None, value: float | None) -> bool:
-    return edges is not None and value is not None and edges[0] <= value <= edges[1]
+def _may_be_chance(every: Every, name: str) -> bool:
+    edges = _difference(every, name)
+    return edges is not None and edges[0] <= 0 <= edges[1]
+
+
+def _difference(every: Every, name: str) -> tuple[float, float] | None:
+    """The interval of the yardstick's score minus the federation's."""
+    ours, theirs = (every[one].intervals.get("paired") or {} for one in ("federated", name))
+    if not ours.get("values") or ours["metric"] != theirs.get("metric") or len(ours["values"]) != len(theirs["values"]):
+        return None
+    apart = sorted(b - a for a, b in zip(ours["values"], theirs["values"], strict=True))
+    level = float(every["federated"].intervals.get("level") or 0.95)
+    edge = round((1 - level) / 2 * (len(apart) - 1))
+    return apart[edge], apart[-1 - edge]
 
 
 def _value(every: Every, name: str, metric: str) -> str:

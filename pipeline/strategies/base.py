@@ -72,6 +72,7 @@ class Strategy(Component):
     state: ClassVar[type] = Global  # a frozen dataclass; checkpoints need it
     partial: ClassVar[Literal["drop", "keep"]] = "drop"  # what becomes of work cut short, unless the study says
     remembers: ClassVar[bool] = False  # the result lives in the sites' memories, so the last round is the result
+    whole: ClassVar[bool] = False  # looks at whole gradients, never at batches: nothing can be drawn or augmented
     pools: ClassVar[bool] = False  # trains on everybody's examples in one place: simulation only
 
     @property

@@ -15,6 +15,7 @@ from pipeline.work import Gradient, slope
 
 class FedSgd(Strategy):
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
+    whole: ClassVar[bool] = True
     name: Literal["fedsgd"] = "fedsgd"
 
     def objections(self, local: Training, spec: Spec) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,16 +65,19 @@ def fingerprint(*arrays: Tensor | np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def carve(split: np.ndarray, share: float, seed: int, unit: np.ndarray | None = None) -> np.ndarray:
-    """Moves about `share` of the training examples to `val`, in whole units where there are any."""
-    if not share:
-        return split
+def carve(split: np.ndarray, share: float, seed: int, unit: np.ndarray | None = None, into: str = "val") -> np.ndarray:
+    """Moves about `share` of the training examples to `into`, in whole units where there are any."""
     split = split.copy()
-    train = np.flatnonzero(split == 0)
-    unit = np.arange(len(split)) if unit is None else unit
-    units, sizes = np.unique(unit[train], return_counts=True)
-    order = np.random.default_rng([seed, 0xCA]).permutation(len(units))
-    reached = np.concatenate([[0], np.cumsum(sizes[order])])  # examples in no unit, in the first, the first two, ...
-    enough = int(np.abs(reached - share * len(train)).argmin())
-    split[train[np.isin(unit[train], units[order[:enough]])]] = 1
+    split[carved(split == SPLITS.index("train"), share, [seed, 0xCA], unit)] = SPLITS.index(into)
     return split
+
+
+def carved(among: np.ndarray, share: float, seed: Sequence[int], unit: np.ndarray | None = None) -> np.ndarray:
+    """Rows, ascending: as near to the share of those `among` as whole units come."""
+    rows = np.flatnonzero(among)
+    owner = rows if unit is None else unit[rows]
+    units, sizes = np.unique(owner, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(units))
+    reached = np.concatenate([[0], np.cumsum(sizes[order])])  # examples in no unit, in the first, the first two, ...
+    enough = int(np.abs(reached - share * len(rows)).argmin())
+    return rows[np.isin(owner, units[order[:enough]])]

@@ -79,8 +79,7 @@ class Folder(Source):
     def _split(self, folder: Path, entries: Sequence[Entry], seed: int, unit: np.ndarray | None) -> np.ndarray:
         """(N,) uint8"""
         if entries[0].split is None:
-            split = carve(np.zeros(len(entries), np.uint8), self.test, seed, unit)
-            split[split == SPLITS.index("val")] = SPLITS.index("test")
+            split = carve(np.zeros(len(entries), np.uint8), self.test, seed, unit, into="test")
             wanted = {"train", "test"} if self.test else {"train"}
         else:
             split = np.array([SPLITS.index(e.split or "") for e in entries], np.uint8)

@@ -1,8 +1,8 @@
 """Real blood cells: a packed cell file (sites/cell_files.py), or a folder laid out as Chula-RBC-12 (sites/chula.py).
 
 Repeats of a cell in an overlapping field and uncategorised cells are left out of every split, and told.
-Test cells are the fold `test_fold` where the data have folds, else the share `test` of the units; validation cells
-are the share `val` of the other units. A unit (slide, or fields that show the same glass) is never split.
+Test cells are the fold `test_fold` where the data have folds, else about the share `test`; validation cells about the
+share `val` of the others. A unit (slide, or fields that show the same glass) is never split.
 """
 
 from __future__ import annotations
@@ -113,8 +113,7 @@ class SmearCells(Source):
         """(n,) uint8"""
         unit = cells.keys[cells.unit].values[rows]
         if cells.fold is None:
-            split = carve(np.zeros(len(rows), np.uint8), self.test, seed, unit)
-            split[split == SPLITS.index("val")] = SPLITS.index("test")
+            split = carve(np.zeros(len(rows), np.uint8), self.test, seed, unit, into="test")
         else:
             if self.test_fold not in cells.fold[rows]:
                 valid = ", ".join(map(str, np.unique(cells.fold[rows])))

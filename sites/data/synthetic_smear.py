@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from sites.data.base import SPLITS, Dataset, Key, Source, carve, fingerprint
+from sites.data.base import Dataset, Key, Source, carve, fingerprint
 from sites.smear.shapes import TYPES
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ class SyntheticSmear(Source):
         counts = [len(s.types) for s in sittings]
         kind = np.concatenate([s.types for s in sittings]).astype(np.int64)
         patient = np.repeat([s.patient for s in sittings], counts)
-        split = carve(np.zeros(self.cells, np.uint8), self.test, seed, patient)
-        split[split == SPLITS.index("val")] = SPLITS.index("test")
+        split = carve(np.zeros(self.cells, np.uint8), self.test, seed, patient, into="test")
         split = carve(split, self.val, seed, patient)
         schistocyte = torch.from_numpy((kind == TYPES.index("schistocyte")).astype(np.int64))
         y = torch.from_numpy(kind) if self.task == "types" else schistocyte

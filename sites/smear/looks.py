@@ -1,6 +1,6 @@
 """How a cell of a type looks inside: its size, how dense it is, the pallor and what lies in it.
 
-Sizes are radii in pixels of circles of the same area, as measured on labelled cells of a public data set (1000x).
+Sizes are radii in pixels of circles of the same area, as measured on labelled cells of a public data set (see __init__.py).
 """
 
 from __future__ import annotations

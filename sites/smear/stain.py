@@ -1,6 +1,6 @@
 """Colour and optics: what the stain absorbs, what the lamp, the lens, the sensor and the file format add.
 
-The sessions' figures are means and spreads measured on a public data set of four acquisition sessions.
+The sessions' figures are means and spreads measured on a public data set (see __init__.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from pipeline.intervals import _of_answers, _of_curves, _times, intervals
+from pipeline.intervals import FEWEST, _of_answers, _of_curves, _times, drawn, intervals
 from pipeline.metrics import Focus
 
 
@@ -51,14 +51,34 @@ def test_cells_of_one_patient_say_less_than_cells_of_many():
     assert width(fooled) < 0.4 * width(honest)
 
 
-def test_about_95_of_100_intervals_hold_the_truth():
-    truth, held = 0.8, 0
+def test_about_95_of_100_intervals_hold_the_truth_also_for_clustered_cells():
+    """Thirty patients, of each of whom all cells are right or all wrong: a bootstrap over cells would hold it in a third."""
+    held, fooled = 0, 0
     for seed in range(200):
-        right = np.random.default_rng(seed).random(300) < truth
+        right = np.repeat(np.random.default_rng(seed).random(30) < 0.6, 20)
         scores = np.where(right[:, None], [[0.0, -9.0]], [[-9.0, 0.0]])
-        low, high = intervals(scores, np.zeros(300, np.int64), np.arange(300), Focus(), seed, draws=200)["accuracy"]
-        held += low <= truth <= high
-    assert 178 <= held <= 200
+        y = np.zeros(600, np.int64)
+        low, high = intervals(scores, y, np.repeat(np.arange(30), 20), Focus(), seed)["accuracy"]
+        held += low <= 0.6 <= high
+        low, high = intervals(scores, y, np.arange(600), Focus(), seed)["accuracy"]
+        fooled += low <= 0.6 <= high
+    assert 178 <= held <= 198
+    assert fooled < 120
+
+
+def test_few_units_get_no_interval():
+    scores, y, unit = sample(units=FEWEST - 1)
+    assert intervals(scores, y, unit, Focus(1)) == {}
+    scores, y, unit = sample()  # many units, few of them with the class
+    rare = np.where(unit < FEWEST // 2 - 1, y, 0)
+    assert set(intervals(scores, rare, unit, Focus(1))) == {"accuracy", "balanced_accuracy"}
+
+
+def test_draws_of_two_models_are_the_same_units():
+    scores, y, unit = sample()
+    worse = scores + np.random.default_rng(1).normal(size=(len(y), 1)) * [[-1.0, 1.0]]
+    better, lesser = (drawn(s, y, unit, Focus(1), seed=4)["positive_auroc"] for s in (scores, worse))
+    assert np.std(better - lesser) < 0.8 * np.hypot(np.std(better), np.std(lesser))
 
 
 def test_what_is_undefined_is_left_out():

@@ -1,6 +1,7 @@
 import base64
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_only_the_first_sites_have_sheets():
 
 def test_odd_names_become_plain_files(tmp_path, nasty):
     sites = ["../../etc/passwd", nasty, "東京", "a/b", "a b"]
-    write_cells(tmp_path, population(sites, ["x", "y"]), {"a/b": "warm light"})
+    write_cells(tmp_path, replace(population(sites, ["x", "y"]), acquisitions={"a/b": "warm light"}))
     index = json.loads((tmp_path / "cells" / "index.json").read_text())
     assert list(index) == sites
     assert index["a/b"]["words"] == "warm light"
@@ -81,7 +82,8 @@ def test_odd_names_become_plain_files(tmp_path, nasty):
 
 def test_the_report_shows_every_sheet(folder, read_page, nasty):
     path = folder.write()
-    write_cells(path, population(["a", nasty], ["normal", "schistocyte"]), {"a": "warm <light>"}, "schistocyte")
+    people = replace(population(["a", nasty], ["normal", "schistocyte"]), acquisitions={"a": "warm <light>"})
+    write_cells(path, people, "schistocyte")
     page = read_page(write_report(path))
     images = page.all("img")
     assert len(images) == 2
