@@ -51,11 +51,11 @@ def write_atomically(path: Path, data: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """The lock goes with the process, however it ends."""
+def alone_in(folder: Path, wait: bool = False) -> Iterator[None]:
+    """The lock goes with the process, however it ends. `wait` for another process instead of refusing."""
     with (folder / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             raise BadRun(f"{folder} is being run by another process; wait for it, or stop it first") from error
         yield

@@ -10,6 +10,7 @@ Only a simulation has every example's score in one place; between hospitals only
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +26,35 @@ FEWEST = 10  # units; of curves, half as many with the class and half as many wi
 CHUNK = 4_000_000  # numbers held at once
 
 
-def intervals(scores: Floats, y: Ints, unit: Ints, focus: Focus, seed: int = 0) -> dict[str, Interval]:
+@dataclass(frozen=True)
+class Answers:
+    """Of N test examples; scores in the bins that also the sites' sums have, so that a score lies in its interval."""
+
+    scores: Ints  # (N, C)
+    guess: Ints  # (N,)
+    y: Ints
+    unit: Ints
+
+    def where(self, chosen: NDArray[np.bool_]) -> Answers:
+        return Answers(self.scores[chosen], self.guess[chosen], self.y[chosen], self.unit[chosen])
+
+
+def intervals(told: Answers, focus: Focus, seed: int = 0) -> dict[str, Interval]:
     """metric: [low, high] of what `drawn` gives; undefined ones are left out."""
-    found = drawn(scores, y, unit, focus, seed)
+    found = drawn(told, focus, seed)
     return {metric: span for metric, values in found.items() if (span := _span(values)) is not None}
 
 
-def drawn(scores: Floats, y: Ints, unit: Ints, focus: Focus, seed: int = 0, draws: int = DRAWS) -> dict[str, Floats]:
-    """scores (N, C) that rank examples within a class, y (N,), unit (N,) -> metric: (draws,), nan where undefined."""
-    units, unit = np.unique(unit, return_inverse=True)
+def drawn(told: Answers, focus: Focus, seed: int = 0, draws: int = DRAWS) -> dict[str, Floats]:
+    """metric: (draws,), nan where undefined; nothing for too few units."""
+    units, unit = np.unique(told.unit, return_inverse=True)
     if len(units) < FEWEST:
         return {}
-    times = _times(len(units), draws, seed)
-    found = _of_answers(scores.argmax(1), y, unit, times, scores.shape[1])
-    which = focus.positive if focus.positive is not None else 1 if scores.shape[1] == 2 else None
+    times, classes, y = _times(len(units), draws, seed), told.scores.shape[1], told.y
+    found = _of_answers(told.guess, y, unit, times, classes)
+    which = focus.positive if focus.positive is not None else 1 if classes == 2 else None
     if which is not None and min(len(np.unique(unit[y == which])), len(np.unique(unit[y != which]))) >= FEWEST // 2:
-        curves = _of_curves(scores[:, which], y == which, unit, times, focus.specificity)
+        curves = _of_curves(told.scores[:, which], y == which, unit, times, focus.specificity)
         named = ["positive_auroc", "positive_auprc", "sensitivity_at_specificity"]
         found |= dict(zip(named, curves, strict=True)) if focus.positive is not None else {"auroc": curves[0]}
     return found
@@ -65,7 +79,7 @@ def _of_answers(guess: Ints, y: Ints, unit: Ints, times: Floats, classes: int) -
     return {"accuracy": drawn_hits.sum(1) / drawn_truth.sum(1), "balanced_accuracy": recall.mean(1)}
 
 
-def _of_curves(score: Floats, own: NDArray[np.bool_], unit: Ints, times: Floats, specificity: float) -> list[Floats]:
+def _of_curves(score: Ints, own: NDArray[np.bool_], unit: Ints, times: Floats, specificity: float) -> list[Floats]:
     """AUROC, average precision and sensitivity of every draw; nan where a draw has one class only."""
     order = np.argsort(-score, kind="stable")
     score, own, unit = score[order], own[order], unit[order]

@@ -8,6 +8,7 @@ from pipeline.errors import Refused
 from pipeline.study import Study
 from pipeline.weights import Spec
 from sites.build import Population
+from sites.data.base import SPLITS
 
 
 def check(study: Study, spec: Spec, people: Population) -> None:
@@ -32,6 +33,15 @@ def _of_evaluation(study: Study, people: Population) -> Iterator[str]:
         yield f"evaluation.best = {evaluation.best!r} needs evaluation.positive; classes: {classes}"
     if evaluation.positive is not None and evaluation.positive not in people.classes:
         yield f"evaluation.positive = {evaluation.positive!r} is no class; classes: {classes}"
+    elif evaluation.positive is not None:
+        which = people.classes.index(evaluation.positive)
+        held = {split: sum(people.counts(site)[split][which] for site in people.sites) for split in SPLITS}
+        if lacking := [split for split, count in held.items() if not count and _any(people, split)]:
+            yield f"there is no {evaluation.positive} in {' and '.join(lacking)}, so it cannot be learnt or judged; choose other data, splits or evaluation.positive"
+
+
+def _any(people: Population, split: str) -> bool:
+    return any(len(getattr(people.examples[site], split)) for site in people.sites)
 
 
 def _of_training(study: Study, spec: Spec, people: Population) -> Iterator[str]:

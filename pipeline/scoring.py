@@ -58,7 +58,11 @@ def score_saved(
             f"{path or 'data'}: classes {', '.join(data.classes)}, but the model knows {', '.join(header['classes'])}"
         )
     index = _rows(data, split)
-    seen = evaluate(module, Pool(data.x, data.y, torch.device("cpu")), index, len(data.classes))
+    own = path is None and source is None and not sets
+    measured = data.where("train") if own else torch.arange(len(data.y))  # of a new place, all there is
+    normal = study.normalise.apply(data.x, measured)
+    x = data.x if normal is None else normal
+    seen = evaluate(module, Pool(x, data.y, torch.device("cpu")), index, len(data.classes))
     positive = study.evaluation.positive
     focus = Focus(data.classes.index(positive) if positive else None, study.evaluation.specificity)
     where = {
@@ -67,6 +71,8 @@ def score_saved(
         "split": split,
         "classes": list(data.classes),
         "fingerprint": data.fingerprint,
+        "normalised": study.normalise.name,
+        "skewed": False,
     }
     return {**metrics(seen, focus), **details(seen, focus), **where, "skipped": list(data.skipped)}
 
@@ -90,7 +96,8 @@ def _source(
     if "size" in cls.model_fields and len(header["shape"]) == 3:
         if header["shape"][-1] == header["shape"][-2]:  # others have to come in the right size
             given["size"] = header["shape"][-1]
-        given |= {"channels": header["shape"][0], "classes": tuple(header["classes"])}
+        fitting = {"channels": header["shape"][0], "classes": tuple(header["classes"])}
+        given |= {key: value for key, value in fitting.items() if key in cls.model_fields}
     if whole:  # nothing to set apart
         given |= {key: 0.0 for key in ("val", "test") if key in cls.model_fields}
     given |= ({"path": path} if path else {}) | {key.removeprefix("data."): value for key, value in sets.items()}

@@ -15,7 +15,7 @@ from pipeline.coordinator import Coordinator
 from pipeline.engines.inprocess import InProcess, Profile
 from pipeline.errors import BadRun, HemofedError, Refused
 from pipeline.files import alone_in
-from pipeline.intervals import DRAWS, FEWEST, LEVEL, drawn, intervals
+from pipeline.intervals import DRAWS, FEWEST, LEVEL, Answers, drawn, intervals
 from pipeline.metrics import Focus
 from pipeline.refusals import check
 from pipeline.reports.cells import write_cells
@@ -29,7 +29,7 @@ from sites.build import COORDINATOR, Population, populate
 from sites.trainers.augment import Augment
 from sites.trainers.base import Bench, Recipe, Ticket
 from sites.trainers.choose import Kind, choose, make_trainer, threads_for
-from sites.trainers.scoring import log_odds, logits_of
+from sites.trainers.scoring import bins_of, logits_of
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -106,11 +106,14 @@ def assemble(
 
 
 def run(
-    study: Study, folder: RunFolder, root: Path | None = None, watch: Watch = lambda record: None, sheets: bool = True
+    study: Study, folder: RunFolder, root: Path | None = None, watch: Watch = lambda record: None, aside: bool = False
 ) -> dict[str, Any]:
-    """From the start, or from the folder's last checkpoint; returns what results.json holds."""
-    with alone_in(folder.path):
-        return _run(study, folder, root, watch, sheets)
+    """From the start, or from the folder's last checkpoint; returns what results.json holds.
+
+    `aside`: a yardstick in the user's cache: it waits for another process that computes it, and holds no images.
+    """
+    with alone_in(folder.path, wait=aside):
+        return _run(study, folder, root, watch, sheets=not aside)
 
 
 def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch, sheets: bool) -> dict[str, Any]:
@@ -148,16 +151,15 @@ def _intervals(sim: Simulation, study: Study, state: Any) -> dict[str, Any] | No
         return None
     module = sim.bench.make().to(pool.device)
     sim.bench.spec.write(module, model)
-    scores, y = log_odds(logits_of(module, pool, rows)).numpy(), pool.labels(rows).cpu().numpy()
+    logits = logits_of(module, pool, rows)
     unit = np.arange(len(rows)) if pool.unit is None else pool.unit[rows].cpu().numpy()
+    told = Answers(bins_of(logits).numpy(), logits.argmax(1).numpy(), pool.labels(rows).cpu().numpy(), unit)
     site = np.repeat(np.arange(len(who)), [len(people.examples[w].test) for w in who])
     focus = sim.coordinator.focus
-    whole = intervals(scores, y, unit, focus, study.seed)
-    each = {
-        w: intervals(scores[site == n], y[site == n], unit[site == n], focus, study.seed) for n, w in enumerate(who)
-    }
+    whole = intervals(told, focus, study.seed)
+    each = {w: intervals(told.where(site == n), focus, study.seed) for n, w in enumerate(who)}
     leads = "accuracy" if focus.positive is None else "positive_auroc"
-    paired = [round(float(v), 5) for v in drawn(scores, y, unit, focus, study.seed).get(leads, ())]
+    paired = [round(float(v), 5) for v in drawn(told, focus, study.seed).get(leads, ())]
     about = {"unit": people.unit or "example", "units": len(np.unique(unit)), "fewest": FEWEST, "draws": DRAWS,
              "level": LEVEL, "paired": {"metric": leads, "values": paired} if np.isfinite(paired).all() else None}  # fmt: skip
     if study.evaluation.where == "coordinator":

@@ -180,9 +180,12 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
     except UnicodeDecodeError as error:
         raise BadStudy(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
     study = read_study(text, str(path), overrides or {})
-    base = Path.cwd() if {"data", "data.path"} & set(overrides or {}) else path.parent
-    public = study.public.model_copy(update={"data": _placed(study.public.data, path.parent)})
-    return study.model_copy(update={"data": _placed(study.data, base), "public": public})
+
+    def base(section: str) -> Path:
+        return Path.cwd() if {section, f"{section}.path"} & set(overrides or {}) else path.parent
+
+    public = study.public.model_copy(update={"data": _placed(study.public.data, base("public.data"))})
+    return study.model_copy(update={"data": _placed(study.data, base("data")), "public": public})
 
 
 def _placed(source: Source | None, base: Path) -> Source | None:

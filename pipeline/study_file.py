@@ -152,8 +152,10 @@ def _fields_at(raw: Mapping[str, Any], loc: Sequence[str]) -> list[str]:
     if not loc:
         return list(Study.model_fields)
     section = loc[0]
+    table = raw.get(section)
+    if tuple(loc) == ("public", "data") and isinstance(table, Mapping):
+        section, table = "data", table.get("data")
     if section in _KINDS:
-        table = raw.get(section)
         cls = choices(_KINDS[section]).get(str(table.get("name"))) if isinstance(table, Mapping) else None
         return list(cls.model_fields) if cls else []
     kind = Study.model_fields[section].annotation

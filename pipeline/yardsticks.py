@@ -60,7 +60,7 @@ def _with(study: Study, strategy: Strategy, sites: int) -> Study:
 def _one(study: Study, folder: RunFolder, data: Path | None, watching: Watching) -> dict[str, Any]:
     cached = _entry(study, folder)
     with watching(study) as watch:
-        results = run(study, cached, data, watch, sheets=False)  # no images in the user's cache
+        results = run(study, cached, data, watch, aside=True)
     metric = "positive_auroc" if study.evaluation.positive else "accuracy"
     curve = [[r["round"], _followed(r, metric, study.strategy)] for r in cached.rounds() if r["metrics"]]
     return {"test": results["test"], "intervals": results.get("intervals"), "metric": metric, "curve": curve}

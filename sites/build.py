@@ -46,6 +46,7 @@ class Population:
 
 def populate(study: Study, root: Path | None, device: torch.device) -> Population:
     data = study.data.load(root, study.seed)
+    notes = _empty_splits(study, data)
     public, data = _set_apart(data, study.public.share, study.seed)
     common = _public(study, root, data)
     shards = study.partition.assign(data, study.sites.count, study.seed)
@@ -71,7 +72,7 @@ def populate(study: Study, root: Path | None, device: torch.device) -> Populatio
         data.classes,
         data.shape,
         _identity(data, shards, "" if common is None else common.fingerprint),
-        data.skipped,
+        (*data.skipped, *notes),
         data.unit,
         public.to(device),
         {s.name: words for n, s in enumerate(shards) if (words := study.skew.describe(n, study.seed))},
@@ -90,6 +91,17 @@ def _identity(data: Dataset, shards: list[Shard], public: str) -> str:
 
 def _ready(x: Tensor) -> Tensor:
     return x if x.is_floating_point() or x.numel() * 4 > FLOAT_LIMIT else x.float().div_(255)
+
+
+def _empty_splits(study: Study, data: Dataset) -> list[str]:
+    """A share that whole units could not give: of test it is refused, of val told."""
+    unit = data.unit or "example"
+    lacking = [s for s in ("val", "test") if getattr(study.data, s, 0) and not len(data.where(s))]
+    if "test" in lacking:
+        raise Refused(f"no whole {unit} was small enough for data.test, so nothing could be judged; have more data")
+    return [f"no whole {unit} was small enough for data.val: there is no validation, and the last round counts"] * len(
+        lacking
+    )
 
 
 def _set_apart(data: Dataset, share: float, seed: int) -> tuple[Tensor, Dataset]:

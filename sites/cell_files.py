@@ -22,6 +22,8 @@ NAMES = ("class_names", "species_names", "field_names")
 PIXELS = ("images", "jpeg", "offset")
 KNOWN = frozenset({"labels", "type", "fold", "dup_of", *KEYS, *NAMES, *PIXELS})
 CHUNK = 256  # cells a thread takes at a time
+LIMIT = 8 << 30  # bytes that a file may unpack to
+LARGEST = 512  # pixels a side of a plain cell
 START, END = (0xFF, 0xD8), (0xFF, 0xD9)  # of every JPEG
 
 
@@ -50,6 +52,7 @@ def read_cells(file: Path, size: int) -> Cells:
                 _check_range(file, key, arrays[key], len(names[f"{key}_names"]))
             keys[key] = Column(arrays[key], names.get(f"{key}_names"))
     _check_leaks(file, unit, arrays)
+    _check_repeats(file, arrays.get("dup_of"))
     return Cells(
         origin=file.name,
         type=Column(codes, types),
@@ -71,6 +74,9 @@ def _arrays(file: Path) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     name = "the list of arrays"
     try:
+        with zipfile.ZipFile(file) as zipped:
+            if sum(entry.file_size for entry in zipped.infolist()) > LIMIT:
+                raise BadData(f"more than {LIMIT >> 30} GB unpacked")
         with np.load(file, allow_pickle=False) as packed:
             for name in sorted(KNOWN & set(packed.files)):
                 found[name] = packed[name]
@@ -107,6 +113,15 @@ def _check_leaks(file: Path, unit: str, arrays: Mapping[str, np.ndarray]) -> Non
             )
 
 
+def _check_repeats(file: Path, dup_of: np.ndarray | None) -> None:
+    if dup_of is None:
+        return
+    bad = np.flatnonzero((dup_of < -1) | (dup_of >= len(dup_of)) | (dup_of == np.arange(len(dup_of))))
+    if len(bad):
+        found = listing([f"row {row}: dup_of {dup_of[row]}" for row in bad])
+        raise BadData(f"{file}: dup_of must be -1 or another row; correct these and pack the file again:{found}")
+
+
 def _names(file: Path, name: str, values: np.ndarray) -> tuple[str, ...]:
     names = tuple(map(str, values)) if values.ndim == 1 and values.dtype.kind == "U" else ()
     if not names or len(set(names)) < len(names):
@@ -119,9 +134,10 @@ def _plain(file: Path, images: np.ndarray, count: int, size: int) -> Pixels:
         images.dtype != np.uint8
         or images.ndim != 4
         or images.shape != (count, images.shape[1] or 1, images.shape[1], 3)
+        or images.shape[1] > LARGEST
     ):
         raise BadData(
-            f"{file}: images is {images.dtype} of shape {images.shape}, not uint8 of shape ({count}, size, size, 3); "
+            f"{file}: images is {images.dtype} of shape {images.shape}, not uint8 of shape ({count}, size, size, 3) with a size of at most {LARGEST}; "
             "pack the file again"
         )
     return partial(fill, images.__getitem__, size)
@@ -153,15 +169,28 @@ def _unpack(file: Path, jpeg: np.ndarray, start: np.ndarray, end: np.ndarray, ro
     """(72, 72, 3) RGB"""
     import cv2
 
+    packed = jpeg[start[row] : end[row]]
+    size = said_size(packed.tobytes())  # a kilobyte can unpack to gigabytes
     try:
-        cell = cv2.imdecode(jpeg[start[row] : end[row]], cv2.IMREAD_COLOR)
+        cell = cv2.imdecode(packed, cv2.IMREAD_COLOR) if size == (WINDOW, WINDOW) else None
     except cv2.error:
         cell = None
-    if cell is None or cell.shape[:2] != (WINDOW, WINDOW):
-        found = "a JPEG that does not decode" if cell is None else f"{cell.shape[1]} x {cell.shape[0]} pixels"
+    if cell is None:
+        found = f"{size[0]} x {size[1]} pixels" if size and size != (WINDOW, WINDOW) else "a JPEG that does not decode"
         raise BadData(f"{file}, row {row}: {found}, not a cell of {WINDOW} x {WINDOW}; fetch the file again")
     rgb: np.ndarray = cv2.cvtColor(cell, cv2.COLOR_BGR2RGB)
     return rgb
+
+
+def said_size(jpeg: bytes) -> tuple[int, int] | None:
+    """Width and height as the header's start-of-frame segment says."""
+    at = 2
+    while at + 9 <= len(jpeg) and jpeg[at] == 0xFF:
+        kind, length = jpeg[at + 1], int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # those are tables
+            return int.from_bytes(jpeg[at + 7 : at + 9], "big"), int.from_bytes(jpeg[at + 5 : at + 7], "big")
+        at += 2 + length
+    return None
 
 
 def fill(cell: Callable[[int], np.ndarray], size: int, rows: np.ndarray) -> np.ndarray:

@@ -51,6 +51,6 @@ class Cells:
 
 def shared(inner: np.ndarray, outer: np.ndarray) -> np.ndarray:
     """The values of `inner` that lie in more than one value of `outer`, e.g. groups in two folds."""
-    pairs = np.unique(np.stack([inner, outer]), axis=1)
-    values, times = np.unique(pairs[0], return_counts=True)
-    return values[times > 1]
+    values, codes = np.unique(inner, return_inverse=True)
+    pairs = np.unique(np.stack([codes, np.unique(outer, return_inverse=True)[1]]), axis=1)
+    return values[np.bincount(pairs[0]) > 1]

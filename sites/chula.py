@@ -45,7 +45,8 @@ class Field:
 def read_folder(folder: Path, window: int, size: int) -> Cells:
     problems: list[str] = []
     pictures = _pictures(folder / "Dataset", problems)
-    labels = {f.stem: _points(f, problems) for f in _visible(folder / "Label") if f.suffix.lower() == ".txt"}
+    texts = [f for f in _visible(folder / "Label", problems) if f.suffix.lower() == ".txt"]
+    labels = {f.stem: _points(f, problems) for f in texts}
     problems += [
         f"Label/{s}.txt: Dataset has no picture {s}" for s, points in labels.items() if points and s not in pictures
     ]
@@ -75,7 +76,7 @@ def read_folder(folder: Path, window: int, size: int) -> Cells:
 
 
 def _pictures(folder: Path, problems: list[str]) -> dict[str, Path]:
-    files = [file for file in _visible(folder) if file.suffix.lower() in SUFFIXES]
+    files = [file for file in _visible(folder, problems) if file.suffix.lower() in SUFFIXES]
     found = {file.stem: file for file in files}
     problems += [
         f"Dataset/{file.name}: {found[file.stem].name} is called the same; rename one"
@@ -85,8 +86,12 @@ def _pictures(folder: Path, problems: list[str]) -> dict[str, Path]:
     return found
 
 
-def _visible(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
+def _visible(folder: Path, problems: list[str]) -> list[Path]:
+    """Regular files that lie in the folder: reading a pipe would wait for ever, and a link may lead anywhere."""
+    files = sorted(file for file in folder.iterdir() if not file.name.startswith("."))
+    good = [f for f in files if f.is_file() and f.resolve().parent == folder.resolve()]
+    problems += [f"{folder.name}/{f.name}: no regular file of this folder" for f in files if f not in good]
+    return good
 
 
 def _points(file: Path, problems: list[str]) -> list[Point]:
@@ -106,6 +111,12 @@ def _points(file: Path, problems: list[str]) -> list[Point]:
             problems.append(f"Label/{file.name}, line {number}: type {words[2]} is not in 0..{len(CHULA) - 1}")
         else:
             found.append(Point(int(words[0]), int(words[1]), int(words[2]), number))
+    first: dict[tuple[int, int], int] = {}
+    problems += [
+        f"Label/{file.name}, line {p.line}: {p.x} {p.y} is already on line {first[p.x, p.y]}"
+        for p in found
+        if first.setdefault((p.x, p.y), p.line) != p.line
+    ]
     return found
 
 

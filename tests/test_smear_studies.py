@@ -4,12 +4,15 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 
-from pipeline.errors import Refused
+from pipeline.errors import BadRun, Refused
+from pipeline.files import alone_in
 from pipeline.run_folder import RunFolder
+from pipeline.scoring import score_saved
 from pipeline.simulate import look, run
 from pipeline.study import Study, load_study
 from pipeline.study_file import PACKAGED, find_study
@@ -164,6 +167,54 @@ def test_public_data_never_hold_the_studys_own_cells():
 def test_whole_gradients_cannot_be_augmented():
     with pytest.raises(Refused, match="no batch to draw or augment"):
         look(smear_study(strategy="fedsgd", local={"lr": 0.1}), None)
+
+
+def test_a_class_that_nobody_holds_is_refused():
+    with pytest.raises(Refused, match="there is no schistocyte in train and val and test"):
+        look(smear_study(data={"name": "synthetic_smear", "cells": 200, "size": 24, "schistocytes": 0.0}), None)
+
+
+def test_nothing_to_test_is_refused_and_nothing_to_validate_is_told():
+    few = {"name": "synthetic_smear", "cells": 100, "size": 24, "patients": 1}
+    with pytest.raises(Refused, match="no whole patient was small enough for"):
+        look(smear_study(data=few, sites={"count": 1}), None)
+    told = look(smear_study(data=few | {"patients": 3, "test": 0.3, "val": 0.02}, sites={"count": 1}), None)
+    assert "there is no validation" in told.population.skipped[-1]
+
+
+@pytest.mark.parametrize("normalise", ["none", "site", "background"])
+def test_a_saved_model_scores_as_in_its_run(go, normalise):
+    study = smear_study(skew="none", normalise=normalise, sites={"count": 1}, rounds=1)
+    folder, results = go(study, normalise)
+    found = score_saved(folder, None, None, "global", "test", {})
+    assert found["loss"] == pytest.approx(results["test"]["pooled"]["loss"], rel=1e-6)
+    assert found["normalised"] == normalise
+
+
+@needs_real_cells
+def test_a_model_of_rendered_cells_is_scored_on_real_ones(go):
+    folder, _ = go(smear_study(rounds=1, skew="none"))
+    found = score_saved(folder, REAL_CELLS, "smear_cells", "global", "test", {})
+    assert (found["n"], found["classes"]) == (4036, ["other", "schistocyte"])
+
+
+def test_two_runs_that_need_one_yardstick_wait_for_each_other(tmp_path):
+    (tmp_path / "yard").mkdir()
+    order = []
+
+    def second():
+        with alone_in(tmp_path / "yard", wait=True):
+            order.append("second")
+
+    with alone_in(tmp_path / "yard"):
+        with pytest.raises(BadRun, match="another process"), alone_in(tmp_path / "yard"):
+            pass
+        waiting = Thread(target=second)
+        waiting.start()
+        waiting.join(0.2)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]
 
 
 def test_points_cannot_be_augmented(moons):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,11 @@ def run_and_report(study: Study, folder: RunFolder, data: Path | None, yardstick
             write_report(folder.path)
     except KeyboardInterrupt:
         done = [record["round"] for record in folder.rounds()]
-        flags = (f" --data {data}" if data else "") + (" --yardsticks" if yardsticks else "")
+        flags = (f" --data {shlex.quote(str(data))}" if data else "") + (" --yardsticks" if yardsticks else "")
         reached = f"stopped after round {done[-1] if done else 0} of {study.rounds}; nothing is lost."
-        errors.print(f"\n{reached} Continue with: hemofed run --resume {folder.path}{flags}", soft_wrap=True)
+        errors.print(
+            f"\n{reached} Continue with: hemofed run --resume {shlex.quote(str(folder.path))}{flags}", soft_wrap=True
+        )
         raise
     return results
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from pipeline.commands.output import console, print_json, table
@@ -69,5 +70,5 @@ def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> 
         console.print(f"left out: {note}", soft_wrap=True)
     if len(people.skipped) > SHOWN:
         console.print(f"left out: {len(people.skipped) - SHOWN} more; --json lists them all")
-    again = "".join(f" --set {s}" for s in sets) + (f" --data {data}" if data else "")
-    console.print(f"good to run: hemofed run {name}{again}", soft_wrap=True)
+    again = [name, *(word for s in sets for word in ("--set", s)), *(["--data", str(data)] if data else [])]
+    console.print(f"good to run: hemofed run {shlex.join(again)}", soft_wrap=True, markup=False)

@@ -83,6 +83,9 @@ class Lens:
             return ""
         unit = str(self.intervals.get("unit") or "unit")
         units, draws = number(self.intervals.get("units")), number(self.intervals.get("draws"))
+        if not any(self.intervals.get(where) for where in WHOSE):
+            few = f"{units:,.0f} {unit}s in the test data are" if units else "There are"
+            return f"No intervals: {few} too few to tell how much chance moves a score. Take differences with care."
         of, times = f" ({units:,.0f} in the test data)" if units else "", f", {draws:,.0f} times" if draws else ""
         return (
             f"In brackets, {self.level} intervals: a bootstrap that draws whole {unit}s{of} with replacement{times}. "

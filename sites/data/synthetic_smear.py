@@ -37,7 +37,7 @@ class SyntheticSmear(Source):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.cells < self.patients:
-            raise ValueError(f"{self.cells} cells are too few for {self.patients} patients; lower data.patients")
+            raise ValueError(f"{self.cells} cells are too few for {self.patients} patients; lower patients")
         return self
 
     def load(self, root: Path | None, seed: int) -> Dataset:

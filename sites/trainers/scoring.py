@@ -38,11 +38,13 @@ def nothing(classes: int) -> Evaluated:
     )
 
 
-def log_odds(logits: Tensor) -> Tensor:
-    """(N, C): log p - log(1 - p), with 1 - p summed over the other classes, so that it does not cancel near 1."""
-    log_p = logits.log_softmax(1)
+def bins_of(logits: Tensor) -> Tensor:
+    """(N, C) of the log-odds log p - log(1 - p), with 1 - p summed over the other classes, so that it does not cancel
+    near 1."""
+    log_p = logits.double().log_softmax(1)
     others = [torch.cat([log_p[:, :c], log_p[:, c + 1 :]], 1).logsumexp(1) for c in range(logits.shape[1])]
-    return log_p - torch.stack(others, 1)
+    odds = log_p - torch.stack(others, 1)
+    return ((odds.asinh() + REACH) / (2 * REACH) * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
 
 
 def score(logits: Tensor, y: Tensor) -> Evaluated:
@@ -53,8 +55,7 @@ def score(logits: Tensor, y: Tensor) -> Evaluated:
     p = log_p.exp()
     confidence, guess = p.max(1)
     own = F.one_hot(y, classes).bool()
-    bins = ((log_odds(logits).asinh() + REACH) / (2 * REACH) * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
-    cell = (torch.arange(classes) * 2 + own.long()) * SCORE_BINS + bins
+    cell = (torch.arange(classes) * 2 + own.long()) * SCORE_BINS + bins_of(logits)
     level = (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
     calibration = torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64)
     calibration.index_add_(0, level, torch.stack([torch.ones_like(confidence), confidence, (guess == y).double()], 1))

@@ -139,3 +139,21 @@ def test_schedules_by_hand():
     assert Local(lr=1, schedule="exponential", decay=0.5).rate(3, 6) == 0.25
     cosine = [Local(lr=2, schedule="cosine").rate(t, 4) for t in (1, 3)]
     assert cosine == pytest.approx([2.0, 1.0])
+
+
+def test_a_typo_in_the_public_source_names_its_keys(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text(
+        'name = "x"\ndata = "moons"\nmodel = "moons_net"\n[public.data]\nname = "synthetic_smear"\ntaks = "types"\n'
+    )
+    with pytest.raises(BadStudy, match=r"s\.toml:6: unknown key 'public\.data\.taks'; did you mean 'task'\?"):
+        load_study(file)
+
+
+def test_paths_given_here_start_here(tmp_path, monkeypatch):
+    file = tmp_path / "s.toml"
+    file.write_text('name = "x"\ndata = "moons"\nmodel = "moons_net"\n[public.data]\nname = "folder"\npath = "a"\n')
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert load_study(file).public.data.path == tmp_path / "a"
+    assert load_study(file, {"public.data.path": "b"}).public.data.path == tmp_path / "sub" / "b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 
 from pipeline.components import choices
 from pipeline.errors import BadData, MissingData, Refused
-from sites.cell_files import read_cells
+from sites.cell_files import read_cells, said_size
 from sites.cells import CHULA
 from sites.chula import read_folder
 from sites.data.base import SPLITS, Dataset
@@ -205,7 +206,7 @@ BROKEN = np.concatenate([[0xFF, 0xD8], np.arange(60), [0xFF, 0xD9]]).astype(np.u
         (with_row("fold", 0, 3), "more than one fold.*\n  group 1$"),
         (with_row("group", 0, 7), "more than one group.*\n  field 10$"),
         (lambda a: a.update(images=np.zeros((12, 9, 8, 3), np.uint8)), "images is uint8 of shape"),
-        (lambda a: a.update(dup_of=np.zeros(12, int)), "no cell is left.*: 10$"),
+        (lambda a: a.update(dup_of=np.eye(1, 12, dtype=int)[0]), "no cell is left.*: 10$"),
         (lambda a: a.update(fold=np.zeros(12, int)), "9 cells of 5 units .group. leave nothing for train"),
         (lambda a: [a.pop("fold"), a.update(group=np.ones(12, int))], "1 units .group. leave nothing for test"),
     ],
@@ -419,3 +420,53 @@ def test_a_folder_gives_the_cells_of_the_file(tmp_path: Path) -> None:
         "fields without a label file left out: 108",
         "fields with an empty label file left out: 53",
     ]
+
+
+def test_a_small_jpeg_that_unpacks_to_gigabytes_is_not_unpacked() -> None:
+    giant = bytearray(jpeg(9).tobytes())
+    at = giant.index(b"\xff\xc0")
+    giant[at + 5 : at + 9] = (30000).to_bytes(2, "big") * 2
+    assert said_size(bytes(giant)) == (30000, 30000)
+    assert said_size(jpeg(9).tobytes()) == (72, 72)
+    assert said_size(b"\xff\xd8\xff") is None
+
+
+def test_giant_cells_and_wrong_repeats_are_refused(arrays: Arrays, tmp_path: Path) -> None:
+    cells = [jpeg(10 * i) for i in range(12)]
+    giant = cells[5].copy()
+    at = bytes(giant).index(b"\xff\xc0")
+    giant[at + 5 : at + 9] = np.frombuffer((30000).to_bytes(2, "big") * 2, np.uint8)
+    np.savez(tmp_path / "giant.npz", **(arrays | packed([*cells[:5], giant, *cells[6:]])))
+    with pytest.raises(BadData, match="row 5: 30000 x 30000 pixels"):
+        SmearCells(file="giant.npz").load(tmp_path, 0)
+    for wrong in (99, 3, -2):
+        dup_of = np.full(12, -1)
+        dup_of[3] = wrong
+        np.savez(tmp_path / "wrong.npz", **(arrays | packed(cells) | {"dup_of": dup_of}))
+        with pytest.raises(BadData, match=rf"row 3: dup_of {wrong}"):
+            SmearCells(file="wrong.npz").load(tmp_path, 0)
+
+
+def test_units_may_be_large_numbers(arrays: Arrays, tmp_path: Path) -> None:
+    group = np.array(GROUPS, np.uint64) + np.uint64(2**63)
+    field = group * np.uint64(1) + np.uint64(7)
+    np.savez(
+        tmp_path / "large.npz",
+        **(arrays | packed([jpeg(10 * i) for i in range(12)]) | {"group": group, "field": field}),
+    )
+    assert len(SmearCells(file="large.npz").load(tmp_path, 0).keys["group"].names) >= 4
+
+
+def test_pipes_links_and_repeated_points_of_a_folder_are_named(tmp_path: Path) -> None:
+    for name in ("Dataset", "Label"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (120, 100), (200, 180, 190)).save(tmp_path / "Dataset" / "1.png")
+    (tmp_path / "Label" / "1.txt").write_text("40 40 9\n60 50 0\n40 40 3\n")
+    os.mkfifo(tmp_path / "Label" / "2.txt")
+    (tmp_path / "secret").write_text("password:x")
+    (tmp_path / "Label" / "3.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(BadData) as told:
+        read_folder(tmp_path, 72, 48)
+    for words in ("Label/2.txt: no regular file", "Label/3.txt: no regular file", "line 3: 40 40 is already on line 1"):
+        assert words in str(told.value)
+    assert "password" not in str(told.value)
