@@ -91,7 +91,12 @@ class Lens:
             f"In brackets, {self.level} intervals: a bootstrap that draws whole {unit}s{of} with replacement{times}. "
             f"They say how far the chance choice of {unit}s moves a score, not how far another "
             "training run would."
+            + (f" Sites with fewer than {self.intervals['fewest']} {unit}s have none." if self._some_lack else "")
         )
+
+    @property
+    def _some_lack(self) -> bool:
+        return "fewest" in self.intervals and any(not found for found in (self.intervals.get("sites") or {}).values())
 
 
 def interval_in(intervals: Json, metric: str, site: str | None = None, where: str = "pooled") -> Span | None:
