@@ -89,7 +89,7 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
     if len(sites) > 20:
         rows.append([f"… {len(sites) - 20} more in the report"] + [""] * len(columns))
     title = f"test AUROC, {results['positive']}" if results["positive"] else "test accuracy"
-    console.print(table([title, *(name for name, _ in columns)], rows))
+    console.print(table(["", *(name for name, _ in columns)], rows, title=title))
     if results["void_rounds"]:
         void = f"{results['void_rounds']} of {results['rounds']} rounds were void: too few sites answered"
         console.print(void, style="yellow")
