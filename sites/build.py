@@ -46,7 +46,7 @@ class Population:
 
 def populate(study: Study, root: Path | None, device: torch.device) -> Population:
     data = study.data.load(root, study.seed)
-    notes = _empty_splits(study, data)
+    notes = _no_validation(study, data)
     public, data = _set_apart(data, study.public.share, study.seed)
     common = _public(study, root, data)
     shards = study.partition.assign(data, study.sites.count, study.seed)
@@ -93,15 +93,12 @@ def _ready(x: Tensor) -> Tensor:
     return x if x.is_floating_point() or x.numel() * 4 > FLOAT_LIMIT else x.float().div_(255)
 
 
-def _empty_splits(study: Study, data: Dataset) -> list[str]:
-    """A share that whole units could not give: of test it is refused, of val told."""
+def _no_validation(study: Study, data: Dataset) -> list[str]:
+    """Told where whole units could not give the share that was asked for."""
+    if not study.data.val or len(data.where("val")):
+        return []
     unit = data.unit or "example"
-    lacking = [s for s in ("val", "test") if getattr(study.data, s, 0) and not len(data.where(s))]
-    if "test" in lacking:
-        raise Refused(f"no whole {unit} was small enough for data.test, so nothing could be judged; have more data")
-    return [f"no whole {unit} was small enough for data.val: there is no validation, and the last round counts"] * len(
-        lacking
-    )
+    return [f"no whole {unit} was small enough for data.val: there is no validation, and the last round counts"]
 
 
 def _set_apart(data: Dataset, share: float, seed: int) -> tuple[Tensor, Dataset]:

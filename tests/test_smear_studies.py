@@ -8,6 +8,7 @@ from threading import Thread
 
 import pytest
 import torch
+from PIL import Image
 
 from pipeline.errors import BadRun, Refused
 from pipeline.files import alone_in
@@ -180,6 +181,16 @@ def test_nothing_to_test_is_refused_and_nothing_to_validate_is_told():
         look(smear_study(data=few, sites={"count": 1}), None)
     told = look(smear_study(data=few | {"patients": 3, "test": 0.3, "val": 0.02}, sites={"count": 1}), None)
     assert "there is no validation" in told.population.skipped[-1]
+
+
+def test_a_manifest_may_name_no_test(tmp_path, moons):
+    """Its split column decides, whatever data.test says."""
+    for n in range(12):
+        Image.new("L", (8, 8), 20 * n).save(tmp_path / f"{n}.png")
+    rows = [f"{n}.png,{'ab'[n % 2]},{'val' if n > 8 else 'train'}" for n in range(12)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *rows]))
+    data = {"name": "folder", "path": str(tmp_path), "manifest": "list.csv", "channels": 1}
+    assert not len(look(moons(data=data, sites={"count": 2}, model="mlp"), None).population.examples["site-01"].test)
 
 
 @pytest.mark.parametrize("normalise", ["none", "site", "background"])

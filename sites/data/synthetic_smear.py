@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from sites.data.base import Dataset, Key, Source, carve, fingerprint
+from pipeline.errors import Refused
+from sites.data.base import SPLITS, Dataset, Key, Source, carve, fingerprint
 from sites.smear.shapes import TYPES
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class SyntheticSmear(Source):
         kind = np.concatenate([s.types for s in sittings]).astype(np.int64)
         patient = np.repeat([s.patient for s in sittings], counts)
         split = carve(np.zeros(self.cells, np.uint8), self.test, seed, patient, into="test")
+        if self.test and not (split == SPLITS.index("test")).any():
+            raise Refused(
+                "no whole patient was small enough for data.test, so nothing could be judged; have more patients"
+            )
         split = carve(split, self.val, seed, patient)
         schistocyte = torch.from_numpy((kind == TYPES.index("schistocyte")).astype(np.int64))
         y = torch.from_numpy(kind) if self.task == "types" else schistocyte
