@@ -6,21 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from pipeline.combine import MEAN, Combine
 from pipeline.errors import BadMessage, BadReply, BadStrategy, TooFew
-from pipeline.messages import (
-    Excuse,
-    Identity,
-    Message,
-    Reply,
-    SiteId,
-    Total,
-    Vectors,
-    Wait,
-    message_bytes,
-    read_reply,
-)
-from pipeline.strategies.base import Sees
+from pipeline.messages import Excuse, Identity, Message, Reply, Sees, SiteId, Total, Vectors, Wait
+from pipeline.parcels import read_reply
+from pipeline.wire import PLAIN, Wire
 from pipeline.work import Job, Result, Split
+
+SIGHT: Sequence[Sees] = ("totals", "groups", "each")
 
 
 class Engine(Protocol):
@@ -54,42 +47,67 @@ class Asking:
     counted: Mapping[SiteId, Identity]
     splits: tuple[Split, ...] = ()
     sees: Sees = "each"  # what the asker declared
+    wire: Wire = PLAIN
+    combine: Combine = MEAN
     log: Log = field(default_factory=Log)
 
     def total(self, sends: Mapping[SiteId, Vectors]) -> Total:
-        total = Total()
-        for reply in self._replies(sends):
-            total.add(reply)
-        return total
+        return self.combine.total(self._replies(sends))
+
+    def groups(self, sends: Mapping[SiteId, Vectors], count: int) -> dict[int, Total]:
+        self._may("groups", "sums of groups")
+        replies = self._replies(sends, count)
+        by_group = {g: [r for r in replies if r.update.group == g] for g in range(count)}
+        return {g: self.combine.total(mine) for g, mine in by_group.items() if mine}
 
     def each(self, sends: Mapping[SiteId, Vectors]) -> list[Reply]:
-        if self.sees != "each":
-            raise BadStrategy(
-                f"a strategy that sees {self.sees} may not look at single replies; its `sees` has to say 'each'"
-            )
-        return list(self._replies(sends))
+        self._may("each", "single replies")
+        return self._replies(sends)
+
+    def combined(self, replies: Sequence[Reply]) -> Total:
+        return self.combine.total(replies)
 
     def here(self, jobs: Sequence[Job]) -> list[Result]:
         return self.run_here(jobs, self.turn)
 
-    def _replies(self, sends: Mapping[SiteId, Vectors]) -> Iterator[Reply]:
+    def _may(self, needed: Sees, what: str) -> None:
+        if SIGHT.index(self.sees) < SIGHT.index(needed):
+            raise BadStrategy(
+                f"a strategy that sees {self.sees} may not look at {what}; its `sees` has to say {needed!r}"
+            )
+
+    def _replies(self, sends: Mapping[SiteId, Vectors], groups: int = 1) -> list[Reply]:
+        """In the order of arrival; an engine that must repeat itself bit for bit yields in site order."""
         if self.log.asked:
             raise BadStrategy("a round makes one ask: a site's memory belongs to a turn, and a turn is one question")
-        parcels = {site: message_bytes(self._message(site, vectors)) for site, vectors in sends.items()}
+        parcels = self.wire.parcels({site: self._message(site, vectors) for site, vectors in sends.items()})
         self.log.asked.extend(sends)
         self.log.down += sum(map(len, parcels.values()))
+        replies: list[Reply] = []
         for site, parcel in self.engine.exchange(parcels, self.wait):
             self.log.up += len(parcel)
             try:
-                reply = self._accept(site, read_reply(site, parcel))
+                reply = self._accept(site, read_reply(site, parcel, self.wire.open_up), replies)
+                if reply is not None and not 0 <= reply.update.group < groups:
+                    raise BadReply(f"{site}: chose group {reply.update.group}, but there are {groups}")
             except (BadReply, BadMessage) as error:
                 self.log.missed[site] = f"quarantined: {error}"
                 continue
             if reply is not None:
-                yield reply
-                bare = replace(reply.update, mean={}, sum={k: v for k, v in reply.update.sum.items() if v.dim() == 0})
-                self.log.accepted.append(replace(reply, update=bare))
-        answered = {reply.site for reply in self.log.accepted}
+                replies.append(reply)
+        if self.task == "train":
+            outcasts = self.combine.outcasts(replies)
+            self.log.missed.update(outcasts)
+            replies = [reply for reply in replies if reply.site not in outcasts]
+        self._note(replies, sends)
+        return replies
+
+    def _note(self, replies: Sequence[Reply], sends: Mapping[SiteId, Vectors]) -> None:
+        """Who counted, for the record; too few void the round."""
+        for reply in replies:
+            bare = replace(reply.update, mean={}, sum={k: v for k, v in reply.update.sum.items() if v.dim() == 0})
+            self.log.accepted.append(replace(reply, update=bare))
+        answered = {reply.site for reply in replies}
         for site in sends:
             if site not in answered:
                 self.log.missed.setdefault(site, "no answer")
@@ -108,7 +126,7 @@ class Asking:
             splits=self.splits,
         )
 
-    def _accept(self, site: SiteId, answer: Reply | Excuse) -> Reply | None:
+    def _accept(self, site: SiteId, answer: Reply | Excuse, before: Sequence[Reply]) -> Reply | None:
         if isinstance(answer, Excuse):
             self.log.missed[site] = answer.reason
             return None
@@ -117,7 +135,7 @@ class Asking:
             raise BadReply(f"{site}: answered turn {answer.turn} ({answer.task}) when asked turn {self.turn}")
         if not late and site not in self.log.asked:
             raise BadReply(f"{site}: answered without being asked")
-        if any((r.site, r.turn, r.attempt) == (site, answer.turn, answer.attempt) for r in self.log.accepted):
+        if any((r.site, r.turn, r.attempt) == (site, answer.turn, answer.attempt) for r in before):
             raise BadReply(f"{site}: answered turn {answer.turn} twice")
         shapes = {key: tuple(v.shape) for part in (answer.update.mean, answer.update.sum) for key, v in part.items()}
         if self.log.shapes and shapes != self.log.shapes:

@@ -31,6 +31,8 @@ class Component(BaseModel):
 # kind -> (package whose files hold the built-in ones); a kind is also a section of the study file
 PACKAGES: Mapping[str, str] = {
     "strategies": "pipeline.strategies",
+    "codecs": "pipeline.codecs",
+    "combines": "pipeline.combine",
     "models": "models",
     "data": "sites.data",
     "partitions": "sites.partition",

@@ -21,6 +21,7 @@ from pipeline.select import select
 from pipeline.strategies.base import Plan
 from pipeline.study import Study
 from pipeline.weights import Snapshot
+from pipeline.wire import PLAIN, Wire
 from pipeline.work import Fit, Fitted, Job, Result, Split
 
 
@@ -66,6 +67,7 @@ class Coordinator:
     folder: RunFolder
     focus: Focus
     machine: Mapping[str, Any]  # trainer, threads, device: a resumed run has to repeat them
+    wire: Wire = PLAIN
     watch: Callable[[dict[str, Any]], None] = lambda record: None
 
     def __post_init__(self) -> None:
@@ -109,6 +111,11 @@ class Coordinator:
 
     def judge(self, state: Any, splits: tuple[Split, ...], progress: Progress) -> Judged:
         return judge_round(self.study, state, self.sites, self._asking("judge", progress, Wait(quorum=0), splits))
+
+    def keep(self, state: Any, progress: Progress) -> None:
+        """Every site makes and stores its own model."""
+        asking = self._asking("keep", progress, Wait(quorum=0))
+        asking.each({site: self.study.strategy.exam(state, site) for site in self.sites})
 
     def _round(self, progress: Progress) -> Progress:
         began = time.perf_counter()
@@ -159,6 +166,7 @@ class Coordinator:
             "seconds": {k: round(v, 4) for k, v in spent.items()} | {"save": round(self.folder.save_seconds, 4)},
             "clock": round(self.engine.clock, 6),
             "void": void,
+            **self._grouping(progress.state),
             "unjudged": judged.missed,
             "metrics": found,
         }
@@ -166,6 +174,12 @@ class Coordinator:
         self._checkpoint(progress)
         self.watch(record)
         return replace(progress, attempt=0)
+
+    def _grouping(self, state: Any) -> dict[str, Any]:
+        """Who is with whom, where the algorithm has groups."""
+        groups, tree = self.study.strategy.groups(state), self.study.strategy.tree(state)
+        found: dict[str, Any] = {"groups": dict(groups)} if groups else {}
+        return found | ({"tree": {"leaves": tree.leaves, "merges": tree.merges}} if tree else {})
 
     def _weigh(self, progress: Progress, found: Mapping[str, Any]) -> Progress:
         evaluation = self.study.evaluation
@@ -187,7 +201,17 @@ class Coordinator:
     def _asking(self, task: str, progress: Progress, wait: Wait, splits: tuple[Split, ...] = ()) -> Asking:
         sees = self.study.strategy.sees if task == "train" else "each"
         return Asking(
-            self.engine, self.run_here, task, progress.round, progress.attempt, wait, progress.counted, splits, sees
+            self.engine,
+            self.run_here,
+            task,
+            progress.round,
+            progress.attempt,
+            wait,
+            progress.counted,
+            splits,
+            sees,
+            self.wire,
+            self.study.combine,
         )
 
     def _checked(self, state: Any, method: str) -> Any:

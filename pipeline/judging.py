@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+from torch import Tensor
 
 from pipeline.asking import Asking
-from pipeline.messages import SiteId
+from pipeline.messages import SiteId, Vectors
 from pipeline.metrics import Focus, details, metrics
+from pipeline.strategies.base import OWN
 from pipeline.study import Study
+from pipeline.weights import Snapshot
 from pipeline.work import Evaluate, Evaluated, Split
 
 
 @dataclass(frozen=True)
 class Judged:
     coordinator: Mapping[Split, Evaluated] = field(default_factory=dict)
-    sites: Mapping[SiteId, Mapping[Split, Evaluated]] = field(default_factory=dict)
+    sites: Mapping[SiteId, Mapping[Split, Evaluated]] = field(default_factory=dict)  # each site's own model, there
+    views: Mapping[str, Judged] = field(default_factory=dict)  # of other models at the sites: "global", "group"
+    models: Mapping[str, Mapping[Split, Evaluated]] = field(default_factory=dict)  # others', on the coordinator's data
     up: int = 0  # bytes
     down: int = 0
     missed: Mapping[SiteId, str] = field(default_factory=dict)
@@ -37,6 +43,9 @@ class Judged:
             if pooled is not None and float(pooled.n):
                 entry["pooled"] = metrics(pooled, focus)
                 entry["sites"] = {site: metrics(seen[split], focus) for site, seen in self.sites.items()}
+            views = {name: view.metrics(focus).get(split) for name, view in self.views.items()}
+            models = {n: metrics(seen[split], focus) for n, seen in self.models.items() if float(seen[split].n)}
+            entry |= {key: found for key, found in (("views", views), ("models", models)) if found and entry}
             if entry:
                 out[split] = entry
         return out
@@ -62,22 +71,37 @@ def value_of(found: Mapping[str, Any], metric: str, split: Split = "val") -> flo
 def judge_round(study: Study, state: Any, sites: Sequence[SiteId], asking: Asking) -> Judged:
     strategy, where = study.strategy, study.evaluation.where
     splits = asking.splits
-    coordinator: dict[Split, Evaluated] = {}
-    at_sites: dict[SiteId, dict[Split, Evaluated]] = {}
-    model = strategy.models(state).get("global")
-    if where != "sites" and model is not None:
-        seen = asking.here([Evaluate(model.weights, split, model.stats) for split in splits])
-        coordinator = {s: e for s, e in zip(splits, seen, strict=True) if isinstance(e, Evaluated)}
-    if where != "coordinator" or model is None:
-        for reply in asking.each({site: strategy.brief(state, site) for site in sites}):
-            sums = reply.update.sum
-            at_sites[reply.site] = {
-                split: Evaluated.of(
-                    {k.removeprefix(f"{split}/"): v for k, v in sums.items() if k.startswith(f"{split}/")}
-                )
-                for split in splits
-            }
-    return Judged(coordinator, at_sites, asking.log.up, asking.log.down, asking.log.missed)
+    models = strategy.models(state)
+    here = _here(models, splits, asking) if where != "sites" else {}
+    views: dict[str, dict[SiteId, dict[Split, Evaluated]]] = {OWN: {}}
+    if where != "coordinator" or "global" not in models:
+        for reply in asking.each({site: strategy.exam(state, site) for site in sites}):
+            for view, seen in _by_view(reply.update.sum).items():
+                views.setdefault(view, {})[reply.site] = seen
+    others = {view: Judged(sites=seen) for view, seen in views.items() if view != OWN}
+    common = here.pop("global", {})
+    return Judged(common, views[OWN], others, here, asking.log.up, asking.log.down, asking.log.missed)
+
+
+def _here(models: Mapping[str, Snapshot], splits: Sequence[Split], asking: Asking) -> dict[str, dict[Split, Evaluated]]:
+    """All models on the coordinator's data."""
+    jobs = [(name, split) for name in models for split in splits]
+    seen = asking.here([Evaluate(models[name].weights, split, models[name].stats) for name, split in jobs])
+    found: dict[str, dict[Split, Evaluated]] = {name: {} for name in models}
+    for (name, split), one in zip(jobs, seen, strict=True):
+        assert isinstance(one, Evaluated)
+        found[name][split] = one
+    return found
+
+
+def _by_view(sums: Vectors) -> dict[str, dict[Split, Evaluated]]:
+    """The keys are view:split/name."""
+    found: dict[str, dict[Split, dict[str, Tensor]]] = {}
+    for key, value in sums.items():
+        place, _, name = key.rpartition("/")
+        view, _, split = place.partition(":")
+        found.setdefault(view, {}).setdefault(cast(Split, split), {})[name] = value
+    return {view: {split: Evaluated.of(s) for split, s in seen.items()} for view, seen in found.items()}
 
 
 def headline(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What travels between coordinator and sites, and its bytes: a checksum, then safetensors with a JSON header.
+"""What travels between coordinator and sites; parcels.py makes bytes of it.
 
 A turn is an identity: a re-run keeps its turn and raises `attempt`. `counted` is the last (turn, attempt) in
 which *this site's* reply entered the state, so a site knows which of its pending memories to keep.
@@ -6,27 +6,28 @@ which *this site's* reply entered the state, so a site knows which of its pendin
 
 from __future__ import annotations
 
-import json
-import struct
-import zlib
-from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from pipeline.errors import BadMessage, BadReply, BadStrategy
-from pipeline.tensors import to_bytes
+from pipeline.errors import BadStrategy
 from pipeline.work import Job, Result, Split, Work
 
 SiteId = str
 Identity = tuple[int, int]  # (turn, attempt)
 Memory = Mapping[str, Tensor]  # a site's own state; never leaves it
 Vectors = Mapping[str, Tensor]
-_MAGIC = b"HF1\0"
+Sees = Literal["totals", "groups", "each"]  # what of the sites' answers somebody must look at
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A vector of n numbers as a codec sends it."""
+
+    n: int
+    parts: Vectors
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Update:
-    """`mean` entries are averaged by the study's weighting rule, `sum` entries added."""
+    """`mean` entries are averaged by the study's weighting rule, `sum` entries added.
+
+    `group`: whose mean this belongs to, where an algorithm keeps several models and the site chooses.
+    """
 
     mean: Vectors = field(default_factory=dict)
     sum: Vectors = field(default_factory=dict)
     work: Work | None = None
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Total:
 
     def __init__(self) -> None:
         self.works: dict[SiteId, Work] = {}
+        self.sites: list[SiteId] = []
         self.count = 0
         self._weight = 0.0
         self._means: dict[str, Tensor] = {}
@@ -94,6 +100,7 @@ class Total:
     def add(self, reply: Reply) -> None:
         update = reply.update
         self.count += 1
+        self.sites.append(reply.site)
         self._weight += reply.weight
         for key, value in update.mean.items():
             _accumulate(self._means, key, value, reply.weight)
@@ -101,6 +108,16 @@ class Total:
             _accumulate(self._sums, key, value, 1.0)
         if update.work is not None:
             self.works[reply.site] = update.work
+
+    @classmethod
+    def of(cls, replies: Iterable[Reply], means: Vectors | None = None) -> Total:
+        """Of these replies; `means` where a rule other than the weighted mean made them."""
+        total = cls()
+        for reply in replies:
+            total.add(reply if means is None else replace(reply, update=replace(reply.update, mean={})))
+        if means is not None:
+            total._means, total._weight = dict(means), 1.0
+        return total
 
     def mean(self, key: str) -> Tensor:
         return _get(self._means, key, "mean") / self._weight
@@ -120,82 +137,3 @@ def _accumulate(into: dict[str, Tensor], key: str, value: Tensor, weight: float)
         into[key].add_(value, alpha=weight) if value.is_floating_point() else into[key].add_(value)
     else:
         into[key] = value * weight if value.is_floating_point() else value.clone()
-
-
-def pack(header: Mapping[str, Any], tensors: Vectors) -> bytes:
-    body = to_bytes(header, tensors)
-    return b"".join((_MAGIC, struct.pack("<I", zlib.crc32(body)), body))
-
-
-def unpack(parcel: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if len(parcel) < 16 or parcel[:4] != _MAGIC:
-        raise BadMessage("these bytes are no hemofed message; is the other side of the same version?")
-    body = parcel[8:]
-    if zlib.crc32(body) != struct.unpack("<I", parcel[4:8])[0]:
-        raise BadMessage(f"a message of {len(parcel)} bytes arrived damaged or cut short; it has to be sent again")
-    try:
-        tensors = load(body)
-        (length,) = struct.unpack("<Q", body[:8])
-        header = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["hemofed"])
-    except (SafetensorError, KeyError, ValueError, struct.error) as error:
-        raise BadMessage(f"a message cannot be read ({error}); is the other side of the same version?") from error
-    return header, tensors
-
-
-def message_bytes(message: Message) -> bytes:
-    header = {k: v for k, v in vars(message).items() if k != "vectors"}
-    return pack(header, message.vectors)
-
-
-def read_message(parcel: bytes) -> Message:
-    header, vectors = unpack(parcel)
-    try:
-        counted = header.pop("counted")
-        return Message(
-            **(header | {"splits": tuple(header["splits"])}),
-            counted=counted and (counted[0], counted[1]),
-            vectors=vectors,
-        )
-    except (KeyError, TypeError, IndexError) as error:
-        raise BadMessage(f"a message lacks a field ({error}); is the other side of the same version?") from error
-
-
-def reply_bytes(answer: Reply | Excuse) -> bytes:
-    if isinstance(answer, Excuse):
-        return pack(asdict(answer), {})
-    update = answer.update
-    header = {"site": answer.site, "task": answer.task, "turn": answer.turn, "attempt": answer.attempt}
-    header |= {"weight": answer.weight, "work": update.work and _work(update.work)}
-    return pack(
-        header, {f"mean/{k}": v for k, v in update.mean.items()} | {f"sum/{k}": v for k, v in update.sum.items()}
-    )
-
-
-def _work(work: Work) -> dict[str, Any]:
-    """Seconds in a fixed width, so that the length of a reply does not depend on the clock."""
-    return asdict(work) | {"seconds": f"{work.seconds:015.6f}"}
-
-
-def read_reply(site: SiteId, parcel: bytes) -> Reply | Excuse:
-    """`site` is whom the engine had it from; a reply in another's name is refused."""
-    header, tensors = unpack(parcel)
-    if header.get("site") != site:
-        raise BadReply(f"{site}: answered in the name of {header.get('site')!r}")
-    try:
-        if "reason" in header:
-            return Excuse(site, header["task"], int(header["turn"]), str(header["reason"]))
-        weight = float(header["weight"])
-        work = header["work"] and Work(**(header["work"] | {"seconds": float(header["work"]["seconds"])}))
-        turn, attempt = int(header["turn"]), int(header["attempt"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadReply(f"{site}: a field is missing or wrong ({error}); is the site of the same version?") from error
-    if not 0 < weight < float("inf"):
-        raise BadReply(f"{site}: weight {weight} must be > 0; run `hemofed study check` on its data")
-    for key, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise BadReply(f"{site}: {key.partition('/')[2]} is not finite; lower local.lr or look at the site's data")
-    parts = {
-        kind: {k[len(kind) + 1 :]: v for k, v in tensors.items() if k.startswith(f"{kind}/")}
-        for kind in ("mean", "sum")
-    }
-    return Reply(site, header["task"], turn, attempt, Update(parts["mean"], parts["sum"], work), weight)

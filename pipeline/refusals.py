@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
+from pipeline.codecs.base import ANY
 from pipeline.errors import Refused
 from pipeline.study import Study
 from pipeline.weights import Spec
@@ -15,10 +17,23 @@ def check(study: Study, spec: Spec, people: Population) -> None:
     found = [
         *_of_evaluation(study, people),
         *_of_training(study, spec, people),
+        *_of_travel(study),
         *study.strategy.objections(study.local, spec),
     ]
     if found:
         raise Refused("\n".join(found))
+
+
+def _of_travel(study: Study) -> Iterator[str]:
+    for way, chain in (("up", study.up), ("down", study.codec.down)):
+        for before, after in pairwise(chain):
+            if before.left(1000, ANY) is None:
+                yield f"codec.{way}: {after.name} stands behind {before.name}, which leaves it nothing; swap or drop one"
+    for codec in study.codec.down:
+        if not codec.downward:
+            yield f"codec.down = {codec.name!r} would send models with most of it missing; use qsgd or fp16 for the way down"
+    if study.strategy.probes and not (study.public.share or study.public.data):
+        yield f"{study.strategy.name} compares networks on public examples; set public.share or public.data"
 
 
 def _of_evaluation(study: Study, people: Population) -> Iterator[str]:

@@ -10,6 +10,13 @@ from typing import Any
 
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.run_folder import RunFolder
+from pipeline.study import Study
+
+
+def model_header(study: Study, shape: Sequence[int], classes: Sequence[str], round: int) -> dict[str, Any]:
+    """What a saved model says of itself."""
+    about = {"model": study.dump()["model"], "shape": shape, "classes": classes}
+    return about | {"round": round, "study": study.name, "hash": study.hash}
 
 
 def write_results(
@@ -27,8 +34,7 @@ def write_results(
     by_site = {s: m["accuracy"] for s, m in test.get("sites", {}).items() if m["accuracy"] is not None}
     worst = min(by_site, key=lambda s: by_site[s]) if by_site else None
     for name, model in study.strategy.models(state).items():
-        header = {"model": study.dump()["model"], "shape": shape, "classes": classes}
-        folder.save_model(name, model, header | {"round": at, "study": study.name, "hash": study.hash})
+        folder.save_model(name, model, model_header(study, shape, classes, at))
     results = {
         "study": study.name,
         "hash": study.hash,

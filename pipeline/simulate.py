@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
 
 from models.base import Model
-from pipeline.coordinator import Coordinator
+from pipeline.codecs.base import Layout
+from pipeline.coordinator import Coordinator, Progress
 from pipeline.engines.inprocess import InProcess, Profile
 from pipeline.errors import BadRun, HemofedError, Refused
 from pipeline.files import alone_in
@@ -19,11 +21,12 @@ from pipeline.intervals import DRAWS, FEWEST, LEVEL, Answers, drawn, intervals
 from pipeline.metrics import Focus
 from pipeline.refusals import check
 from pipeline.reports.cells import write_cells
-from pipeline.results import write_results
+from pipeline.results import model_header, write_results
 from pipeline.run_folder import RunFolder
 from pipeline.strategies.base import Plan
 from pipeline.study import Study
-from pipeline.weights import Spec
+from pipeline.weights import Snapshot, Spec
+from pipeline.wire import Wire
 from pipeline.work import Job, Result
 from sites.build import COORDINATOR, Population, populate
 from sites.trainers.augment import Augment
@@ -37,6 +40,7 @@ Watch = Callable[[dict[str, Any]], None]
 @dataclass(frozen=True)
 class Simulation:
     coordinator: Coordinator
+    engine: InProcess
     population: Population
     bench: Bench
     model: Model
@@ -90,7 +94,8 @@ def assemble(
     kind: Kind = machine["trainer"] if machine else choose(study.trainer, bench, threads)
     trainer = make_trainer(kind, bench)
     plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)
-    engine = InProcess(people.sites, trainer, study.strategy, plan, study.weighting, _profile(study, people))
+    wire = Wire(study.up, study.codec.down, Layout(spec.sizes, len(people.sites)), study.seed)
+    engine = InProcess(people.sites, trainer, study.strategy, plan, study.weighting, _profile(study, people), wire)
 
     def run_here(jobs: Sequence[Job], turn: int) -> list[Result]:
         return trainer.run([Ticket(COORDINATOR, turn, nth, job) for nth, job in enumerate(jobs)])
@@ -101,8 +106,9 @@ def assemble(
             raise BadRun(
                 f"{folder.path} was begun with {part} {was}, here it is {now[part]}: it could not go on bit for bit"
             )
-    coordinator = Coordinator(study, plan, people.sites, engine, run_here, folder, _focus(study, people), now, watch)
-    return Simulation(coordinator, people, bench, model)
+    focus = _focus(study, people)
+    coordinator = Coordinator(study, plan, people.sites, engine, run_here, folder, focus, now, wire, watch)
+    return Simulation(coordinator, engine, people, bench, model)
 
 
 def run(
@@ -137,8 +143,21 @@ def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch, sheet
         progress = sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
     progress, why = sim.coordinator.run(progress)
     _check_trained(folder)
-    sure = _intervals(sim, study, sim.coordinator.result(progress)[0])
+    state = sim.coordinator.result(progress)[0]
+    _keep_own(sim, study, state, progress, folder)
+    sure = _intervals(sim, study, state)
     return write_results(sim.coordinator, folder, progress, why, sim.population.shape, sim.population.classes, sure)
+
+
+def _keep_own(sim: Simulation, study: Study, state: Any, progress: Progress, folder: RunFolder) -> None:
+    """A model a site, where sites have their own. In a hospital it would be stored there."""
+    if not (study.strategy.personalised or study.strategy.remembers):
+        return
+    sim.coordinator.keep(state, progress)
+    for site, memory in sim.engine.memories.items():
+        own = Snapshot(memory.kept["weights"], memory.kept["stats"])
+        header = model_header(study, sim.population.shape, sim.population.classes, progress.round)
+        folder.save_model(f"site/{quote(site, safe='')}", own, header)
 
 
 def _intervals(sim: Simulation, study: Study, state: Any) -> dict[str, Any] | None:

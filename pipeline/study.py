@@ -10,9 +10,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
-from pipeline.components import Choice, plugin_versions
+from pipeline.codecs.base import Chain, Codec
+from pipeline.combine import Combine
+from pipeline.components import Choice, Component, plugin_versions
 from pipeline.errors import BadStudy
 from pipeline.messages import Wait
 from pipeline.strategies.base import Strategy
@@ -91,6 +102,21 @@ class Local(Section):
                 return self.lr * (1 + math.cos(math.pi * min(t / rounds, 1))) / 2
 
 
+def _listed(value: object) -> object:
+    """One codec may stand alone."""
+    return [value] if isinstance(value, str | Mapping | Component) else value
+
+
+Codecs = Annotated[tuple[Annotated[Codec, Choice("codecs")], ...], BeforeValidator(_listed)]
+
+
+class Travel(Section):
+    """What updates go up in and models down in: a codec, or several one after the other. `up`: else the strategy's own."""
+
+    up: Codecs | None = None
+    down: Codecs = ()
+
+
 class Augment(Section):
     """Of training images alone; what each number means is in sites/trainers/augment.py."""
 
@@ -134,7 +160,7 @@ class Study(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     trainer: Literal["auto", "loop", "stacked", "pool"] = "auto"
     threads: int | None = Field(None, gt=0, le=1024)  # for torch; all cores if not given
-    weighting: Literal["examples", "equal"] = "examples"
+    weighting: Literal["examples", "equal", "inverse"] = "examples"
     data: Annotated[Source, Choice("data")]
     sites: Sites = Sites()
     partition: Annotated[Partition, Choice("partitions")] = Field(default="iid", validate_default=True)
@@ -145,6 +171,8 @@ class Study(Section):
     local: Local = Local()
     augment: Augment = Augment()
     strategy: Annotated[Strategy, Choice("strategies")] = Field(default="fedavg", validate_default=True)
+    codec: Travel = Travel()
+    combine: Annotated[Combine, Choice("combines")] = Field(default="mean", validate_default=True)
     selection: Selection = Selection()
     waiting: Waiting = Waiting()
     evaluation: Evaluation = Evaluation()
@@ -153,6 +181,10 @@ class Study(Section):
     def wait(self) -> Wait:
         w = self.waiting
         return Wait(w.deadline, w.quorum, self.strategy.partial if w.partial == "auto" else w.partial, w.late)
+
+    @property
+    def up(self) -> Chain:
+        return self.strategy.codec if self.codec.up is None else self.codec.up
 
     def dump(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True)
@@ -166,7 +198,7 @@ class Study(Section):
         for key in ("name", "about"):
             plan.pop(key)
         parts = [self.data, self.partition, self.skew, self.normalise, self.model, self.strategy]
-        parts += [self.public.data] if self.public.data else []
+        parts += [self.combine, *self.up, *self.codec.down, *([self.public.data] if self.public.data else [])]
         plan["software"] = {"hemofed": version("hemofed"), **plugin_versions(parts)}
         return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 

@@ -16,7 +16,7 @@ from pipeline.study import Study
 
 PACKAGED = Path(__file__).parent / "studies"
 _KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "normalise": "normalisers", "model": "models",
-          "strategy": "strategies"}  # fmt: skip
+          "strategy": "strategies", "combine": "combines"}  # fmt: skip
 
 
 def find_study(name: str | Path) -> Path:

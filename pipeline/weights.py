@@ -7,7 +7,7 @@ Trainable parameters form the vector `weights` (P,), BatchNorm's running statist
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,11 +64,19 @@ class Spec:
 
     @property
     def size(self) -> int:
-        return sum(math.prod(s) for s in self.shapes)
+        return sum(self.sizes)
 
     @property
     def stat_size(self) -> int:
         return sum(math.prod(s) for s in self.stat_shapes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(math.prod(s) for s in self.shapes)
+
+    def mask(self, roles: Collection[Role]) -> Tensor:
+        """(P,) bool: where parameters of these roles lie."""
+        return torch.cat([torch.full((n,), r in roles) for n, r in zip(self.sizes, self.roles, strict=True)])
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """(..., P) -> views of shape (..., *shape), one a parameter, in order."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pipeline.weights import Vec
+from pipeline.weights import Role, Vec
 
 Split = Literal["train", "val", "test"]
 SCORE_BINS = 1024
@@ -52,6 +52,12 @@ class Work:
     def partial(self) -> bool:
         return self.done < self.asked
 
+    def __add__(self, other: Work) -> Work:
+        """Two jobs of one turn on the same examples."""
+        return replace(
+            self, asked=self.asked + other.asked, done=self.done + other.done, looks=self.looks + other.looks
+        )
+
 
 NO_STATS = torch.zeros(0)
 
@@ -68,6 +74,8 @@ class Fit:
         None  # stop once |grad h(w)| <= gamma |grad h(start)|, checked once an epoch on all local data
     )
     pull: Pull = Pull()
+    trains: frozenset[Role] | None = None  # the roles that may move; None: all
+    ahead: float = 0.0  # first-order MAML: the gradient is taken a step of this rate ahead, on the batch's other half
     lr: float | None = None  # else the plan's for this turn
     data: Literal["train", "public"] = "train"  # the site's own examples, or those that nobody has to protect
     cap: int | None = None  # set by the runner from the deadline: at most so many steps
@@ -126,8 +134,23 @@ class Evaluated:
         return cls(**{name: sums[name] for name in cls.__dataclass_fields__})
 
 
-Job = Fit | Gradient | Evaluate
-Result = Fitted | Slope | Evaluated
+@dataclass(frozen=True)
+class Activate:
+    """What a network's layers answer to `count` public examples: nobody's, so that they may be compared anywhere."""
+
+    weights: Vec
+    stats: Vec = field(default_factory=lambda: NO_STATS)
+    count: int = 256
+
+
+@dataclass(frozen=True)
+class Activations:
+    inputs: Tensor  # (n, d)
+    layers: tuple[Tensor, ...]  # (n, p) each: the outputs of the layers with weights, normalisations left out
+
+
+Job = Fit | Gradient | Evaluate | Activate
+Result = Fitted | Slope | Evaluated | Activations
 
 
 # `fit = yield from fitted(Fit(...))` is `fit = yield Fit(...)` with the type of what comes back.

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pipeline.errors import Refused
 from pipeline.messages import SiteId
+from pipeline.seeds import seed_of
 from pipeline.select import how_many
 from pipeline.study import Study
 from sites.data.base import SPLITS, Dataset, carved, fingerprint
 from sites.partition import Shard
-from sites.seeds import seed_of
 from sites.trainers.base import Examples, Pool
 
 COORDINATOR: SiteId = "coordinator"

@@ -14,6 +14,7 @@ class SiteMemory:
     committed: dict[str, Tensor] = field(default_factory=dict)
     pending: dict[str, Tensor] = field(default_factory=dict)
     identity: Identity | None = None  # (turn, attempt) the pending one belongs to
+    kept: dict[str, Tensor] = field(default_factory=dict)  # the site's own model, once it was asked to make it
 
     def settle(self, counted: Identity | None) -> Memory:
         """The memory to work with, now that the coordinator has said what it counted."""

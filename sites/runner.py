@@ -9,16 +9,20 @@ from dataclasses import replace
 from typing import Literal
 
 from pipeline.errors import BadMessage, BadStrategy
-from pipeline.messages import Excuse, Flow, Memory, Message, Reply, SiteId, Update, reply_bytes
+from pipeline.messages import Excuse, Flow, Memory, Message, Packed, Reply, SiteId, Update
+from pipeline.parcels import reply_bytes
 from pipeline.strategies.base import Plan, Strategy
+from pipeline.wire import PLAIN, Wire, residuals, without_residuals
 from pipeline.work import Fit, Fitted, Job, Result, Slope, Work
 from sites.memory import SiteMemory
 
-Weighting = Literal["examples", "equal"]
+Weighting = Literal["examples", "equal", "inverse"]
 
 
 def weigh(rule: Weighting, work: Work | None) -> float:
-    return float(work.examples) if rule == "examples" and work is not None else 1.0
+    """`inverse`: sites with few examples count more, so that a small hospital is heard."""
+    n = float(work.examples) if work is not None else 1.0
+    return {"examples": n, "equal": 1.0, "inverse": 1.0 / max(n, 1.0)}[rule]
 
 
 class Visit:
@@ -33,17 +37,20 @@ class Visit:
         memory: SiteMemory,
         rule: Weighting,
         speed: float,
+        wire: Wire = PLAIN,
     ) -> None:
         if message.task not in strategy.tasks:
             raise BadMessage(f"{site}: {strategy.name} has no task {message.task!r}; it has {sorted(strategy.tasks)}")
-        self.site, self.message, self.memory, self.rule = site, message, memory, rule
+        self.site, self.message, self.memory, self.rule, self.wire = site, message, memory, rule, wire
+        self._packed: dict[str, Packed] = {}
         self.nth = 0
         self.job: Job | None = None
         self.answer: Reply | Excuse | None = None
         self._left = math.inf if message.deadline is None else math.floor(message.deadline * speed + 1e-9)
         self._begun = time.perf_counter()
         have = memory.settle(message.counted) if message.task == "train" else memory.newest(message.counted)
-        self._flow: Flow = getattr(strategy, message.task)(message, have, plan)
+        self._residuals = residuals(have)
+        self._flow: Flow = getattr(strategy, message.task)(message, without_residuals(have), plan)
         self._advance(None)
 
     def give(self, result: Result) -> None:
@@ -60,7 +67,7 @@ class Visit:
 
     def parcel(self) -> bytes:
         assert self.answer is not None
-        return reply_bytes(self.answer)
+        return reply_bytes(self.answer, self._packed)
 
     def _advance(self, result: Result | None) -> None:
         try:
@@ -84,7 +91,14 @@ class Visit:
     def _finish(self, update: Update, memory: Memory) -> None:
         m, work = self.message, update.work
         if m.task == "train":
-            self.memory.propose(memory, (m.turn, m.attempt))
+            try:
+                self._packed, lost = self.wire.seal(update, self._residuals, self.site, m.turn)
+            except BadMessage as error:
+                self._excuse(f"not sent: {error}")
+                return
+            self.memory.propose({**memory, **lost}, (m.turn, m.attempt))
+        if m.task == "keep":
+            self.memory.kept = dict(memory)
         if work is not None:
             update = replace(update, work=replace(work, seconds=round(time.perf_counter() - self._begun, 6)))
         self.job, self.answer = None, Reply(self.site, m.task, m.turn, m.attempt, update, weigh(self.rule, work))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pipeline.components import Component, near
 from pipeline.errors import Refused
+from pipeline.seeds import seed_of
 from sites.acquisition import PROFILES, Acquisition, drawn
-from sites.seeds import seed_of
 
 
 class Skew(Component):

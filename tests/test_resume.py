@@ -14,7 +14,7 @@ import torch
 from pipeline.checkpoint import load_checkpoint, load_tensors
 from pipeline.engines.inprocess import InProcess
 from pipeline.errors import BadRun, NoSpace
-from pipeline.messages import read_message, read_reply
+from pipeline.parcels import read_message, read_reply
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import run
 from pipeline.study_file import to_toml

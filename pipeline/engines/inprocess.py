@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.messages import Excuse, Message, Reply, SiteId, Wait, read_message, reply_bytes
+from pipeline.messages import Excuse, Message, Reply, SiteId, Wait
+from pipeline.parcels import read_message, reply_bytes
+from pipeline.seeds import uniform
 from pipeline.strategies.base import Plan, Strategy
+from pipeline.wire import PLAIN, Wire
 from sites.memory import SiteMemory
 from sites.runner import Visit, Weighting
-from sites.seeds import uniform
 from sites.trainers.base import Ticket, Trainer
 
 
@@ -56,13 +58,14 @@ class InProcess:
     plan: Plan
     weighting: Weighting
     profile: Profile
+    wire: Wire = PLAIN
     clock: float = 0.0
     memories: dict[SiteId, SiteMemory] = field(default_factory=dict)
     late: list[Late] = field(default_factory=list)
 
     def exchange(self, parcels: Mapping[SiteId, bytes], wait: Wait) -> Iterator[tuple[SiteId, bytes]]:
         asked = [s for s in self.sites if s in parcels]
-        messages = {s: read_message(parcels[s]) for s in asked}
+        messages = {s: read_message(parcels[s], self.wire.open_down) for s in asked}
         training = [s for s in asked if messages[s].task == "train"]
         turn = max((m.turn for m in messages.values()), default=0)
         arrived = [item for item in self.late if training and item.due <= turn]
@@ -86,7 +89,7 @@ class InProcess:
 
     def _visit(self, site: SiteId, message: Message, speed: float) -> Visit:
         memory = self.memories.setdefault(site, SiteMemory())
-        return Visit(site, message, self.strategy, self.plan, memory, self.weighting, speed)
+        return Visit(site, message, self.strategy, self.plan, memory, self.weighting, speed, self.wire)
 
     def _advance(self, visits: Sequence[Visit]) -> None:
         while waiting := [v for v in visits if v.job is not None]:

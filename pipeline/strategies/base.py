@@ -6,19 +6,21 @@ runs stacked over a hundred simulated sites in one process, or alone in a hospit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from pipeline.codecs.base import Chain
 from pipeline.components import Component
-from pipeline.messages import Flow, Memory, Message, Reply, SiteId, Total, Update, Vectors
+from pipeline.messages import Flow, Memory, Message, Reply, Sees, SiteId, Total, Update, Vectors
 from pipeline.weights import Snapshot, Spec, Vec
-from pipeline.work import Evaluate, Fit, Fitted, Job, Result, evaluated, fitted
+from pipeline.work import Evaluate, Fit, Fitted, Job, Result, Work, evaluated, fitted, toward
 
-Sees = Literal["totals", "groups", "each"]
+Thought = Generator[Job, Result, Snapshot]  # jobs that end in a model
+OWN = "own"  # the view of a site's own model; others have a name of their own
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class Ask(Protocol):
     """How a strategy reaches the sites; who waits how long, and turns and attempts, are the coordinator's affair."""
 
     def total(self, sends: Mapping[SiteId, Vectors]) -> Total: ...
+    def groups(self, sends: Mapping[SiteId, Vectors], count: int) -> dict[int, Total]: ...  # by Update.group
     def each(self, sends: Mapping[SiteId, Vectors]) -> list[Reply]: ...
+    def combined(self, replies: Sequence[Reply]) -> Total: ...  # of some of them, by the study's rule
     def here(self, jobs: Sequence[Job]) -> list[Result]: ...  # on the coordinator's own data
 
 
@@ -68,16 +72,29 @@ class Strategy(Component):
     """The defaults are FedAvg: one global model, its weighted mean, plain local training. Override what differs."""
 
     paper: ClassVar[str] = ""
-    tasks: ClassVar[frozenset[str]] = frozenset({"train", "judge"})
+    tasks: ClassVar[frozenset[str]] = frozenset({"train", "judge", "keep"})
     state: ClassVar[type] = Global  # a frozen dataclass; checkpoints need it
     partial: ClassVar[Literal["drop", "keep"]] = "drop"  # what becomes of work cut short, unless the study says
     remembers: ClassVar[bool] = False  # the result lives in the sites' memories, so the last round is the result
     whole: ClassVar[bool] = False  # looks at whole gradients, never at batches: nothing can be drawn or augmented
     pools: ClassVar[bool] = False  # trains on everybody's examples in one place: simulation only
+    personalised: ClassVar[bool] = False  # `personal` gives every site a model of its own
+    holds: ClassVar[str] = "the model"  # the coordinator's state, in words
+    remembered: ClassVar[str] = "nothing"  # the site's memory, in words
 
     @property
     def sees(self) -> Sees:
         return "totals"
+
+    @property
+    def probes(self) -> bool:
+        """Whether the coordinator compares networks on public examples."""
+        return False
+
+    @property
+    def codec(self) -> Chain:
+        """What updates travel in unless the study says."""
+        return ()
 
     def objections(self, local: Training, spec: Spec) -> Iterable[str]:
         """What of the study's local training or model does not go with this algorithm, each with its cure."""
@@ -95,30 +112,101 @@ class Strategy(Component):
         """What a site is sent before it trains, is judged, or joins late."""
         return {"weights": state.weights, "stats": state.stats}
 
+    def exam(self, state: Any, site: SiteId) -> Vectors:
+        """What a site is sent to be judged, or to make its own model of."""
+        return self.brief(state, site)
+
     def models(self, state: Any) -> Mapping[str, Snapshot]:
         """What can be saved, evaluated by the coordinator, and exported."""
         return {"global": Snapshot(state.weights, state.stats)}
 
+    def groups(self, state: Any) -> Mapping[SiteId, str]:
+        """Who is in which group, where there are groups; recorded every round."""
+        return {}
+
+    def tree(self, state: Any) -> Tree | None:
+        """How the groups hang together, where that is known; recorded when it changes."""
+        return None
+
+    def candidates(self, state: Any) -> Mapping[str, Snapshot]:
+        """Groups that a site could join after training; it takes the one whose model fits its examples best."""
+        return {}
+
+    def place(self, state: Any, site: SiteId, group: str) -> Any:
+        """The state with a new site in that group."""
+        return state
+
     def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
         """Trains as long as the study says and sends what moved."""
-        w = message.vectors["weights"]
-        fit = yield from fitted(Fit(w, message.vectors["stats"], steps=plan.steps, epochs=plan.epochs))
-        return moved(w, fit), memory
+        return (yield from fit_near(message, memory, plan, mu=0.0))
+
+    def personal(self, message: Message, memory: Memory, plan: Plan) -> Thought:
+        """The model that this site would use."""
+        return sent(message)
+        yield  # no work: the common model is the site's
 
     def judge(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        return (yield from judge(Snapshot(message.vectors["weights"], message.vectors["stats"]), message, memory))
+        own = yield from self.personal(message, memory, plan)
+        return (yield from judge({OWN: own, **self.views(message)}, message, memory))
+
+    def views(self, message: Message) -> Mapping[str, Snapshot]:
+        """Other models that a site's own one is to be held against."""
+        return {"global": sent(message)} if self.personalised else {}
+
+    def keep(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+        """What the runner stores as the site's own model. It does not leave the site."""
+        own = yield from self.personal(message, memory, plan)
+        return Update(), {"weights": own.weights, "stats": own.stats}
 
 
-def judge(model: Snapshot, message: Message, memory: Memory) -> Flow:
-    """Sums of `model` on every split the message asks about."""
+@dataclass(frozen=True)
+class Tree:
+    """A dendrogram: merges[i] = (a, b, distance, leaves) makes node len(leaves) + i, as scipy's linkage has it."""
+
+    leaves: tuple[SiteId, ...]
+    merges: tuple[tuple[int, int, float, int], ...]
+
+
+def sent(message: Message) -> Snapshot:
+    return Snapshot(message.vectors["weights"], message.vectors["stats"])
+
+
+def judge(views: Mapping[str, Snapshot], message: Message, memory: Memory) -> Flow:
+    """Sums of every model on every split the message asks about; `OWN` is the one that the site stands for."""
     sums: dict[str, Tensor] = {}
-    for split in message.splits:
-        seen = yield from evaluated(Evaluate(model.weights, split, model.stats))
-        sums |= {f"{split}/{name}": value for name, value in seen.sums().items()}
+    for view, model in views.items():
+        for split in message.splits:
+            seen = yield from evaluated(Evaluate(model.weights, split, model.stats))
+            sums |= {f"{view}:{split}/{name}": value for name, value in seen.sums().items()}
     return Update(sum=sums), memory
 
 
-def moved(start: Vec, fit: Fitted) -> Update:
+def moved(
+    start: Vec, fit: Fitted, *, delta: Vec | None = None, loss: float | None = None, work: Work | None = None
+) -> Update:
     """What a site that trained sends: how far it came, its statistics and its work."""
-    loss = torch.tensor(fit.loss * fit.work.examples)
-    return Update(mean={"delta": fit.weights - start, "stats": fit.stats}, sum={"train_loss": loss}, work=fit.work)
+    work = work or fit.work
+    total = torch.tensor((fit.loss if loss is None else loss) * work.examples)
+    move = fit.weights - start if delta is None else delta
+    return Update(mean={"delta": move, "stats": fit.stats}, sum={"train_loss": total}, work=work)
+
+
+def fit_near(message: Message, memory: Memory, plan: Plan, mu: float, gamma: float | None = None) -> Flow:
+    """The study's local work with a pull of strength mu towards the model that was sent."""
+    w = message.vectors["weights"]
+    pull = toward(w, mu)
+    job = Fit(w, message.vectors["stats"], steps=plan.steps, epochs=plan.epochs, gamma=gamma, pull=pull)
+    fit = yield from fitted(job)
+    return moved(w, fit), memory
+
+
+def remembered(memory: Memory, message: Message) -> Snapshot:
+    """The model in the site's memory, or at first the one that it was sent."""
+    have = memory or message.vectors
+    return Snapshot(have["weights"], have["stats"])
+
+
+def only_plain_sgd(name: str, local: Training) -> Iterator[str]:
+    """For algorithms that divide by the sum of learning rates."""
+    if local.optimiser != "sgd" or local.momentum or local.weight_decay:
+        yield f"{name} counts on plain steps; set local.optimiser = 'sgd' without momentum and weight_decay"

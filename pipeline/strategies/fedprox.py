@@ -10,8 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from pipeline.messages import Flow, Memory, Message
-from pipeline.strategies.base import Plan, Strategy, moved
-from pipeline.work import Fit, fitted, toward
+from pipeline.strategies.base import Plan, Strategy, fit_near
 
 
 class FedProx(Strategy):
@@ -22,7 +21,4 @@ class FedProx(Strategy):
     gamma: float | None = Field(None, ge=0, lt=1)
 
     def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        w, stats = message.vectors["weights"], message.vectors["stats"]
-        job = Fit(w, stats, steps=plan.steps, epochs=plan.epochs, gamma=self.gamma, pull=toward(w, self.mu))
-        fit = yield from fitted(job)
-        return moved(w, fit), memory
+        return (yield from fit_near(message, memory, plan, self.mu, self.gamma))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pipeline.messages import Flow, Memory, Message, SiteId, Update
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, judge, moved
+from pipeline.strategies.base import Ask, Global, Plan, Strategy, Thought, moved, remembered
 from pipeline.weights import Snapshot
 from pipeline.work import Fit, fitted
 
@@ -14,6 +14,8 @@ from pipeline.work import Fit, fitted
 class Local(Strategy):
     partial: ClassVar[Literal["drop", "keep"]] = "keep"
     remembers: ClassVar[bool] = True
+    holds: ClassVar[str] = "the start"
+    remembered: ClassVar[str] = "the site's model"
     name: Literal["local"] = "local"
 
     def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:
@@ -24,15 +26,11 @@ class Local(Strategy):
         return {}  # the models are in the sites' memories
 
     def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        own = _own(message, memory)
+        own = remembered(memory, message)
         fit = yield from fitted(Fit(own.weights, own.stats, steps=plan.steps, epochs=plan.epochs))
         sent = moved(own.weights, fit)
         return Update(sum=sent.sum, work=fit.work), {"weights": fit.weights, "stats": fit.stats}
 
-    def judge(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        return (yield from judge(_own(message, memory), message, memory))
-
-
-def _own(message: Message, memory: Memory) -> Snapshot:
-    have = memory or message.vectors
-    return Snapshot(have["weights"], have["stats"])
+    def personal(self, message: Message, memory: Memory, plan: Plan) -> Thought:
+        return remembered(memory, message)
+        yield

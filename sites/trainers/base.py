@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.messages import SiteId
+from pipeline.seeds import generator
 from pipeline.weights import Spec
-from pipeline.work import Fit, Job, Result, Work
-from sites.seeds import generator
+from pipeline.work import Activate, Fit, Job, Result, Work
 from sites.trainers.augment import NOTHING, Augment
 
 Optimiser = Literal["sgd", "adam", "adamw"]
@@ -60,10 +60,6 @@ class Descent:
         self.params, self.lr = list(params), lr
         self.state: dict[Tensor, dict[str, Tensor]] = {}
 
-    def zero_grad(self) -> None:
-        for p in self.params:
-            p.grad = None
-
     def step(self) -> None:
         with torch.no_grad():
             for p in self.params:
@@ -82,6 +78,9 @@ class Recipe:
     lr: Callable[[int], float]
     augment: Augment = NOTHING
     balance: Balance = "none"
+
+    def rate(self, job: Fit, turn: int) -> float:
+        return self.lr(turn) if job.lr is None else job.lr
 
     @property
     def plain(self) -> bool:
@@ -112,8 +111,8 @@ class Bench:
 
     def holds(self, ticket: Ticket) -> Examples:
         """What the ticket's job is about."""
-        mine = self.examples[ticket.site]
-        if not isinstance(ticket.job, Fit) or ticket.job.data == "train":
+        mine, job = self.examples[ticket.site], ticket.job
+        if not (isinstance(job, Activate) or (isinstance(job, Fit) and job.data == "public")):
             return mine
         return Examples(mine.train[:0] if self.public is None else self.public, mine.val, mine.test)
 
@@ -129,6 +128,10 @@ class Bench:
     def counts(self, train: Tensor) -> Tensor:
         """(C,) examples of each class."""
         return torch.bincount(self.pool.labels(train), minlength=self.classes)
+
+    def moving(self, job: Fit) -> list[int]:
+        """Places of the parameters that may move."""
+        return [n for n, role in enumerate(self.spec.roles) if job.trains is None or role in job.trains]
 
     def batch(self, ticket: Ticket, step: int, index: Tensor) -> Tensor:
         """What the network sees of these examples in this step."""
@@ -190,6 +193,12 @@ def batches(bench: Bench, ticket: Ticket, effort: Effort) -> Iterator[Tensor]:
         yield from train.index_select(0, drawn.to(train.device)).split(effort.batch)[:left]
         left -= effort.per_epoch
         epoch += 1
+
+
+def halves(index: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch for looking ahead and one for the gradient there; a single example serves as both."""
+    middle = (len(index) + 1) // 2
+    return index[:middle], index[middle:] if len(index) > 1 else index
 
 
 def _chances(bench: Bench, train: Tensor) -> Tensor | None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeline.errors import Refused
+from pipeline.seeds import seed_of
 from pipeline.weights import Snapshot, Vec
-from pipeline.work import Evaluate, Evaluated, Fit, Fitted, Gradient, Pull, Result, Slope, Work
-from sites.seeds import seed_of
-from sites.trainers.base import Bench, Effort, Examples, Ticket, batches
+from pipeline.work import Activate, Activations, Evaluate, Evaluated, Fit, Fitted, Gradient, Pull, Result, Slope, Work
+from sites.trainers.base import Bench, Effort, Examples, Ticket, batches, halves
 from sites.trainers.scoring import CHUNK, evaluate
 
 
@@ -44,13 +44,16 @@ class Loop:
             case Evaluate(weights, split, stats):
                 self.load(weights, stats)
                 return self.evaluate(getattr(examples, split))
+            case Activate(weights, stats, count):
+                self.load(weights, stats)
+                return activations(self.module, self.bench.pool.inputs(examples.train[:count]))
 
     def fit(self, ticket: Ticket, job: Fit, examples: Examples) -> Fitted:
         bench, recipe = self.bench, self.bench.recipe
         effort = Effort.of(job, examples, recipe)
         self.load(job.start, job.stats)
-        lr = recipe.lr(ticket.turn) if job.lr is None else job.lr
-        optimiser = recipe.make(self.params, lr)
+        lr = recipe.rate(job, ticket.turn)
+        optimiser = recipe.make([self.params[n] for n in bench.moving(job)], lr)
         pull = self.pulling(job.pull)
         asked, done, spent = effort.asked, 0, 0
         losses = torch.zeros((), device=bench.pool.device)
@@ -64,13 +67,11 @@ class Loop:
         for step, index in enumerate(batches(bench, ticket, effort)):
             if job.cap is not None and spent >= job.cap:
                 break
-            optimiser.zero_grad()
-            loss = losses_of(self.module(bench.batch(ticket, step, index)), bench.pool.labels(index), weights).mean()
-            loss.backward()
+            loss = self.descend(ticket, job.ahead, step, index, weights)
             for p, slope, offset in pull:
                 p.grad.add_(slope * p.detach() + offset)  # type: ignore[union-attr]
             optimiser.step()
-            losses += loss.detach()
+            losses += loss
             done, spent = done + 1, spent + 1
             if job.gamma is not None and done % effort.per_epoch == 0 and done < asked:
                 if self.norm(examples.train, job.pull) <= goal:
@@ -79,9 +80,33 @@ class Loop:
                 spent += effort.per_epoch
                 self.module.train()
         after = bench.spec.read(self.module)
+        stats = after.stats if job.trains is None or "norm" in job.trains else job.stats
         travel = lr * done if recipe.plain else None
         work = Work(asked, done, effort.n, looks=spent - done)
-        return Fitted(after.weights.cpu(), after.stats.cpu(), work, float(losses) / max(done, 1), travel)
+        return Fitted(after.weights.cpu(), stats.cpu(), work, float(losses) / max(done, 1), travel)
+
+    def descend(self, ticket: Ticket, ahead: float, step: int, index: Tensor, weights: Tensor | None) -> Tensor:
+        """The gradient in `.grad`, and the loss. `ahead`: at w - ahead * gradient of the batch's first half."""
+        if not ahead:
+            return self.backward(self.bench.batch(ticket, step, index), index, weights)
+        first, second = halves(index)
+        self.backward(self.bench.batch(ticket, 2 * step, first), first, weights)
+        before = [p.detach().clone() for p in self.params]
+        with torch.no_grad():
+            for p in self.params:
+                p.sub_(ahead * p.grad)  # type: ignore[operator]
+        loss = self.backward(self.bench.batch(ticket, 2 * step + 1, second), second, weights)
+        with torch.no_grad():
+            for p, value in zip(self.params, before, strict=True):
+                p.copy_(value)
+        return loss
+
+    def backward(self, x: Tensor, index: Tensor, weights: Tensor | None) -> Tensor:
+        for p in self.params:
+            p.grad = None
+        loss = losses_of(self.module(x), self.bench.pool.labels(index), weights).mean()
+        loss.backward()
+        return loss.detach()
 
     def load(self, weights: Vec, stats: Vec) -> None:
         self.bench.spec.write(self.module, Snapshot(weights, stats))
@@ -122,6 +147,21 @@ class Loop:
 
     def evaluate(self, index: Tensor) -> Evaluated:
         return evaluate(self.module, self.bench.pool, index, self.bench.classes)
+
+
+def activations(module: nn.Module, x: Tensor) -> Activations:
+    """Outputs of the layers with weights on the inputs x."""
+    seen: list[Tensor] = []
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+    hooks = [m.register_forward_hook(lambda _, __, out: seen.append(out.flatten(1).cpu())) for m in layers]
+    try:
+        module.eval()
+        with torch.inference_mode():
+            module(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Activations(x.flatten(1).cpu().clone(), tuple(out.clone() for out in seen))
 
 
 def losses_of(logits: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from pipeline.errors import Refused
 from pipeline.work import Fit, Fitted, Result
-from sites.trainers.base import Bench, Descent, Effort, Ticket, batches
+from sites.trainers.base import Bench, Descent, Effort, Ticket, batches, halves
 from sites.trainers.chain import Chain
 from sites.trainers.loop import Loop
 
@@ -45,8 +45,12 @@ class Stacked:
         self._threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, tickets: Sequence[Ticket]) -> list[Result]:
-        together = [i for i, t in enumerate(tickets) if isinstance(t.job, Fit) and t.job.gamma is None]
-        parts = [together[worker :: self.workers] for worker in range(self.workers)]
+        alike: dict[object, list[int]] = {}  # what can take one step together
+        for i, t in enumerate(tickets):
+            if isinstance(t.job, Fit) and t.job.gamma is None:
+                rate = self.bench.recipe.rate(t.job, t.turn)
+                alike.setdefault((t.job.trains, t.job.ahead, rate), []).append(i)
+        parts = [group[worker :: self.workers] for group in alike.values() for worker in range(self.workers)]
         stacks = [[tickets[i] for i in part] for part in parts]
         done = map(self.fit, stacks) if self.workers == 1 else self._threads.map(self.fit, stacks)
         results: dict[int, Result] = {}
@@ -66,13 +70,25 @@ class Stacked:
         done, active = 0, len(rows)
         while active := sum(r.effort.todo > done for r in rows[:active]):
             stack.narrow(active)
-            x, y, share = gather(bench, rows[:active], done)
-            losses[:active] += self.differentiate(stack.params, x, y, share)
+            losses[:active] += self.descend(stack.params, rows[:active], done)
             stack.step()
             done += 1
         after = torch.cat([p.reshape(len(rows), -1) for p in params], 1).cpu()
         fits = [row.fitted(w, float(loss)) for row, w, loss in zip(rows, after, losses.cpu(), strict=True)]
         return [fit for _, fit in sorted(zip((r.place for r in rows), fits, strict=True), key=lambda pair: pair[0])]
+
+    def descend(self, params: list[Tensor], rows: Sequence[Row], step: int) -> Tensor:
+        """Gradients in `.grad`, and the losses (S,). `ahead`: gradients at w - ahead * those of the batch's first half."""
+        index, ahead = [next(row.batches) for row in rows], rows[0].job.ahead
+        if not ahead:
+            return self.differentiate(params, *gather(self.bench, rows, step, index))
+        first, second = zip(*map(halves, index), strict=True)
+        self.differentiate(params, *gather(self.bench, rows, 2 * step, first))
+        there = [p - ahead * p.grad for p in params]  # type: ignore[operator]
+        loss = self.differentiate(there, *gather(self.bench, rows, 2 * step + 1, second))
+        for p, q in zip(params, there, strict=True):
+            p.grad = q.grad
+        return loss
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,7 @@ class Row:
         assert isinstance(ticket.job, Fit)
         held = bench.holds(ticket)
         effort = Effort.of(ticket.job, held, bench.recipe)
-        lr = bench.recipe.lr(ticket.turn) if ticket.job.lr is None else ticket.job.lr
+        lr = bench.recipe.rate(ticket.job, ticket.turn)
         return cls(
             place,
             ticket,
@@ -124,9 +140,8 @@ class Stack:
         if self.params and len(self.params[0]) == active:
             return
         before, self.params = self.params, [p[:active] for p in self.all]
-        if len({r.lr for r in self.rows}) > 1:
-            raise Refused("trainer = 'stacked' needs one learning rate for all sites; use trainer = 'loop'")
-        optimiser = self.bench.recipe.make(self.params, self.rows[0].lr)
+        moving = self.bench.moving(self.rows[0].job)
+        optimiser = self.bench.recipe.make([self.params[n] for n in moving], self.rows[0].lr)
         if self.optimiser is not None:  # keep the momenta of those who go on
             for old, new in zip(before, self.params, strict=True):
                 state = self.optimiser.state.get(old, {})
@@ -153,15 +168,14 @@ class Stack:
         return [self.bench.spec.split(v) for v in flat]
 
 
-def gather(bench: Bench, rows: Sequence[Row], step: int) -> tuple[Tensor, Tensor, Tensor]:
+def gather(bench: Bench, rows: Sequence[Row], step: int, indices: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """x (S, B, ...), y (S, B) and each example's share of its site's mean loss; short batches are padded with share 0."""
-    indices = [next(r.batches) for r in rows]
     sizes = [len(i) for i in indices]
     S, B = len(indices), max(sizes)
     device = bench.pool.device
     counts = torch.tensor(sizes).unsqueeze(1)
     share = ((torch.arange(B) < counts) / counts).to(device)
-    padded = [F.pad(i, (0, B - len(i)), value=int(i[0])) for i in indices] if min(sizes) < B else indices
+    padded = [F.pad(i, (0, B - len(i)), value=int(i[0])) for i in indices] if min(sizes) < B else list(indices)
     index = torch.cat(padded)
     y = bench.pool.labels(index).view(S, B)
     if bench.recipe.augment.absent:

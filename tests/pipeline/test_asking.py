@@ -5,7 +5,8 @@ import torch
 
 from pipeline.asking import Asking
 from pipeline.errors import TooFew
-from pipeline.messages import Reply, Update, Wait, reply_bytes
+from pipeline.messages import Reply, Update, Wait
+from pipeline.parcels import reply_bytes
 from pipeline.work import Work
 
 SENDS = {"a": {"weights": torch.zeros(3)}, "b": {"weights": torch.zeros(3)}}

@@ -6,17 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import BadMessage, BadReply
-from pipeline.messages import (
-    Excuse,
-    Message,
-    Reply,
-    Total,
-    Update,
-    message_bytes,
-    read_message,
-    read_reply,
-    reply_bytes,
-)
+from pipeline.messages import Excuse, Message, Reply, Total, Update
+from pipeline.parcels import message_bytes, read_message, read_reply, reply_bytes
 from pipeline.work import Work
 
 

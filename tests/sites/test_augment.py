@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sites.seeds import generator
+from pipeline.seeds import generator
 from sites.trainers.augment import Augment
 
 

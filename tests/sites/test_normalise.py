@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import Refused
+from pipeline.seeds import generator
 from sites.normalise import DENSITY, Background, Image, NoNormalise, Normalise, Site
-from sites.seeds import generator
 
 ALL = [Site(), Image(), Background(), Background(density=False)]
 ids = ["site", "image", "background", "background-glass"]

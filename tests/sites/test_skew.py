@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from pipeline.components import choices
 from pipeline.errors import Refused
+from pipeline.seeds import generator
 from sites.acquisition import PROFILES
-from sites.seeds import generator
 from sites.skew import NoSkew, Plane, RandomScanner, Scanner
 
 STRONG = Scanner().profiles

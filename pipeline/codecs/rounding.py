@@ -1,0 +1,29 @@
+"""Unbiased rounding: dither that is cheap enough to draw for every number of a model.
+
+Numbers are rounded as floor(x + u), with u uniform on [0, 1): up with the probability of the fraction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 18  # numbers worked on at a time, so that they stay in the cache
+UNIT = 2.0**-16  # u = 1/2 + UNIT * draw
+
+
+class Draws:
+    """Uniform whole numbers from -2^15 to 2^15 - 1, as float32.
+
+    Sixteen bits a number, four numbers a word. As the largest u is 1 - 2^-16, a number is rounded up with a probability
+    that is too low by less than 2^-16, by 2^-17 on average: a bias of a hundred-thousandth of a step.
+    NumPy's generator takes a third of the time of torch's; it is seeded from the dice.
+    """
+
+    def __init__(self, dice: torch.Generator) -> None:
+        self._words = np.random.SFC64(int(torch.randint(2**63 - 1, (), generator=dice)))
+
+    def __call__(self, n: int) -> Tensor:
+        words = self._words.random_raw((n + 3) // 4)
+        return torch.from_numpy(words.view(np.int16)[:n]).float()

@@ -1,0 +1,24 @@
+"""FedBN (Li et al. 2021, Algorithm 1): normalisation layers, with their statistics, stay at the site.
+
+For sites that see differently: another stain, lamp or camera moves what normalisation undoes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from pipeline.strategies.base import Training
+from pipeline.strategies.sharing import Sharing
+from pipeline.weights import Role, Spec
+
+
+class FedBn(Sharing):
+    paper: ClassVar[str] = "Li et al. 2021, arXiv 2102.07623"
+    remembered: ClassVar[str] = "its normalisation layers and statistics"
+    name: Literal["fedbn"] = "fedbn"
+    keeps: tuple[Role, ...] = ("norm",)
+
+    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
+        if "norm" in self.keeps and "norm" not in spec.roles:
+            yield "fedbn keeps normalisation layers at the sites, but this model has none; use cnn28 or cnn72, or fedavg"

@@ -1,0 +1,18 @@
+"""FedPer (Arivazhagan et al. 2019, Algorithms 1 and 2): the last layer stays at the site, the body is averaged.
+
+With keeps = [] it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pipeline.strategies.sharing import Sharing
+from pipeline.weights import Role
+
+
+class FedPer(Sharing):
+    paper: ClassVar[str] = "Arivazhagan et al. 2019, arXiv 1912.00818"
+    remembered: ClassVar[str] = "its head"
+    name: Literal["fedper"] = "fedper"
+    keeps: tuple[Role, ...] = ("head",)

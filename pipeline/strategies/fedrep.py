@@ -1,0 +1,38 @@
+"""FedRep (Collins et al. 2021, Algorithm 1): first the site's own head is fitted to the common body, then the body to it.
+
+With keeps = [] and head_epochs = 0 it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from pydantic import NonNegativeInt
+
+from pipeline.messages import Flow, Memory, Message
+from pipeline.strategies.base import Plan
+from pipeline.strategies.sharing import Sharing
+from pipeline.weights import Role
+from pipeline.work import Fit, fitted
+
+ROLES: frozenset[Role] = frozenset(("body", "head", "norm"))
+
+
+class FedRep(Sharing):
+    paper: ClassVar[str] = "Collins et al. 2021, arXiv 2102.07078"
+    remembered: ClassVar[str] = "its head"
+    name: Literal["fedrep"] = "fedrep"
+    keeps: tuple[Role, ...] = ("head",)
+    head_epochs: NonNegativeInt = 5
+
+    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+        own = self.own(message, memory, plan)
+        start, done = own.weights, None
+        if self.head_epochs:
+            head = yield from fitted(Fit(start, own.stats, epochs=self.head_epochs, trains=frozenset(self.keeps)))
+            start, done = head.weights, head.work
+        trains = ROLES - set(self.keeps) if self.keeps else None
+        fit = yield from fitted(Fit(start, own.stats, steps=plan.steps, epochs=plan.epochs, trains=trains))
+        update, kept = self.parted(own, fit, plan)
+        return (update if done is None else replace(update, work=done + fit.work)), kept
