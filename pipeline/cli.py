@@ -44,8 +44,12 @@ def run(
     sets: Sets = None,
     data: Data = None,
     yardsticks: Annotated[
-        bool, typer.Option("--yardsticks", help="Also train local-only and pooled, to compare")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--yardsticks/--no-yardsticks",
+            help="Also train local-only and pooled, to compare; if not said, personalised studies train local-only",
+        ),
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -95,6 +99,21 @@ def evaluate(
     from pipeline.commands.looking import evaluate_command
 
     evaluate_command(run, data, source, model, split or ("all" if data else "test"), sets or [], json)
+
+
+@app.command()
+def personalise(
+    run: Annotated[Path, typer.Argument(help="Finished run folder")],
+    name: Annotated[str, typer.Option(help="What the new site is called")] = "new-site",
+    data: Annotated[Path | None, typer.Option("--data", help="Where the new site's data lie")] = None,
+    sets: Sets = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of local training at the new site")] = 5,
+    json: Json = False,
+) -> None:
+    """Let a new site join a finished run: it finds its group, trains its own part and keeps its model."""
+    from pipeline.commands.joining import personalise_command
+
+    personalise_command(run, name, data, sets or [], turns, json)
 
 
 @app.command()

@@ -84,12 +84,17 @@ class Coordinator:
         return self._close(progress, Log(), judged, {"train": 0.0, "judge": time.perf_counter() - began}, None)
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
+        progress = self.saved(header, tensors)
+        self.engine.restore(header["engine"], tensors)
+        # the turn that was cut short keeps its number
+        return replace(progress, attempt=self.folder.next_attempt(progress.round + 1))
+
+    def saved(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
+        """As a checkpoint has it."""
         values = thaw(header["progress"], tensors)
         make = self.study.strategy.state
         best = values["best"] and Best(**(values["best"] | {"state": make(**values["best"]["state"])}))
-        self.engine.restore(header["engine"], tensors)
-        attempt = self.folder.next_attempt(values["round"] + 1)  # the turn that was cut short keeps its number
-        return Progress(**(values | {"state": make(**values["state"]), "best": best, "attempt": attempt}))
+        return Progress(**(values | {"state": make(**values["state"]), "best": best}))
 
     def run(self, progress: Progress) -> tuple[Progress, str]:
         """To the last round, the target, or until patience ends; and why it ended."""
@@ -110,17 +115,17 @@ class Coordinator:
         return progress.best.state, progress.best.round, f"val {self.study.evaluation.best}"
 
     def judge(self, state: Any, splits: tuple[Split, ...], progress: Progress) -> Judged:
-        return judge_round(self.study, state, self.sites, self._asking("judge", progress, Wait(quorum=0), splits))
+        return judge_round(self.study, state, self.sites, self.asking("judge", progress, Wait(quorum=0), splits))
 
     def keep(self, state: Any, progress: Progress) -> None:
         """Every site makes and stores its own model."""
-        asking = self._asking("keep", progress, Wait(quorum=0))
+        asking = self.asking("keep", progress, Wait(quorum=0))
         asking.each({site: self.study.strategy.exam(state, site) for site in self.sites})
 
     def _round(self, progress: Progress) -> Progress:
         began = time.perf_counter()
         chosen = select(self.sites, self.study.selection.fraction, self.study.seed, progress.round)
-        asking = self._asking("train", progress, self.study.wait)
+        asking = self.asking("train", progress, self.study.wait)
         void = None
         try:
             state = self._checked(self.study.strategy.round(progress.state, chosen, asking, self.plan), "round")
@@ -198,7 +203,7 @@ class Coordinator:
         patience = self.study.evaluation.patience
         return patience is not None and progress.looks >= patience
 
-    def _asking(self, task: str, progress: Progress, wait: Wait, splits: tuple[Split, ...] = ()) -> Asking:
+    def asking(self, task: str, progress: Progress, wait: Wait, splits: tuple[Split, ...] = ()) -> Asking:
         sees = self.study.strategy.sees if task == "train" else "each"
         return Asking(
             self.engine,

@@ -56,11 +56,16 @@ def device_of(study: Study) -> torch.device:
 
 
 def assemble(
-    study: Study, folder: RunFolder, root: Path | None, machine: dict[str, Any] | None, watch: Watch
+    study: Study,
+    folder: RunFolder,
+    root: Path | None,
+    machine: dict[str, Any] | None,
+    watch: Watch,
+    people: Population | None = None,
 ) -> Simulation:
-    """`machine`: what a checkpoint says of the trainer and the threads it was made with."""
+    """`machine`: what a checkpoint says of the trainer and the threads it was made with; `people`: if already made."""
     device = device_of(study)
-    people = populate(study, root, device)
+    people = people or populate(study, root, device)
     model: Model = study.model
     module = model.make(people.shape, len(people.classes), study.seed)
     spec = Spec.of(module)

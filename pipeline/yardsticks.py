@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
@@ -11,23 +11,26 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from pipeline.combine import MEAN
 from pipeline.judging import headline
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import Watch, run
 from pipeline.strategies.base import Strategy
 from pipeline.strategies.central import Central
 from pipeline.strategies.local import Local
-from pipeline.study import Selection, Sites, Study, Waiting
+from pipeline.study import Selection, Sites, Study, Travel, Waiting
 from sites.normalise import NoNormalise, Site
 from sites.skew import Microscope, NoSkew
 
 Watching = Callable[[Study], AbstractContextManager[Watch]]
 
 
-def measure(study: Study, folder: RunFolder, data: Path | None, watching: Watching) -> dict[str, Any]:
+def measure(
+    study: Study, folder: RunFolder, data: Path | None, watching: Watching, only: Collection[str] | None = None
+) -> dict[str, Any]:
     about = folder.read_json("sites.json")
-    sites = len(about["sites"])
-    return {name: _one(other, folder, data, watching) for name, other in yardsticks(study, sites).items()}
+    wanted = yardsticks(study, len(about["sites"]))
+    return {name: _one(other, folder, data, watching) for name, other in wanted.items() if only is None or name in only}
 
 
 def yardsticks(study: Study, sites: int) -> dict[str, Study]:
@@ -52,6 +55,8 @@ def _with(study: Study, strategy: Strategy, sites: int) -> Study:
             "sites": Sites(count=study.sites.count),
             "selection": Selection(),
             "waiting": Waiting(),
+            "codec": Travel(),
+            "combine": MEAN,
             "evaluation": study.evaluation.model_copy(update={"patience": None, "target": None}),
         }
     )

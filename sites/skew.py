@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -62,6 +63,38 @@ class Plane(Skew):
         turned = f"turned by {self.theta:g} rad" if self.theta else ""
         moved = f"moved by ({self.dx:g}, {self.dy:g})" if self.dx or self.dy else ""
         return " and ".join(filter(None, (turned, moved)))
+
+
+View = Literal["as_is", "inverted", "mirrored", "turned_90", "turned_180", "turned_270"]
+WORDS: Mapping[View, str] = {"as_is": "", "inverted": "dark and light swapped", "mirrored": "left and right swapped",
+                             "turned_90": "turned by 90 degrees", "turned_180": "upside down",
+                             "turned_270": "turned by 270 degrees"}  # fmt: skip
+
+
+class Views(Skew):
+    """Site i sees images as `kinds[i]` says, beginning again after the last: populations planted to be found again."""
+
+    name: Literal["views"] = "views"
+    kinds: tuple[View, ...] = Field(("as_is", "turned_180"), min_length=1)
+
+    def apply(self, x: Tensor, site: int, seed: int) -> Tensor | None:
+        if x.dim() != 4:
+            raise Refused(
+                f"skew 'views' turns images, not data of shape {tuple(x.shape[1:])}; use skew 'plane' for points"
+            )
+        kind = self.kinds[site % len(self.kinds)]
+        match kind:
+            case "as_is":
+                return None
+            case "inverted":
+                return 255 - x if x.dtype == torch.uint8 else 1 - x
+            case "mirrored":
+                return x.flip(-1)
+            case _:
+                return torch.rot90(x, int(kind.removeprefix("turned_")) // 90, (-2, -1)).contiguous()
+
+    def describe(self, site: int, seed: int) -> str:
+        return WORDS[self.kinds[site % len(self.kinds)]]
 
 
 class Microscope(Skew):

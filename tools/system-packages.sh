@@ -8,7 +8,7 @@ for package in $packages; do
 done
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" = 0 ]; then
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $missing >/dev/null && exit 0
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install -y -qq $missing >/dev/null && exit 0
 fi
 echo "not installed:$missing (tests that need them are skipped); cure: sudo apt-get install$missing"
 exit 0

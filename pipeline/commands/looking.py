@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.output import console, percent, print_json, table
-from pipeline.components import choices
+from pipeline.components import Component, choices
 from pipeline.errors import BadStudy
 from pipeline.reports.words import size
 from pipeline.run_folder import RunFolder
@@ -67,18 +67,50 @@ def evaluate_command(
 
 
 def strategies_command(json: bool) -> None:
-    rows: list[dict[str, Any]] = []
+    found = {"strategies": _strategies(), "codecs": _parts("codecs"), "combines": _parts("combines")}
+    if json:
+        print_json(found)
+        return
+    rows = [
+        [r["name"], r["sees"], f"{r['holds']}; at a site: {r['remembered']}", f"{r['about']}{_cited(r)}"]
+        for r in found["strategies"]
+    ]
+    console.print(table(["strategy", "sees", "keeps", "about"], rows, words=4))
+    rows = [[r["name"], "up, down" if r["downward"] else "up", f"{r['about']}{_cited(r)}"] for r in found["codecs"]]
+    console.print(table(["codec", "way", "about"], rows, words=3))
+    rows = [[r["name"], r["sees"], f"{r['about']}{_cited(r)}"] for r in found["combines"]]
+    console.print(table(["combine", "sees", "about"], rows, words=3))
+
+
+def _cited(row: dict[str, Any]) -> str:
+    return f" [{row['paper']}]" if row["paper"] and row["paper"] not in row["about"] else ""
+
+
+def _strategies() -> list[dict[str, Any]]:
+    rows = []
     for name, cls in choices("strategies").items():
         assert issubclass(cls, Strategy)
         doc = (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()
-        fields = {k: f.default for k, f in cls.model_fields.items() if k != "name"}
-        rows.append({"name": name, "sees": cls(name=name).sees, "paper": cls.paper, "partial": cls.partial,
-                     "remembers": cls.remembers, "settings": fields, "about": doc[0] if doc else ""})  # fmt: skip
-    if json:
-        print_json(rows)
-        return
-    cells = [
-        [r["name"], r["sees"], r["partial"], ", ".join(f"{k}={v}" for k, v in r["settings"].items()), r["about"]]
-        for r in rows
-    ]
-    console.print(table(["strategy", "sees", "partial work", "settings", "about"], cells, words=5))
+        one = cls(name=name)
+        rows.append({"name": name, "sees": one.sees, "paper": cls.paper, "holds": cls.holds, "remembered": cls.remembered,
+                     "partial": cls.partial, "remembers": cls.remembers, "personalised": cls.personalised,
+                     "settings": _settings(cls), "about": doc[0] if doc else ""})  # fmt: skip
+    return rows
+
+
+def _parts(kind: str) -> list[dict[str, Any]]:
+    """Codecs and combines: the first line of what each says of itself."""
+    rows = []
+    for name, cls in choices(kind).items():
+        words = getattr(cls, "about", None) or (cls.__doc__ or "").strip().splitlines()[0]
+        rows.append({"name": name, "paper": getattr(cls, "paper", ""), "sees": getattr(cls, "sees", None),
+                     "downward": getattr(cls, "downward", None), "settings": _settings(cls), "about": words})  # fmt: skip
+    return rows
+
+
+def _settings(cls: type[Component]) -> dict[str, Any]:
+    return {
+        k: None if f.is_required() else f.get_default(call_default_factory=True)
+        for k, f in cls.model_fields.items()
+        if k != "name"
+    }

@@ -22,7 +22,7 @@ def run_command(
     resume: Path | None,
     sets: list[str],
     data: Path | None,
-    yardsticks: bool,
+    yardsticks: bool | None,
     quiet: bool,
     json: bool,
 ) -> None:
@@ -41,8 +41,13 @@ def run_command(
         show_results(results, folder)
 
 
-def run_and_report(study: Study, folder: RunFolder, data: Path | None, yardsticks: bool, quiet: bool) -> dict[str, Any]:
-    """Ctrl-C leaves a run that can be resumed, and says so. The report does not wait for the yardsticks."""
+def run_and_report(
+    study: Study, folder: RunFolder, data: Path | None, yardsticks: bool | None, quiet: bool
+) -> dict[str, Any]:
+    """Ctrl-C leaves a run that can be resumed, and says so. The report does not wait for the yardsticks.
+
+    Of a personalised run nobody can judge the gain without knowing what each site reaches alone: measured unless refused.
+    """
     from pipeline.reports.run_report import write_report
     from pipeline.simulate import run
 
@@ -50,11 +55,13 @@ def run_and_report(study: Study, folder: RunFolder, data: Path | None, yardstick
         with Rounds(study.name, study.rounds, quiet) as watch:
             results = run(study, folder, data, watch)
         write_report(folder.path)
-        if yardsticks and not results["yardsticks"]:
+        only = None if yardsticks else {"local"}
+        wanted = study.strategy.personalised if yardsticks is None else yardsticks
+        if wanted and not results["yardsticks"].keys() >= (only or {"local", "central"}):
             from pipeline.yardsticks import measure
 
             results["yardsticks"] = measure(
-                study, folder, data, lambda s: Rounds(s.name.removeprefix(f"{study.name}-"), s.rounds, quiet)
+                study, folder, data, lambda s: Rounds(s.name.removeprefix(f"{study.name}-"), s.rounds, quiet), only
             )
             folder.write_json("results.json", results)
             write_report(folder.path)
@@ -73,7 +80,9 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
     """Led by the class that matters, where the study names one."""
     test, yard = results["test"], results["yardsticks"]
     metric, show = ("positive_auroc", area) if results["positive"] else ("accuracy", percent)
-    columns = [("federated", test)] + [(name.replace("_", " "), y["test"]) for name, y in yard.items()]
+    common = test.get("views", {}).get("global")
+    ours = [("own model", test), ("common model", common)] if common else [("federated", test)]
+    columns = ours + [(name.replace("_", " "), y["test"]) for name, y in yard.items()]
     who = [w for w in ("coordinator", "pooled") if any(w in t for _, t in columns)]
     rows = [[w, *(show(_whole(name, t.get(w, {}), metric)) for name, t in columns)] for w in who]
     known = {s: m[metric] for s, m in test.get("sites", {}).items() if m.get(metric) is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pipeline.reports.lens import RANKED, Lens, Span, interval_in, worst_site
@@ -37,10 +37,11 @@ class Contender:
     metric: str  # of the curve
     intervals: Json
     where: str  # coordinator or pooled: the same for all, so that they are judged alike
+    several: bool = False  # a model a site, or a group: their scores have no common order
 
     def whole(self, metric: str) -> float | None:
         """None where the scores of several models would be put in one order."""
-        if self.key == "local" and metric in RANKED:
+        if self.several and metric in RANKED:
             return None
         return number((self.test.get(self.where) or {}).get(metric))
 
@@ -60,7 +61,7 @@ class Contender:
     @property
     def roc(self) -> Json | None:
         found: Json | None = (self.test.get(self.where) or {}).get("roc")
-        return found if found and found.get("fpr") and self.key != "local" else None
+        return found if found and found.get("fpr") and not self.several else None
 
 
 def contenders(record: Record) -> dict[str, Contender]:
@@ -74,17 +75,20 @@ def contenders(record: Record) -> dict[str, Contender]:
     where = "pooled" if test.get("pooled") else "coordinator"
     every = {**known, "federated": {"test": test, "intervals": results.get("intervals")}}
     order = [name for name in LOOKS if name in every] + [name for name in every if name not in LOOKS]
-    return {name: _one(name, every[name], where) for name in order}
+    return {name: _one(name, every[name], where, record) for name in order}
 
 
-def _one(name: str, found: Json, where: str) -> Contender:
+def _one(name: str, found: Json, where: str, record: Record) -> Contender:
     plain = name.replace("_", " ")
     look = LOOKS.get(name) or Look(plain[:1].upper() + plain[1:], PALETTE[5], "P", "")
     curve = [(int(turn), value) for turn, value in found.get("curve") or () if number(value) is not None]
-    intervals: Json = found.get("intervals") or {}
-    return Contender(
-        name, look, found.get("test") or {}, curve, str(found.get("metric") or "accuracy"), intervals, where
-    )
+    alike = name not in ("local", "central")  # the run's own strategy
+    several = record.several if alike else name == "local"
+    intervals: Json = {} if alike and record.personal else found.get("intervals") or {}  # they are of the common model
+    if name == "federated" and record.personal:
+        look = replace(look, words="this run, every site by its own model")
+    metric = str(found.get("metric") or "accuracy")
+    return Contender(name, look, found.get("test") or {}, curve, metric, intervals, where, several)
 
 
 def shared_metric(every: Mapping[str, Contender], lens: Lens) -> str:

@@ -15,13 +15,15 @@ Counts = Sequence[Sequence[int]]
 
 
 def diagnosis(sheet: Sheet, record: Record, lens: Lens) -> None:
-    test: Json = (record.results or {}).get("test") or {}
+    test: Json = lens.fair((record.results or {}).get("test") or {})
     where, main = lens.whole(test)
     classes = [str(label) for label in record.data.get("classes") or ()]
     counts, bins = main.get("confusion"), main.get("reliability")
     if not counts and not bins:
         return
-    sheet.page.section("What the model gets right and wrong").text(f"Test data: {where}.")
+    sheet.page.section("What the model gets right and wrong").text(
+        f"Test data: {where}." if not lens.several else f"Test data: {where}, each by the model that it uses."
+    )
     labels = classes if len(classes) == len(counts or ()) else [str(at) for at in range(len(counts or ()))]
     _detection(sheet, lens, test, main, labels, where)
     if counts:

@@ -48,7 +48,12 @@ def band_edges(series: Series, band: Band) -> tuple[list[float], list[float]]:
 
 @styled()
 def curves(
-    series: Sequence[Series], title: str, band: Band = "68", percent: bool = False, wide: bool = False
+    series: Sequence[Series],
+    title: str,
+    band: Band = "68",
+    percent: bool = False,
+    wide: bool = False,
+    limits: tuple[float, float] | None = None,
 ) -> Figure:
     figure, axes = new_figure(WIDE if wide else HALF)
     for place, one in enumerate(series):
@@ -73,10 +78,12 @@ def curves(
     if percent:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -1), min(high, 101))
+    if limits is not None:
+        axes.set_ylim(limits)
     axes.set_ylabel(f"{title}, %" if percent else title)
-    _round_axis(axes)
+    round_axis(axes)
     if series:
-        figure.legend(loc="outside lower center", ncols=_legend_columns([one.label for one in series], wide))
+        figure.legend(loc="outside lower center", ncols=legend_columns([one.label for one in series], wide))
     return figure
 
 
@@ -97,7 +104,7 @@ def class_counts(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) ->
     axes.grid(axis="x", visible=False)
     _name_bars(axes, list(counts))
     if classes:
-        figure.legend(loc="outside lower center", ncols=_legend_columns(classes, wide))
+        figure.legend(loc="outside lower center", ncols=legend_columns(classes, wide))
     return figure
 
 
@@ -131,8 +138,8 @@ def stragglers(
         rows, turns_missed = zip(*sorted(missed), strict=True)
         axes.scatter(turns_missed, rows, marker="x", s=14, linewidths=1, color=INK)
     axes.grid(visible=False)
-    _name_rows(axes, sites)
-    _round_axis(axes, rounds)
+    name_rows(axes, sites)
+    round_axis(axes, rounds)
     legend = [
         Line2D(
             [], [], marker="s", linestyle="", markersize=8, markeredgewidth=0, color=colour, alpha=alpha, label=label
@@ -160,12 +167,12 @@ def traffic(rounds: Sequence[int], up: Sequence[int], down: Sequence[int]) -> Fi
     axes.set_ylabel("MB so far")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:,g}")
-    _round_axis(axes)
+    round_axis(axes)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def _round_axis(axes: Any, names: Sequence[int] | None = None) -> None:
+def round_axis(axes: Any, names: Sequence[int] | None = None) -> None:
     """Whole rounds only; `names` where the places on the axis are not the rounds themselves."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -186,13 +193,13 @@ def _name_bars(axes: Any, names: Sequence[str]) -> None:
     axes.set_xticks(shown, [shorten(names[at], 18) for at in shown], parse_math=False, **turned)
 
 
-def _name_rows(axes: Any, names: Sequence[str]) -> None:
+def name_rows(axes: Any, names: Sequence[str]) -> None:
     step = math.ceil(len(names) / 60) or 1
     shown = range(0, len(names), step)
     axes.set_yticks(shown, [shorten(names[at]) for at in shown], parse_math=False)
 
 
-def _legend_columns(labels: Sequence[str], wide: bool) -> int:
+def legend_columns(labels: Sequence[str], wide: bool) -> int:
     """As many as fit: a line holds about 150 (wide) or 72 characters, handles included."""
     longest = max(len(shorten(label)) for label in labels)
     return max(1, min(len(labels), (150 if wide else 72) // (longest + 7)))

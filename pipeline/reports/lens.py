@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from pipeline.reports.page import Cell
@@ -15,6 +15,7 @@ WHOSE = {"coordinator": "coordinator's set", "pooled": "all sites"}
 DETECTION = ("positive_auroc", "sensitivity_at_specificity", "positive_auprc")  # as they lead
 # taken from scores put in one order, so they mean nothing where the scores come from several models
 RANKED = frozenset({"auroc", "auprc", *DETECTION})
+RANKING = frozenset({*RANKED, "roc", "pr", "class_auroc"})
 
 
 @dataclass(frozen=True)
@@ -22,23 +23,33 @@ class Lens:
     metric: str  # leads: the positive class's AUROC, else what the study chose its round by, else accuracy
     positive: str | None
     specificity: float
-    intervals: Json  # of results.json; empty where none were made
+    intervals: Json  # of the scores that lead; empty where none were made
+    several: bool = False  # the sites' scores come from several models
+    common: Json = field(default_factory=dict)  # intervals of the common model, where sites have their own
 
     @classmethod
     def of(cls, record: Record) -> Lens:
         evaluation: Json = record.settings.get("evaluation") or {}
         results = record.results or {}
         positive = results.get("positive") or evaluation.get("positive")
-        intervals: Json = results.get("intervals") or {}
+        made: Json = results.get("intervals") or {}  # always of the common model
+        intervals: Json = {} if record.personal else made
         wanted = "positive_auroc" if positive else str(evaluation.get("best", "accuracy"))
-        _, main = main_scores(record.scores()[1], "pooled" in intervals)
+        scores = unmixed(record.scores()[1]) if record.several else record.scores()[1]
+        _, main = main_scores(scores, "pooled" in intervals or record.several)
         known = wanted in METRICS and wanted != "loss" and number(main.get(wanted)) is not None
         specificity = number(evaluation.get("specificity")) or 0.95
-        return cls(wanted if known else "accuracy", str(positive) if positive else None, specificity, intervals)
+        named = str(positive) if positive else None
+        common = made if record.personal else {}
+        return cls(wanted if known else "accuracy", named, specificity, intervals, record.several, common)
+
+    def fair(self, scores: Json) -> Json:
+        """Without what means nothing where every site has another model."""
+        return unmixed(scores) if self.several else scores
 
     def whole(self, scores: Json) -> tuple[str, Json]:
-        """(whose data, metrics): where the pooled scores have intervals, these lead."""
-        return main_scores(scores, pooled_first="pooled" in self.intervals)
+        """(whose data, metrics): the pooled scores lead where they have intervals or tell of more than the common model."""
+        return main_scores(scores, pooled_first="pooled" in self.intervals or self.several)
 
     def name(self, metric: str) -> str:
         at = f"{100 * self.specificity:g} % specificity"
@@ -74,7 +85,7 @@ class Lens:
 
     @property
     def level(self) -> str:
-        return f"{100 * (number(self.intervals.get('level')) or 0.95):g} %"
+        return f"{100 * (number((self.intervals or self.common).get('level')) or 0.95):g} %"
 
     @property
     def method(self) -> str:
@@ -114,6 +125,20 @@ def main_scores(scores: Json, pooled_first: bool = False) -> tuple[str, Json]:
     by_metric = {metric: site_values(scores.get("sites") or {}, metric).values() for metric in METRICS}
     means = {metric: fmean(values) for metric, values in by_metric.items() if values}
     return ("mean over sites" if means else "", means)
+
+
+def unmixed(scores: Json) -> Json:
+    """Areas of pooled scores that several models gave become means over sites; their curves go."""
+    pooled: Json = scores.get("pooled") or {}
+    if not pooled:
+        return scores
+    kept = {metric: value for metric, value in pooled.items() if metric not in RANKING}
+    return {**scores, "pooled": kept | ranked_means(scores.get("sites") or {})}
+
+
+def ranked_means(sites: Json) -> dict[str, float]:
+    found = {metric: site_values(sites, metric) for metric in RANKED}
+    return {metric: fmean(values.values()) for metric, values in found.items() if values}
 
 
 def worst_site(sites: Json, metric: str) -> str | None:

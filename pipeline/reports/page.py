@@ -26,6 +26,7 @@ MANY_ROWS = 12
 class Column:
     title: str
     numeric: bool = False
+    words: bool = False  # sentences, which need their width on a narrow page too
 
 
 @dataclass(frozen=True)

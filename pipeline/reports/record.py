@@ -88,6 +88,17 @@ class Record:
         judged = [found for line in self.rounds if (found := (line.get("metrics") or {}).get(split))]
         return split, judged[-1] if judged else {}
 
+    @cached_property
+    def personal(self) -> bool:
+        """Every site was judged by a model of its own, and by the common one beside it."""
+        return bool(view(self.scores()[1], "global").get("sites"))
+
+    @cached_property
+    def several(self) -> bool:
+        """The sites' scores come from more than one model."""
+        groups: Json = next((found for line in reversed(self.rounds) if (found := line.get("groups"))), {})
+        return self.personal or len(set(groups.values())) > 1 or self.part("strategy") == "local"
+
 
 def read_run(folder: Path) -> Record:
     if not (folder / "rounds.jsonl").exists() and not (folder / "study.toml").exists():
@@ -112,6 +123,11 @@ def number(value: object) -> float | None:
 
 def judgement(line: Json, split: str, where: str) -> Json:
     return ((line.get("metrics") or {}).get(split) or {}).get(where) or {}
+
+
+def view(scores: Json, name: str) -> Json:
+    """Of another model at the sites: "global" or "group"; as {"pooled", "sites"}."""
+    return (scores.get("views") or {}).get(name) or {}
 
 
 def site_values(sites: Json, metric: str) -> dict[str, float]:

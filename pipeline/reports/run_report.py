@@ -8,8 +8,11 @@ from pipeline.reports import site_sections
 from pipeline.reports.cell_sections import cells
 from pipeline.reports.diagnosis_sections import diagnosis
 from pipeline.reports.figures import Band
+from pipeline.reports.group_sections import groups
 from pipeline.reports.lens import Lens
+from pipeline.reports.level_sections import levels
 from pipeline.reports.page import Page
+from pipeline.reports.personal_sections import personal
 from pipeline.reports.record import Record, number, read_run
 from pipeline.reports.score_sections import headline, learning, outcome
 from pipeline.reports.sheet import Sheet
@@ -26,6 +29,9 @@ def write_report(run: Path, band: Band = "68") -> Path:
     cells(sheet, record, lens)
     yardsticks(sheet, record, lens)
     outcome(sheet, record, lens)
+    personal(sheet, record, lens)
+    groups(sheet, record, lens)
+    levels(sheet, record, lens)
     diagnosis(sheet, record, lens)
     learning(sheet, record, lens, band)
     site_sections.participation(sheet, record)

@@ -10,7 +10,7 @@ from statistics import pstdev
 
 from pipeline.reports import figures
 from pipeline.reports.figures import Band, Series
-from pipeline.reports.lens import DETECTION, Lens, worst_site
+from pipeline.reports.lens import DETECTION, RANKED, Lens, worst_site
 from pipeline.reports.page import Cell, Column
 from pipeline.reports.record import Json, Record, number, site_values
 from pipeline.reports.sheet import COORDINATOR, POOLED, Sheet
@@ -26,7 +26,7 @@ BAND_WORDS: Mapping[Band, str] = {
 
 
 def headline(sheet: Sheet, record: Record, lens: Lens) -> None:
-    split, scores = record.scores()
+    split, scores = _fair_scores(record, lens)
     where, main = lens.whole(scores)
     detects = lens.metric in DETECTION
     known = [metric for metric in DETECTION if detects and number(main.get(metric)) is not None]
@@ -35,6 +35,9 @@ def headline(sheet: Sheet, record: Record, lens: Lens) -> None:
         for metric in dict.fromkeys([*known, lens.metric, "accuracy"])
     ]
     if where:
+        if lens.several and main is scores.get("pooled"):
+            where = "mean over sites" if lens.metric in RANKED else where
+            where += ", own models" if record.personal else ""
         tiles[0] = (f"{tiles[0][0]}, {SPLITS[split]} ({where})", tiles[0][1])
     sites: Json = scores.get("sites") or {}
     ranking = lens.among(sites)
@@ -42,6 +45,11 @@ def headline(sheet: Sheet, record: Record, lens: Lens) -> None:
         value = score(ranking, number(sites[worst].get(ranking)))
         tiles.append((f"Lowest {lens.short(ranking)} of a site: {shorten(worst)}", value))
     sheet.page.tiles(tiles, lead=True).tiles(_facts(record))
+
+
+def _fair_scores(record: Record, lens: Lens) -> tuple[str, Json]:
+    split, scores = record.scores()
+    return split, lens.fair(scores)
 
 
 def _facts(record: Record) -> list[tuple[str, Cell]]:
@@ -62,13 +70,14 @@ def _with_interval(lens: Lens, metric: str, metrics: Json, scores: Json) -> Cell
 
 
 def outcome(sheet: Sheet, record: Record, lens: Lens) -> None:
-    split, scores = record.scores()
+    split, scores = _fair_scores(record, lens)
     sites: Json = scores.get("sites") or {}
-    wholes = [(words, scores[where]) for where, words in WHOLES if scores.get(where)]
-    found = [metrics for _, metrics in wholes] + [metrics or {} for metrics in sites.values()]
+    there = [(where, words) for where, words in WHOLES if scores.get(where)]
+    found = [scores[where] for where, _ in there] + [metrics or {} for metrics in sites.values()]
     if not found:
         return
     shown = lens.columns(found, len(record.data.get("classes") or ()))
+    wholes = [(_whole_words(record, lens, where, words, shown), scores[where]) for where, words in there]
     first: list[list[Cell]] = [
         [words, whole(number(metrics.get("n"))), *(_with_interval(lens, metric, metrics, scores) for metric in shown)]
         for words, metrics in wholes
@@ -87,6 +96,17 @@ def outcome(sheet: Sheet, record: Record, lens: Lens) -> None:
         sheet.page.table(columns, every, f"All {len(sites):,} sites")
 
 
+def _whole_words(record: Record, lens: Lens, where: str, words: str, shown: Sequence[str]) -> Cell:
+    """Where there are several models, which of them a row is about."""
+    if not lens.several:
+        return words
+    if where == "coordinator":
+        return words, "the common model"
+    grouped = not record.personal and any(line.get("groups") for line in record.rounds)
+    own = "every site by its group's model" if grouped else "every site by its own model"
+    return words, f"{own}; rank-based scores are means over sites" if RANKED & {*shown} else own
+
+
 def _weakest(sites: Json, metric: str) -> list[str]:
     known = site_values(sites, metric)
     return sorted(known, key=lambda site: known[site])[:FEW_SITES] or list(sites)[:FEW_SITES]
@@ -102,8 +122,8 @@ def _outcome_words(record: Record, lens: Lens, sites: Json) -> list[str]:
     results = record.results
     if not results:
         return ["As last judged, before the end of the run."]
-    words = f"The model of round {results.get('best_round')}"
-    words += f", chosen by {_chosen_by(str(results['chosen_by']), lens)}." if results.get("chosen_by") else "."
+    words = f"The model{'s' if lens.several else ''} of round {results.get('best_round')}"
+    words += f", {_chosen_by(str(results['chosen_by']), lens)}." if results.get("chosen_by") else "."
     if results.get("stopped") not in (None, "", "finished"):
         words += f" The run ended: {results['stopped']}."
     ranking = lens.among(sites)
@@ -114,9 +134,12 @@ def _outcome_words(record: Record, lens: Lens, sites: Json) -> list[str]:
 
 
 def _chosen_by(recorded: str, lens: Lens) -> str:
-    """`val accuracy` -> accuracy on validation data; anything else as it is."""
+    """`val accuracy` -> chosen by accuracy on validation data; anything else as it is."""
+    if recorded == "last round":
+        return "the last"
     split, _, metric = recorded.partition(" ")
-    return f"{lens.short(metric)} on {SPLITS[split]} data" if split in SPLITS and metric in METRICS else recorded
+    known = split in SPLITS and metric in METRICS
+    return f"chosen by {lens.short(metric)} on {SPLITS[split]} data" if known else f"chosen by {recorded}"
 
 
 def learning(sheet: Sheet, record: Record, lens: Lens, band: Band) -> None:
@@ -138,9 +161,10 @@ def learning(sheet: Sheet, record: Record, lens: Lens, band: Band) -> None:
 def _series(record: Record, split: str, metric: str) -> list[Series]:
     found = []
     if points := record.judged(split, "coordinator", metric):
-        found.append(_line(COORDINATOR, points, PALETTE[0]))
+        found.append(_line(f"{COORDINATOR}, common model" if record.personal else COORDINATOR, points, PALETTE[0]))
     if by_round := record.judged_by_sites(split, metric):
-        found.append(figures.over_sites("Mean over sites", by_round, PALETTE[1]))
+        words = "Mean over sites, own models" if record.personal else "Mean over sites"
+        found.append(figures.over_sites(words, by_round, PALETTE[1]))
     elif points := record.judged(split, "pooled", metric):
         found.append(_line(POOLED, points, PALETTE[1]))
     return found

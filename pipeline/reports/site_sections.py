@@ -11,9 +11,11 @@ from typing import Any
 
 from pipeline.reports import figures
 from pipeline.reports.page import Column
+from pipeline.reports.quarantine import quarantine
 from pipeline.reports.record import Json, Record, bytes_of, number
 from pipeline.reports.sheet import COORDINATOR, Sheet
-from pipeline.reports.words import SPLITS, count_of, duration, size, whole
+from pipeline.reports.travel_words import chains, saved, travel_words
+from pipeline.reports.words import SPLITS, UNDEFINED, count_of, duration, size, whole
 
 
 def participation(sheet: Sheet, record: Record) -> None:
@@ -43,6 +45,7 @@ def participation(sheet: Sheet, record: Record) -> None:
         )
         sheet.draw("stragglers", figures.stragglers(sites, turns, share, missed), caption)
         _missed_table(sheet, trained, sites)
+        quarantine(sheet, trained, sites)
     if voids := [[str(line["round"]), str(line["void"])] for line in record.rounds if line.get("void")]:
         columns = [Column("Void round"), Column("Reason")]
         sheet.page.table(columns, voids, "Rounds that changed nothing because too few sites answered")
@@ -128,7 +131,18 @@ def communication(sheet: Sheet, record: Record) -> None:
         [words, size(total), size(total / trained)]
         for words, total in (("Up, sites to coordinator", up), ("Down", down))
     ]
-    sheet.page.table([Column("Way"), Column("In all", True), Column("A round", True)], rows)
+    columns = [Column("Way"), Column("In all", True), Column("A round", True)]
+    encoded = chains(record)
+    spared = [saved(record, way) for way in ("up", "down")] if encoded else []
+    if any(spared):
+        columns += [Column("As float32", True), Column("Against float32", True)]
+        rows = [[*row, *(found or (UNDEFINED, UNDEFINED))] for row, found in zip(rows, spared, strict=True)]
+    sheet.page.table(columns, rows)
+    if encoded:
+        words = travel_words(encoded)
+        if any(spared):
+            words += " As float32: four bytes a parameter for every answer that counted (up) or was asked for (down)."
+        sheet.page.text(words)
 
 
 def provenance(sheet: Sheet, record: Record) -> None:

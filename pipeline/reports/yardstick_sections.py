@@ -62,7 +62,8 @@ def _caption(rows: list[Row], hidden: int) -> str:
 
 
 def _table(sheet: Sheet, every: Every, lens: Lens, metric: str) -> None:
-    central = every["central"].whole(metric) if "central" in every else None
+    gapped = any(one.whole(metric) is not None for one in every.values() if one.key != "central")
+    central = every["central"].whole(metric) if "central" in every and gapped else None
     shown = [one for one in every.values() if one.whole(metric) is not None or one.sites(metric)]
     by_site = any(one.sites(metric) for one in shown)
     rows: list[list[Cell]] = []
@@ -79,8 +80,9 @@ def _table(sheet: Sheet, every: Every, lens: Lens, metric: str) -> None:
     columns += [Column("Mean over sites", True), Column("Weakest site", True)] if by_site else []
     columns += [Column("Gap to one place, points", True)] if central is not None else []
     caption = f"{lens.name(metric)} on test data; a point is a hundredth."
-    if metric in RANKED and "local" in every:
-        caption += " Each site alone has its own model, so there is no pooled value."
+    if metric in RANKED and any(one.several for one in shown):
+        alone = "Each site alone has its own model, so there is no pooled value."
+        caption += " Several models have no pooled value." if every["federated"].several else f" {alone}"
     sheet.page.table(columns, rows, caption)
 
 
@@ -101,7 +103,8 @@ def _curves(sheet: Sheet, record: Record, lens: Lens, every: Every, wide: bool) 
     metric = next((one.metric for one in every.values() if one.curve), "accuracy")
     split = record.best_split()
     means = [(turn, fmean(values)) for turn, values in record.judged_by_sites(split, metric).items()]
-    ours = next((found for where in LEADING if (found := record.judged(split, where, metric))), means)
+    leading = LEADING if not record.several else () if metric in RANKED else ("pooled",)
+    ours = next((found for where in leading if (found := record.judged(split, where, metric))), means)
     lines = {one.key: one.curve for one in every.values()} | {"federated": ours}
     series = [
         Series(
@@ -119,5 +122,9 @@ def _curves(sheet: Sheet, record: Record, lens: Lens, every: Every, wide: bool) 
     drawn = figures.curves(series, lens.name(metric), percent=metric in PERCENT, wide=wide)
     caption = f"{lens.name(metric)} on {SPLITS[split]} data by round: how quickly each of them learns."
     if metric in RANKED and lines.get("local"):
-        caption += " Sites that train alone: the mean over sites."
+        caption += (
+            " Where sites have their own models: the mean over sites."
+            if record.several
+            else " Sites that train alone: the mean over sites."
+        )
     sheet.draw("yardstick_curves", drawn, caption)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import fmean
 
 from pipeline.reports.contenders import Contender
+from pipeline.reports.gains import TINY, alike_words, all_alike, gain_words, gains_of
 from pipeline.reports.lens import Lens
-from pipeline.reports.words import count_of, joined, points, score, span
+from pipeline.reports.words import points, score, span
 
-TINY = 0.005  # half a point: nobody would notice
 WHERE = {"pooled": "all sites pooled", "coordinator": "on the coordinator's set"}
 Every = Mapping[str, Contender]
 
@@ -36,25 +35,12 @@ def _alone(every: Every, lens: Lens, metric: str) -> str:
     if "local" not in every:
         return ""
     ours, theirs = every["federated"].sites(metric), every["local"].sites(metric)
-    gains = {site: ours[site] - theirs[site] for site in ours if site in theirs}
+    gains = gains_of(ours, theirs)
     if not gains:
         return _alone_as_a_whole(every, lens, metric)
-    mean = fmean(gains.values())
-    better = {site: gain for site, gain in gains.items() if gain >= TINY}
-    worse = {site: gain for site, gain in gains.items() if gain <= -TINY}
-    even = len(gains) - len(better) - len(worse)
-    over = f"on average over {count_of(len(gains), 'site')}"
-    if not better and not worse:
-        return f"Each site alone would do about the same ({points(mean)} points {over}, no site differs by more than {100 * TINY:g})."
-    counts = [
-        f"better at {len(better)} (most at {max(better, key=better.__getitem__)}, {points(max(better.values()))})" if better else "",
-        f"worse at {len(worse)} (most at {min(worse, key=worse.__getitem__)}, {points(min(worse.values()))})" if worse else "",
-        f"about the same at {even}" if even else "",
-    ]  # fmt: skip
-    verb = "gains" if mean >= TINY else "loses" if mean <= -TINY else "changes"
-    by = points(mean) if abs(mean) < TINY else f"{abs(100 * mean):.1f}"
-    words = f"Against each site alone, the federation {verb} {by} points {over}: {joined([c for c in counts if c])}."
-    return words
+    if all_alike(gains):
+        return f"Each site alone would do about the same {alike_words(gains)}."
+    return f"Against each site alone, the federation {gain_words(gains)}."
 
 
 def _alone_as_a_whole(every: Every, lens: Lens, metric: str) -> str:
@@ -116,6 +102,8 @@ def _caution(lens: Lens) -> str:
     )
     if lens.intervals:
         return seeds
+    if lens.common:
+        return f"There are intervals of the common model alone, so a small difference may be chance. {seeds}"
     return f"No intervals were made for this run, so a small difference may be chance. {seeds}"
 
 

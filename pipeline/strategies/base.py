@@ -136,6 +136,10 @@ class Strategy(Component):
         """The state with a new site in that group."""
         return state
 
+    def welcome(self, state: Any, reply: Reply) -> Any:
+        """What the coordinator notes of a new site's training. The common models stay as they are."""
+        return state
+
     def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
         """Trains as long as the study says and sends what moved."""
         return (yield from fit_near(message, memory, plan, mu=0.0))

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from pipeline.messages import Flow, Memory, Message, Sees, SiteId, Vectors
+from pipeline.messages import Flow, Memory, Message, Reply, Sees, SiteId, Vectors
 from pipeline.strategies.base import Ask, Plan, Tree, moved, sent
-from pipeline.strategies.grouped import FIRST, Grouping, Groups, linkage, tree_of
+from pipeline.strategies.grouped import FIRST, Grouping, Groups, distances, linkage, tree_of
 from pipeline.weights import Snapshot, Vec
 from pipeline.work import Fit, Pull, fitted
 
@@ -89,8 +89,7 @@ class DemLearn(Grouping):
         if len(sites) < 2 or self.levels == 1:
             return replace(state, member=dict.fromkeys(sites, FIRST))
         seen = state.latest if self.by == "weights" else state.moves
-        flat = torch.stack([seen[site] for site in sites])
-        merges = linkage(torch.cdist(flat, flat), self.linkage)
+        merges = linkage(distances([seen[site] for site in sites]), self.linkage)
         tree = tree_of(sites, merges)
         return replace(state, member=cut(sites, merges, self.levels), leaves=tree.leaves, merges=tree.merges)
 
@@ -162,6 +161,11 @@ class DemLearn(Grouping):
     def candidates(self, state: State) -> Mapping[str, Snapshot]:
         lowest = set(state.member.values()) or {FIRST}
         return {p: Snapshot(state.weights[p], state.stats[p]) for p in sorted(lowest)}
+
+    def welcome(self, state: State, reply: Reply) -> State:
+        model = self.brief(state, reply.site)["weights"] + reply.update.mean["delta"]
+        stats = {**state.latest_stats, reply.site: reply.update.mean["stats"]}
+        return replace(state, latest={**state.latest, reply.site: model}, latest_stats=stats)
 
     def tree(self, state: State) -> Tree | None:
         return Tree(state.leaves, state.merges) if state.merges else None

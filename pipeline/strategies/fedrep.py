@@ -28,11 +28,11 @@ class FedRep(Sharing):
 
     def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
         own = self.own(message, memory, plan)
-        start, done = own.weights, None
+        start, stats, done = own.weights, own.stats, None
         if self.head_epochs:
-            head = yield from fitted(Fit(start, own.stats, epochs=self.head_epochs, trains=frozenset(self.keeps)))
-            start, done = head.weights, head.work
+            head = yield from fitted(Fit(start, stats, epochs=self.head_epochs, trains=frozenset(self.keeps)))
+            start, stats, done = head.weights, head.stats, head.work
         trains = ROLES - set(self.keeps) if self.keeps else None
-        fit = yield from fitted(Fit(start, own.stats, steps=plan.steps, epochs=plan.epochs, trains=trains))
+        fit = yield from fitted(Fit(start, stats, steps=plan.steps, epochs=plan.epochs, trains=trains))
         update, kept = self.parted(own, fit, plan)
         return (update if done is None else replace(update, work=done + fit.work)), kept

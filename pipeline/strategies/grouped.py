@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pipeline.messages import SiteId, Vectors
@@ -47,6 +48,14 @@ class Grouping(Strategy):
 
     def place(self, state: Any, site: SiteId, group: str) -> Any:
         return replace(state, member={**state.member, site: group})
+
+
+def distances(vectors: Sequence[Vec]) -> Tensor:
+    """(S, S), Euclidean. Of more than 25 vectors torch takes |a|^2 + |b|^2 - 2ab: in float32 nothing is left of models
+    that differ little, so what they have in common goes first."""
+    flat = torch.stack(list(vectors))
+    apart = (flat - flat.mean(0)).double()
+    return torch.cdist(apart, apart)
 
 
 def linkage(distances: Tensor, method: Literal["complete", "average", "centroid"]) -> np.ndarray:

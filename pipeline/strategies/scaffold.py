@@ -1,7 +1,8 @@
 """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1, option II): control variates take the drift out of local steps.
 
-A site steps along grad F_k(w) - c_k + c. Afterwards c_k is what its gradients came to on the way: (w_t - w) / travel,
-where travel is the sum of the learning rates of its steps. With correction = 0 it is FedAvg.
+A site steps along grad F_k(w) - c_k + c. Afterwards c_k is what its gradients came to on the way: (w_t - w) / travel
+without the correction, where travel is the sum of the learning rates of its steps. c is the plain mean of all c_k, so
+sites count alike where it comes to rest, as in the paper, whatever `weighting` says. With correction = 0 it is FedAvg.
 """
 
 from __future__ import annotations
@@ -55,5 +56,5 @@ class Scaffold(Strategy):
         update = moved(w, fit)
         if not fit.travel:  # no step was done: nothing was learnt about the gradient
             return replace(update, sum={**update.sum, "control": torch.zeros_like(w)}), memory
-        fresh = c_k - self.correction * c + (w - fit.weights) / fit.travel
+        fresh = (w - fit.weights) / fit.travel - self.correction * (c - c_k)
         return replace(update, sum={**update.sum, "control": fresh - c_k}), {"control": fresh}

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pipeline.messages import Reply, Sees, SiteId, Update
 from pipeline.strategies.base import Ask, Plan, Tree
-from pipeline.strategies.grouped import FIRST, Grouping, Groups, linkage, named_alike, tree_of
+from pipeline.strategies.grouped import FIRST, Grouping, Groups, distances, linkage, named_alike, tree_of
 from pipeline.strategies.probing import activations
 from pipeline.weights import Snapshot, Vec
 
@@ -98,8 +97,7 @@ class Similarity(Grouping):
 
     def _distances(self, state: State, sites: Sequence[SiteId], ask: Ask) -> Tensor:
         if self.by == "weights":
-            flat = torch.stack([state.latest[site] for site in sites])
-            return torch.cdist(flat, flat)
+            return distances([state.latest[site] for site in sites])
         from pipeline.similarity import pairwise
 
         features, inputs = activations(

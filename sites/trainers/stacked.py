@@ -152,7 +152,7 @@ class Stack:
         assert self.optimiser is not None
         active = len(self.params[0])
         for p, slope, offset in zip(self.params, *self.pull, strict=True) if self.pull else ():
-            p.grad.add_(slope[:active] * p + offset[:active])
+            p.grad.addcmul_(slope[:active], p).add_(offset[:active])
         self.optimiser.step()
 
     def _pull(self) -> list[list[Tensor]]:
@@ -160,12 +160,15 @@ class Stack:
         pulls = [r.job.pull for r in self.rows]
         if all(p.absent for p in pulls):
             return []
-        size, device = self.bench.spec.size, self.all[0].device
-        flat = [
-            torch.stack([torch.as_tensor(v).expand(size) for v in vs]).to(device)
-            for vs in ([p.slope for p in pulls], [p.offset for p in pulls])
-        ]
-        return [self.bench.spec.split(v) for v in flat]
+        return [self._stacked([p.slope for p in pulls]), self._stacked([p.offset for p in pulls])]
+
+    def _stacked(self, values: Sequence[Tensor | float]) -> list[Tensor]:
+        """(S, ...) by parameter, or (S, 1, ...) where every site has one number for all."""
+        device = self.all[0].device
+        if not any(isinstance(v, Tensor) for v in values):
+            return [torch.tensor(values, device=device).view(-1, *(1 for _ in p.shape[1:])) for p in self.all]
+        size = self.bench.spec.size
+        return self.bench.spec.split(torch.stack([torch.as_tensor(v).expand(size) for v in values]).to(device))
 
 
 def gather(bench: Bench, rows: Sequence[Row], step: int, indices: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

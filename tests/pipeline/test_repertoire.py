@@ -28,7 +28,7 @@ LIVELY = {  # name -> settings under which everything that it can do happens wit
     "fedper": {},
     "fedrep": {"head_epochs": 2},
     "ifca": {"k": 2},
-    "cfl": {"eps1": 1.0, "eps2": 0.0, "gap": 0.0, "smallest": 1},
+    "cfl": {"eps1": 1.0, "eps2": 0.0, "gap": -2.0, "smallest": 1},
     "similarity": {"every": 2},
     "demlearn": {"tau": 2, "pull": "all", "alpha_decay": 0.9},
     "fedswap": {"h2": 3, "swap": "cka", "matching": "optimal"},

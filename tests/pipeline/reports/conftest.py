@@ -184,6 +184,22 @@ def read_page() -> Callable[[Path], Reader]:
 
 
 @pytest.fixture
+def section_of() -> Callable[[Callable[..., None], Folder], Reader]:
+    """A page that has one section of the report of a folder, or nothing."""
+    from pipeline.reports.lens import Lens
+    from pipeline.reports.page import Page
+    from pipeline.reports.record import read_run
+    from pipeline.reports.sheet import Sheet
+
+    def write(section: Callable[..., None], folder: Folder) -> Reader:
+        record, page = read_run(folder.write()), Page("one section")
+        section(Sheet(page, folder.path / "plots"), record, Lens.of(record))
+        return Reader(page.html())
+
+    return write
+
+
+@pytest.fixture
 def nasty() -> str:
     return NASTY
 
