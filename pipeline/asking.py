@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import torch
+
 from pipeline.combine import MEAN, Combine
 from pipeline.errors import BadMessage, BadReply, BadStrategy, TooFew
-from pipeline.messages import Excuse, Identity, Message, Reply, Sees, SiteId, Total, Vectors, Wait
+from pipeline.messages import Excuse, Identity, Message, Reply, Sees, SiteId, Total, Vectors, Wait, Weighting, weigh
 from pipeline.parcels import read_reply
 from pipeline.wire import PLAIN, Wire
 from pipeline.work import Job, Result, Split
@@ -49,6 +51,7 @@ class Asking:
     sees: Sees = "each"  # what the asker declared
     wire: Wire = PLAIN
     combine: Combine = MEAN
+    weighting: Weighting | None = None  # the rule that a site's weight has to follow; None: whatever it says
     log: Log = field(default_factory=Log)
 
     def total(self, sends: Mapping[SiteId, Vectors]) -> Total:
@@ -95,6 +98,7 @@ class Asking:
                 continue
             if reply is not None:
                 replies.append(reply)
+        replies = self._alike(replies)
         if self.task == "train":
             outcasts = self.combine.outcasts(replies)
             self.log.missed.update(outcasts)
@@ -137,12 +141,31 @@ class Asking:
             raise BadReply(f"{site}: answered without being asked")
         if any((r.site, r.turn, r.attempt) == (site, answer.turn, answer.attempt) for r in before):
             raise BadReply(f"{site}: answered turn {answer.turn} twice")
-        shapes = {key: tuple(v.shape) for part in (answer.update.mean, answer.update.sum) for key, v in part.items()}
-        if self.log.shapes and shapes != self.log.shapes:
-            raise BadReply(f"{site}: sent {shapes} where others sent {self.log.shapes}")
         work = answer.update.work
+        if self.weighting is not None and answer.weight != weigh(self.weighting, work):
+            raise BadReply(f"{site}: claims a weight of {answer.weight:g}, but weighting is {self.weighting!r}")
         if work is not None and work.partial and self.wait.partial == "drop":
             self.log.missed[site] = f"late: {work.done} of {work.asked} steps"
             return None
-        self.log.shapes = shapes
         return answer
+
+    def _alike(self, replies: Sequence[Reply]) -> list[Reply]:
+        """Those that sent what most sent, whoever came first."""
+        forms = [_form(reply) for reply in replies]
+        if not forms:
+            return []
+        usual = max(forms, key=forms.count)
+        self.log.shapes = {key: shape for _, key, shape, _ in usual}
+        for reply, form in zip(replies, forms, strict=True):
+            if form != usual:
+                sent = {key: shape for _, key, shape, _ in form}
+                self.log.missed[reply.site] = (
+                    f"quarantined: {reply.site}: sent {sent} where others sent {self.log.shapes}"
+                )
+        return [reply for reply, form in zip(replies, forms, strict=True) if form == usual]
+
+
+def _form(reply: Reply) -> tuple[tuple[str, str, tuple[int, ...], torch.dtype], ...]:
+    """(part, key, shape, type) of all that was sent."""
+    parts = (("mean", reply.update.mean), ("sum", reply.update.sum))
+    return tuple((p, k, tuple(vectors[k].shape), vectors[k].dtype) for p, vectors in parts for k in sorted(vectors))

@@ -27,6 +27,11 @@ class Combine(Component):
     sees: ClassVar[Sees] = "each"
     absurd: float | None = Field(100.0, gt=1)  # times the median length of the round's updates
 
+    @property
+    def fewest(self) -> int:
+        """Answers that it needs."""
+        return 1
+
     @abstractmethod
     def total(self, replies: Sequence[Reply]) -> Total: ...
 
@@ -34,14 +39,17 @@ class Combine(Component):
         """site -> why its update is not to be believed."""
         if self.absurd is None or len(replies) < FEWEST:
             return {}
-        lengths = [float(_direction(reply).norm()) for reply in replies]
-        usual = float(torch.tensor(lengths).median())
-        return {
-            reply.site: f"quarantined: its update is {length / usual:.3g} times as long as the median one; look at "
-            "the site's data, or raise combine.absurd"
-            for reply, length in zip(replies, lengths, strict=True)
-            if usual > 0 and length > self.absurd * usual
-        }
+        found: dict[str, str] = {}
+        for part, what in _parts(replies).items():
+            lengths = [float(vector.double().norm()) for vector in what]
+            usual = float(torch.tensor(lengths, dtype=torch.float64).median())
+            found |= {
+                reply.site: f"quarantined: its {part} is {length / usual:.3g} times as long as the median one; look at "
+                "the site's data, or raise combine.absurd"
+                for reply, length in zip(replies, lengths, strict=True)
+                if usual > 0 and length > self.absurd * usual
+            }
+        return found
 
 
 class Mean(Combine):
@@ -64,7 +72,8 @@ class Median(Combine):
     name: Literal["median"] = "median"
 
     def total(self, replies: Sequence[Reply]) -> Total:
-        return _by_coordinate(replies, lambda stacked: stacked.quantile(0.5, 0))
+        low, high = (len(replies) - 1) // 2, len(replies) // 2
+        return _by_coordinate(replies, lambda stacked: stacked.sort(0).values[[low, high]].mean(0))
 
 
 class TrimmedMean(Combine):
@@ -86,6 +95,10 @@ class Krum(Combine):
     name: Literal["krum"] = "krum"
     bad: NonNegativeInt = 1  # sites that may be bad
 
+    @property
+    def fewest(self) -> int:
+        return 2 * self.bad + 3
+
     def total(self, replies: Sequence[Reply]) -> Total:
         return _of_chosen(replies, _trusted(replies, self.bad)[:1])
 
@@ -97,6 +110,10 @@ class MultiKrum(Combine):
     name: Literal["multi_krum"] = "multi_krum"
     bad: NonNegativeInt = 1
     best: PositiveInt | None = None
+
+    @property
+    def fewest(self) -> int:
+        return 2 * self.bad + 3
 
     def total(self, replies: Sequence[Reply]) -> Total:
         return _of_chosen(replies, _trusted(replies, self.bad)[: self.best or len(replies) - self.bad])
@@ -116,16 +133,29 @@ class NormBound(Combine):
         return Total.of(_scaled(reply, float(by)) for reply, by in zip(replies, shrink, strict=True))
 
 
+def _parts(replies: Sequence[Reply]) -> dict[str, list[Tensor]]:
+    """What of the answers enters the state: the update, BatchNorm's statistics, and sums of vectors."""
+    sums = [key for key, value in replies[0].update.sum.items() if value.dim()]
+    found = {"update": [_direction(reply) for reply in replies]}
+    if "stats" in replies[0].update.mean:
+        found["stats"] = [reply.update.mean["stats"] for reply in replies]
+    return found | {key: [reply.update.sum[key] for reply in replies] for key in sums}
+
+
 def _direction(reply: Reply) -> Tensor:
-    """(P,) all that the site wants averaged; statistics are no direction."""
-    parts = [v.flatten().float() for k, v in reply.update.mean.items() if k != "stats"]
+    """(P,) all that the site wants averaged; neither statistics nor single numbers are a direction."""
+    parts = [v.float() for k, v in reply.update.mean.items() if _directed(k, v)]
     return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _directed(key: str, value: Tensor) -> bool:
+    return key != "stats" and value.dim() == 1
 
 
 def _scaled(reply: Reply, by: float) -> Reply:
     if by == 1.0:
         return reply
-    means = {k: v if k == "stats" else v * by for k, v in reply.update.mean.items()}
+    means = {k: v * by if _directed(k, v) else v for k, v in reply.update.mean.items()}
     return replace(reply, update=replace(reply.update, mean=means))
 
 

@@ -217,6 +217,7 @@ class Coordinator:
             sees,
             self.wire,
             self.study.combine,
+            self.study.weighting,
         )
 
     def _checked(self, state: Any, method: str) -> Any:

@@ -22,6 +22,15 @@ Vectors = Mapping[str, Tensor]
 Sees = Literal["totals", "groups", "each"]  # what of the sites' answers somebody must look at
 
 
+Weighting = Literal["examples", "equal", "inverse"]
+
+
+def weigh(rule: Weighting, work: Work | None) -> float:
+    """`inverse`: sites with few examples count more, so that a small hospital is heard."""
+    n = float(work.examples) if work is not None else 1.0
+    return {"examples": n, "equal": 1.0, "inverse": 1.0 / max(n, 1.0)}[rule]
+
+
 @dataclass(frozen=True)
 class Packed:
     """A vector of n numbers as a codec sends it."""

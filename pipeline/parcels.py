@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -19,6 +20,7 @@ from pipeline.tensors import finite, to_bytes
 from pipeline.work import Work
 
 _MAGIC = b"HF2\0"
+HEAVIEST = 1e9  # examples that a site may hold; in float32 nothing would be left of the others beside more
 _PART = "@"  # stands between a vector's name and that of a part of its encoding
 
 
@@ -39,6 +41,8 @@ def unpack(parcel: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["hemofed"])
     except (SafetensorError, KeyError, ValueError, struct.error) as error:
         raise BadMessage(f"a message cannot be read ({error}); is the other side of the same version?") from error
+    if not isinstance(header, dict):
+        raise BadMessage("a message's header is no table; is the other side of the same version?")
     return header, tensors
 
 
@@ -68,7 +72,7 @@ def _opened(header: dict[str, Any], tensors: Vectors, unseal: Open) -> dict[str,
             plain[key] = value
     try:
         sizes = {str(key): int(n) for key, n in header.pop("packed").items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadMessage(
             f"a message does not say what of it is encoded ({error}); is it of the same version?"
         ) from error
@@ -115,6 +119,13 @@ def _work(work: Work) -> dict[str, Any]:
     return asdict(work) | {"seconds": f"{work.seconds:015.6f}"}
 
 
+def _read_work(fields: Mapping[str, Any]) -> Work:
+    counts = {key: int(fields[key]) for key in ("asked", "done", "examples", "looks")}
+    if not 0 <= counts["done"] <= counts["asked"] or counts["examples"] < 1 or counts["looks"] < 0:
+        raise ValueError(f"work {counts}")
+    return Work(**counts, seconds=float(fields["seconds"]))
+
+
 def read_reply(site: SiteId, parcel: bytes, unseal: Open = closed) -> Reply | Excuse:
     """`site` is whom the engine had it from; a reply in another's name is refused."""
     header, found = unpack(parcel)
@@ -125,13 +136,17 @@ def read_reply(site: SiteId, parcel: bytes, unseal: Open = closed) -> Reply | Ex
         if "reason" in header:
             return Excuse(site, header["task"], int(header["turn"]), str(header["reason"]))
         weight = float(header["weight"])
-        work = header["work"] and Work(**(header["work"] | {"seconds": float(header["work"]["seconds"])}))
+        work = header["work"] and _read_work(header["work"])
         turn, attempt, group = int(header["turn"]), int(header["attempt"]), int(header["group"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadReply(f"{site}: a field is missing or wrong ({error}); is the site of the same version?") from error
-    if not 0 < weight < float("inf"):
-        raise BadReply(f"{site}: weight {weight} must be > 0; run `hemofed study check` on its data")
+    if not 0 < weight <= HEAVIEST:
+        raise BadReply(
+            f"{site}: weight {weight} must be > 0 and at most {HEAVIEST:g}; run `hemofed study check` on its data"
+        )
     for key, value in tensors.items():
+        if key.startswith("mean/") and value.dtype != torch.float32:
+            raise BadReply(f"{site}: {key.partition('/')[2]} came as {value.dtype}, not as float32")
         if value.is_floating_point() and not finite(value):
             raise BadReply(f"{site}: {key.partition('/')[2]} is not finite; lower local.lr or look at the site's data")
     parts = {

@@ -32,12 +32,18 @@ def _of_travel(study: Study) -> Iterator[str]:
     for codec in study.codec.down:
         if not codec.downward:
             yield f"codec.down = {codec.name!r} would send models with most of it missing; use qsgd or fp16 for the way down"
+    if study.combine.sees == "each" and study.strategy.own_sums:
+        yield f"{study.strategy.name} adds up more than the update, which combine = {study.combine.name!r} does not guard; use 'mean'"
+    if study.combine.fewest > 1 and study.strategy.sees != "totals":
+        yield f"combine = {study.combine.name!r} needs {study.combine.fewest} answers at once, and {study.strategy.name} combines some of them at a time; use 'median'"
     if study.strategy.probes and not (study.public.share or study.public.data):
         yield f"{study.strategy.name} compares networks on public examples; set public.share or public.data"
 
 
 def _of_evaluation(study: Study, people: Population) -> Iterator[str]:
     evaluation, classes = study.evaluation, ", ".join(people.classes)
+    if evaluation.where == "coordinator" and study.strategy.personalised:
+        yield f"{study.strategy.name} gives every site a model of its own, which only the site can judge; set evaluation.where to 'sites' or 'both'"
     if evaluation.patience is not None and "val" not in evaluation.watch:
         yield "evaluation.patience looks at val; put it into evaluation.watch"
     if evaluation.patience is not None and not any(len(e.val) for e in people.examples.values()):

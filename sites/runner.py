@@ -6,23 +6,14 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 from pipeline.errors import BadMessage, BadStrategy
-from pipeline.messages import Excuse, Flow, Memory, Message, Packed, Reply, SiteId, Update
+from pipeline.messages import Excuse, Flow, Memory, Message, Packed, Reply, SiteId, Update, Weighting, weigh
 from pipeline.parcels import reply_bytes
 from pipeline.strategies.base import Plan, Strategy
 from pipeline.wire import PLAIN, Wire, residuals, without_residuals
-from pipeline.work import Fit, Fitted, Job, Result, Slope, Work
+from pipeline.work import Fit, Fitted, Job, Result, Slope
 from sites.memory import SiteMemory
-
-Weighting = Literal["examples", "equal", "inverse"]
-
-
-def weigh(rule: Weighting, work: Work | None) -> float:
-    """`inverse`: sites with few examples count more, so that a small hospital is heard."""
-    n = float(work.examples) if work is not None else 1.0
-    return {"examples": n, "equal": 1.0, "inverse": 1.0 / max(n, 1.0)}[rule]
 
 
 class Visit:
@@ -47,6 +38,7 @@ class Visit:
         self.job: Job | None = None
         self.answer: Reply | Excuse | None = None
         self._left = math.inf if message.deadline is None else math.floor(message.deadline * speed + 1e-9)
+        self._worked = 0
         self._begun = time.perf_counter()
         have = memory.settle(message.counted) if message.task == "train" else memory.newest(message.counted)
         self._residuals = residuals(have)
@@ -57,8 +49,9 @@ class Visit:
         if isinstance(result, Fitted | Slope):
             could = min(self._left, result.work.asked)
             self._left -= result.work.done + result.work.looks
+            self._worked += result.work.done
             # half a gradient is no gradient, and no step at all is no work: never welcome
-            unwelcome = not self.message.partial or isinstance(result, Slope) or not result.work.done
+            unwelcome = not self.message.partial or isinstance(result, Slope) or not self._worked
             if unwelcome and (result.work.partial or self._left < 0):
                 self._excuse(f"late: {could} of {result.work.asked} steps by the deadline")
                 return

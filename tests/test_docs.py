@@ -40,7 +40,7 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
 KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "normalise": "normalisers", "model": "models",
-         "strategy": "strategies"}  # fmt: skip
+         "strategy": "strategies", "codec": "codecs", "combine": "combines"}  # fmt: skip
 TIMEOUT = 300  # seconds a command; a slow block may take as long as it needs
 FENCE = re.compile(r"^```(\w*)[ \t]*([^\n]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 
@@ -269,9 +269,9 @@ def expected() -> Iterator[tuple[tuple[str, str], dict[str, FieldInfo]]]:
         kind = field.annotation
         if key in KINDS:
             yield from (((key, name), _own(cls)) for name, cls in choices(KINDS[key]).items())
-        elif isinstance(kind, type) and issubclass(kind, Section):
+        if isinstance(kind, type) and issubclass(kind, Section):  # [codec] is one, and has components
             yield (key, ""), dict(kind.model_fields)
-        else:
+        elif key not in KINDS:
             top[key] = field
     yield ("", ""), top
 

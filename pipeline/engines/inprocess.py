@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.messages import Excuse, Message, Reply, SiteId, Wait
+from pipeline.messages import Excuse, Message, Reply, SiteId, Wait, Weighting
 from pipeline.parcels import read_message, reply_bytes
 from pipeline.seeds import uniform
 from pipeline.strategies.base import Plan, Strategy
 from pipeline.wire import PLAIN, Wire
 from sites.memory import SiteMemory
-from sites.runner import Visit, Weighting
+from sites.runner import Visit
 from sites.trainers.base import Ticket, Trainer
 
 

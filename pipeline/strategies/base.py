@@ -79,6 +79,7 @@ class Strategy(Component):
     whole: ClassVar[bool] = False  # looks at whole gradients, never at batches: nothing can be drawn or augmented
     pools: ClassVar[bool] = False  # trains on everybody's examples in one place: simulation only
     personalised: ClassVar[bool] = False  # `personal` gives every site a model of its own
+    own_sums: ClassVar[bool] = False  # what it adds up itself changes the models, past the study's `combine`
     holds: ClassVar[str] = "the model"  # the coordinator's state, in words
     remembered: ClassVar[str] = "nothing"  # the site's memory, in words
 

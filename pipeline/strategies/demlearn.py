@@ -44,6 +44,7 @@ class DemLearn(Grouping):
     state: ClassVar[type] = State
     personalised: ClassVar[bool] = True
     partial: ClassVar[Literal["drop", "keep"]] = "keep"
+    own_sums: ClassVar[bool] = True
     holds: ClassVar[str] = "the tree of groups, a model each, everybody's last model"
     name: Literal["demlearn"] = "demlearn"
     levels: PositiveInt = 3

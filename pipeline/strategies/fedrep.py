@@ -5,15 +5,16 @@ With keeps = [] and head_epochs = 0 it is FedAvg.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
 from pipeline.messages import Flow, Memory, Message
-from pipeline.strategies.base import Plan
+from pipeline.strategies.base import Plan, Training
 from pipeline.strategies.sharing import Sharing
-from pipeline.weights import Role
+from pipeline.weights import Role, Spec
 from pipeline.work import Fit, fitted
 
 ROLES: frozenset[Role] = frozenset(("body", "head", "norm"))
@@ -25,6 +26,10 @@ class FedRep(Sharing):
     name: Literal["fedrep"] = "fedrep"
     keeps: tuple[Role, ...] = ("head",)
     head_epochs: NonNegativeInt = 5
+
+    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
+        if self.head_epochs and not self.keeps:
+            yield "fedrep has no part to fit first; set strategy.keeps, or strategy.head_epochs = 0"
 
     def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
         own = self.own(message, memory, plan)

@@ -6,7 +6,7 @@ at random, or with the site whose model is least similar. With h2 = 1 it is FedA
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pipeline.errors import Refused
 from pipeline.messages import Flow, Memory, Message, Reply, Sees, SiteId, Total, Update, Vectors
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, moved
+from pipeline.strategies.base import Ask, Global, Plan, Strategy, Training, moved
 from pipeline.strategies.probing import activations, layers_of, same_layers
-from pipeline.weights import Snapshot, Vec
+from pipeline.weights import Snapshot, Spec, Vec
 from pipeline.work import Fit, fitted
 
 SALT = 0x5A4B
@@ -56,6 +56,10 @@ class FedSwap(Strategy):
     @property
     def probes(self) -> bool:
         return self.h2 > 1 and self.swap not in ("random", "pairs", "sumdiff")
+
+    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
+        if self.layers and spec.stat_size:
+            yield "fedswap cannot swap BatchNorm's statistics layer by layer; set model.norm = 'group' or strategy.layers = false"
 
     def start(self, start: Snapshot, plan: Plan) -> State:
         return State(start.weights, start.stats)

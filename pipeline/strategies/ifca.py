@@ -97,7 +97,9 @@ def noise(weights: Vec, plan: Plan, which: int, biases: float = 1.0) -> Vec:
     """Random weights with the spread of each tensor; vectors, which are biases and normalisations, times `biases`."""
     dice = generator(plan.seed, "ifca", which)
     parts = [
-        (torch.randn(part.shape, generator=dice) * part.std() if part.dim() > 1 else biases * part).flatten()
+        (
+            torch.randn(part.shape, generator=dice) * part.std(correction=0) if part.dim() > 1 else biases * part
+        ).flatten()
         for part in plan.spec.split(weights)
     ]
     return torch.cat(parts)

@@ -28,6 +28,7 @@ class State(Global):
 class Scaffold(Strategy):
     paper: ClassVar[str] = "Karimireddy et al. 2020, arXiv 1910.06378"
     state: ClassVar[type] = State
+    own_sums: ClassVar[bool] = True
     holds: ClassVar[str] = "the model, the mean control variate"
     remembered: ClassVar[str] = "its control variate"
     name: Literal["scaffold"] = "scaffold"

@@ -322,14 +322,9 @@ def test_the_median_of_an_even_number_is_between():
     assert float(Median().total(FIVE[:4]).mean("delta")) == 1.5
 
 
-OPEN = pytest.mark.xfail(
-    strict=True, reason="found by the second reader and still open: fix it, then take this mark away"
-)
-
-
 @pytest.mark.parametrize(
     "rule",
-    [Mean(), pytest.param(Median(), marks=OPEN), TrimmedMean(), Krum(bad=0), MultiKrum(bad=0), NormBound()],
+    [Mean(), Median(), TrimmedMean(), Krum(bad=0), MultiKrum(bad=0), NormBound()],
 )
 def test_rules_take_models_without_statistics(rule):
     """`stats` are of length 0 without BatchNorm."""
@@ -536,7 +531,6 @@ def with_header(value):
         pytest.param(with_header([1]), id="a header that is a list"),
     ],
 )
-@OPEN
 def test_whoever_is_odd_is_left_out_even_if_the_first_to_answer(odd):
     asking, total = asked(odd, *GOOD)
     assert total.sites == ["a", "b", "c"]
@@ -545,7 +539,6 @@ def test_whoever_is_odd_is_left_out_even_if_the_first_to_answer(odd):
     assert asking.log.missed["d"].startswith("quarantined")
 
 
-@OPEN
 @pytest.mark.parametrize(
     "update",
     [
