@@ -79,7 +79,7 @@ class Asking:
                 f"a strategy that sees {self.sees} may not look at {what}; its `sees` has to say {needed!r}"
             )
 
-    def _replies(self, sends: Mapping[SiteId, Vectors], groups: int = 1) -> list[Reply]:
+    def _replies(self, sends: Mapping[SiteId, Vectors], groups: int | None = None) -> list[Reply]:
         """In the order of arrival; an engine that must repeat itself bit for bit yields in site order."""
         if self.log.asked:
             raise BadStrategy("a round makes one ask: a site's memory belongs to a turn, and a turn is one question")
@@ -91,7 +91,7 @@ class Asking:
             self.log.up += len(parcel)
             try:
                 reply = self._accept(site, read_reply(site, parcel, self.wire.open_up), replies)
-                if reply is not None and not 0 <= reply.update.group < groups:
+                if reply is not None and groups is not None and not 0 <= reply.update.group < groups:
                     raise BadReply(f"{site}: chose group {reply.update.group}, but there are {groups}")
             except (BadReply, BadMessage) as error:
                 self.log.missed[site] = f"quarantined: {error}"

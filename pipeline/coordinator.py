@@ -89,10 +89,10 @@ class Coordinator:
         # the turn that was cut short keeps its number
         return replace(progress, attempt=self.folder.next_attempt(progress.round + 1))
 
-    def saved(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
-        """As a checkpoint has it."""
+    def saved(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor], make: type | None = None) -> Progress:
+        """As a checkpoint has it; `make`: the class of its state, if another strategy's."""
         values = thaw(header["progress"], tensors)
-        make = self.study.strategy.state
+        make = make or self.study.strategy.state
         best = values["best"] and Best(**(values["best"] | {"state": make(**values["best"]["state"])}))
         return Progress(**(values | {"state": make(**values["state"]), "best": best}))
 

@@ -5,6 +5,7 @@ The common models stay as they are, and nothing that the new site computes is av
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,11 +44,30 @@ def join(folder: RunFolder, newcomer: Newcomer) -> dict[str, Any]:
         raise BadStudy(f"{study.strategy.name} knows no sites that could join; use a federated run")
     people = _alone(populate(study, newcomer.data, torch.device("cpu")), newcomer.name)
     _fits(folder, people)
+    was = folder.study()
+    if newcomer.data is None and (study.data, study.seed) == (was.data, was.seed):
+        raise BadData(
+            "these are the run's own examples; say where the new site's lie (--data), or draw others: --set seed=7"
+        )
+    if not issubclass(was.strategy.state, study.strategy.state):
+        raise BadStudy(
+            f"a run of {was.strategy.name} cannot be gone on with by {study.strategy.name}: it keeps other things"
+        )
     out = folder.path / "joined" / quote(newcomer.name, safe="")
     if out.exists():
         raise BadRun(f"{out} is there already; give the new site another --name, or remove that folder")
+    try:
+        return _join(folder, study, was, people, newcomer, out)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)  # half a site is none, and its name stays free
+        raise
+
+
+def _join(
+    folder: RunFolder, study: Study, was: Study, people: Population, newcomer: Newcomer, out: Path
+) -> dict[str, Any]:
     sim = assemble(study, RunFolder(out), newcomer.data, None, lambda record: None, people)
-    progress = sim.coordinator.saved(*folder.load_checkpoint())
+    progress = sim.coordinator.saved(*folder.load_checkpoint(), was.strategy.state)
     state, at, _ = sim.coordinator.result(progress)
     state, group = _placed(sim, state, newcomer.name)
     if group is None and not study.strategy.personalised:
@@ -85,7 +105,8 @@ def join(folder: RunFolder, newcomer: Newcomer) -> dict[str, Any]:
 def _study(folder: RunFolder, newcomer: Newcomer) -> Study:
     """The run's study with the new site as its only one, at a rate that has not run out."""
     fixed = {"sites": {"count": 1}, "partition": "iid", "public": {}, "local.schedule": "constant", "selection": {},
-             "waiting": {}, "evaluation.where": "sites", "codec": {"up": []}, "trainer": "auto"}  # fmt: skip
+             "waiting": {}, "evaluation.where": "sites", "codec": {"up": []}, "combine": "mean", "skew": "none",
+             "trainer": "auto"}  # fmt: skip
     return load_study(folder.path / "study.toml", fixed | dict(newcomer.sets))
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from pipeline.codecs.base import ANY
 from pipeline.errors import Refused
+from pipeline.select import how_many
 from pipeline.study import Study
 from pipeline.weights import Spec
 from sites.build import Population
@@ -17,14 +18,14 @@ def check(study: Study, spec: Spec, people: Population) -> None:
     found = [
         *_of_evaluation(study, people),
         *_of_training(study, spec, people),
-        *_of_travel(study),
+        *_of_travel(study, how_many(len(people.sites), study.selection.fraction)),
         *study.strategy.objections(study.local, spec),
     ]
     if found:
         raise Refused("\n".join(found))
 
 
-def _of_travel(study: Study) -> Iterator[str]:
+def _of_travel(study: Study, asked: int) -> Iterator[str]:
     for way, chain in (("up", study.up), ("down", study.codec.down)):
         for before, after in pairwise(chain):
             if before.left(1000, ANY) is None:
@@ -34,6 +35,8 @@ def _of_travel(study: Study) -> Iterator[str]:
             yield f"codec.down = {codec.name!r} would send models with most of it missing; use qsgd or fp16 for the way down"
     if study.combine.sees == "each" and study.strategy.own_sums:
         yield f"{study.strategy.name} adds up more than the update, which combine = {study.combine.name!r} does not guard; use 'mean'"
+    if study.combine.fewest > asked:
+        yield f"combine = {study.combine.name!r} needs {study.combine.fewest} answers, but {asked} sites are asked a round; lower combine.bad, or use 'median'"
     if study.combine.fewest > 1 and study.strategy.sees != "totals":
         yield f"combine = {study.combine.name!r} needs {study.combine.fewest} answers at once, and {study.strategy.name} combines some of them at a time; use 'median'"
     if study.strategy.probes and not (study.public.share or study.public.data):

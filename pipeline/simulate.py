@@ -159,9 +159,9 @@ def _keep_own(sim: Simulation, study: Study, state: Any, progress: Progress, fol
     if not (study.strategy.personalised or study.strategy.remembers):
         return
     sim.coordinator.keep(state, progress)
+    header = model_header(study, sim.population.shape, sim.population.classes, sim.coordinator.result(progress)[1])
     for site, memory in sim.engine.memories.items():
         own = Snapshot(memory.kept["weights"], memory.kept["stats"])
-        header = model_header(study, sim.population.shape, sim.population.classes, progress.round)
         folder.save_model(f"site/{quote(site, safe='')}", own, header)
 
 

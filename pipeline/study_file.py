@@ -90,7 +90,8 @@ def _override(raw: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, last = dotted.split(".")
     table = raw
     for depth, parent in enumerate(parents):
-        below = table.setdefault(parent, {})
+        fresh = {"name": default} if depth == 0 and (default := _default(parent)) else {}
+        below = table.setdefault(parent, fresh)
         if isinstance(below, str) and depth == 0 and parent in _KINDS:  # strategy = "fedprox" and --set strategy.mu=1
             below = table[parent] = {"name": below}
         if not isinstance(below, dict):
@@ -103,6 +104,12 @@ def _override(raw: dict[str, Any], dotted: str, value: Any) -> None:
     if last == "name" and len(parents) == 1 and table.get("name") not in (None, value):
         table.clear()  # another component: the old one's settings are not its own
     table[last] = value
+
+
+def _default(section: str) -> str | None:
+    """The component that a section stands for when the study does not say."""
+    found = Study.model_fields[section].default if section in _KINDS else None
+    return found if isinstance(found, str) else None
 
 
 def _explain_all(
@@ -141,6 +148,10 @@ def _what(loc: Sequence[str], found: Sequence[Any], raw: Mapping[str, Any]) -> s
     if first["type"] == "extra_forbidden":
         return f"unknown key {key!r}; {near(loc[-1], _fields_at(raw, loc[:-1]))}"
     if first["type"] == "missing":
+        lacks = str(
+            first["loc"][-1]
+        )  # of a component named alone, like codec.up = "ring", the file has no place for it
+        key = key if loc[-1] == lacks else f"{key}.{lacks}"
         return f"{key!r} is missing" + (f"; {near('', choices(_KINDS[key]))}" if key in _KINDS else "")
     told = " or ".join(dict.fromkeys(e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in found))
     given = first.get("input")
@@ -155,6 +166,11 @@ def _fields_at(raw: Mapping[str, Any], loc: Sequence[str]) -> list[str]:
     table = raw.get(section)
     if tuple(loc) == ("public", "data") and isinstance(table, Mapping):
         section, table = "data", table.get("data")
+    if section == "codec" and len(loc) > 1 and isinstance(table, Mapping):
+        chain = table.get(loc[1])
+        one = chain[int(loc[2])] if isinstance(chain, list) and len(loc) > 2 else chain
+        codec = choices("codecs").get(str(one.get("name"))) if isinstance(one, Mapping) else None
+        return list(codec.model_fields) if codec else []
     if section in _KINDS:
         cls = choices(_KINDS[section]).get(str(table.get("name"))) if isinstance(table, Mapping) else None
         return list(cls.model_fields) if cls else []

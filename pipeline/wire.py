@@ -84,4 +84,4 @@ def without_residuals(memory: Memory) -> Memory:
 
 
 def _encodable(vectors: Vectors) -> list[str]:
-    return [k for k, v in vectors.items() if k != "stats" and v.dim() == 1 and v.dtype == torch.float32]
+    return [k for k, v in vectors.items() if "stats" not in k.split("/") and v.dim() == 1 and v.dtype == torch.float32]

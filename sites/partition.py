@@ -145,7 +145,7 @@ class Quantity(Partition):
             raise Refused(f"partition.sizes has {len(self.sizes)} numbers for {count} sites; say one for each site")
         if sum(self.sizes) > len(train):
             raise Refused(
-                f"partition.sizes add up to {sum(self.sizes)}, but there are {len(train)} training examples; say less"
+                f"partition.sizes add up to {sum(self.sizes)}, but there are {len(train)} training examples; say less, or partition = 'iid'"
             )
         shares = np.array(self.sizes, float)
         parts = {s: _deal_units(data, s, shares, _rng(seed, s)) for s in SPLITS}

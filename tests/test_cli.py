@@ -180,7 +180,13 @@ def test_resume_takes_no_new_settings(finished):
 
 
 def test_strategies_are_listed(tmp_path):
-    rows = {r["name"]: r for r in json.loads(hemofed("strategies", "--json", cwd=tmp_path).stdout)}
+    found = json.loads(hemofed("strategies", "--json", cwd=tmp_path).stdout)
+    assert {r["name"] for r in found["codecs"]} == {"fp16", "qsgd", "randk", "ring", "topk"}
+    assert {r["name"] for r in found["combines"]} >= {"mean", "median", "krum"}
+    rows = {r["name"]: r for r in found["strategies"]}
+    assert rows["cfl"]["sees"] == "each"
+    assert rows["ditto"]["remembered"] == "the site's own model"
+    assert all(r["paper"] for name, r in rows.items() if name not in ("local", "central"))
     assert rows["fedprox"]["settings"]["mu"] == 0.01
     assert rows["fedavg"]["sees"] == "totals"
 
@@ -196,3 +202,45 @@ def test_report_is_written_anew(finished):
     hemofed("report", "two", "--band", "95", cwd=finished)
     assert (finished / "two" / "report.html").exists()
     assert "valid: 68, 95" in hemofed("report", "two", "--band", "50", cwd=finished, ok=False).stderr
+
+
+PERSONAL = """
+name = "own"
+rounds = 3
+[data]
+name = "moons"
+points = 200
+[sites]
+count = 3
+[model]
+name = "moons_net"
+[local]
+lr = 0.1
+batch = 8
+[strategy]
+name = "ditto"
+[evaluation]
+where = "sites"
+"""
+
+
+def test_a_personalised_run_is_held_against_each_site_alone_unless_refused(tmp_path):
+    (tmp_path / "study.toml").write_text(PERSONAL)
+    said = hemofed("run", "study.toml", "--out", "run", "-q", cwd=tmp_path).stdout
+    assert "own model" in said
+    assert "common model" in said
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["yardsticks"].keys() == {"local"}
+    assert len(list((tmp_path / "run" / "models" / "site").glob("*.safetensors"))) == 3
+    hemofed("run", "study.toml", "--out", "bare", "-q", "--no-yardsticks", cwd=tmp_path)
+    assert json.loads((tmp_path / "bare" / "results.json").read_text())["yardsticks"] == {}
+
+
+def test_a_new_site_joins_by_one_command(tmp_path):
+    (tmp_path / "study.toml").write_text(PERSONAL)
+    hemofed("run", "study.toml", "--out", "run", "-q", "--no-yardsticks", cwd=tmp_path)
+    got = json.loads(hemofed("personalise", "run", "--set", "seed=9", "--json", cwd=tmp_path).stdout)
+    assert {"own", "global", "alone"} <= got.keys()
+    assert "already; give the new one another --name" in hemofed(
+        "personalise", "run", "--name", "site-01", cwd=tmp_path, ok=False
+    ).stderr.replace("\n", " ")

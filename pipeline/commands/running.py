@@ -112,7 +112,7 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
 
 def _whole(name: str, found: dict[str, Any], metric: str) -> float | None:
     """Sites that train alone have a model each: their scores cannot be put in one order."""
-    return None if name == "local" and metric != "accuracy" else found.get(metric)
+    return None if name in ("local", "own model") and metric != "accuracy" else found.get(metric)
 
 
 def free_path(path: Path) -> Path:

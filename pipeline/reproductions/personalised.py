@@ -19,11 +19,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "local only": {"name": "local"},
     "FedAvg": {"name": "fedavg"},
     "FedProx": {"name": "fedprox", "mu": 0.01},
-    "fine-tune": {"name": "finetune", "epochs": 5},
+    "fine-tune": {"name": "finetune", "epochs": 5, "personal_lr": 0.02},
     "FedPer": {"name": "fedper"},
     "FedRep": {"name": "fedrep", "head_epochs": 1},
     "Per-FedAvg": {"name": "perfedavg", "alpha": 0.01, "adapt": 500},
-    "pFedMe": {"name": "pfedme", "rounds": 30, "inner": 5, "lam": 0.5, "eta": 1.0},
+    "pFedMe": {"name": "pfedme", "rounds": 30, "inner": 10, "lam": 0.2, "eta": 2.5, "personal_lr": 0.05},
     "Ditto": {"name": "ditto", "lam": 0.01},
 }
 GLOBAL = ("FedAvg", "FedProx")

@@ -126,7 +126,7 @@ class Strategy(Component):
         return {}
 
     def tree(self, state: Any) -> Tree | None:
-        """How the groups hang together, where that is known; recorded when it changes."""
+        """How the groups hang together, where that is known; recorded every round."""
         return None
 
     def candidates(self, state: Any) -> Mapping[str, Snapshot]:

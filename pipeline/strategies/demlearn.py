@@ -57,7 +57,7 @@ class DemLearn(Grouping):
     tau_growth: float = Field(1.0, ge=1)  # ... which may grow: from plastic to stable
     amplify: float = Field(1.15, gt=0)
     amplified: NonNegativeInt = 5  # rounds
-    linkage: Literal["centroid", "average"] = "centroid"
+    linkage: Literal["centroid", "average", "ward"] = "centroid"  # ward (ours): groups of like size
     by: Literal["weights", "moves"] = "weights"
 
     @property

@@ -58,7 +58,7 @@ def distances(vectors: Sequence[Vec]) -> Tensor:
     return torch.cdist(apart, apart)
 
 
-def linkage(distances: Tensor, method: Literal["complete", "average", "centroid"]) -> np.ndarray:
+def linkage(distances: Tensor, method: Literal["complete", "average", "centroid", "ward"]) -> np.ndarray:
     """(S, S) -> scipy's merges (S - 1, 4)."""
     from scipy.cluster import hierarchy
     from scipy.spatial.distance import squareform

@@ -1,7 +1,7 @@
 """Clustering by similarity: every `every` rounds sites are grouped anew by how alike their models are, and averaged by group.
 
 Models are compared by their weights (Euclidean distance) or by what they do (1 - CKA, mean over the layers, on public
-examples). Groups come from average linkage, cut into `k`. With k = 1 it is FedAvg.
+examples). The tree of sites, by Ward's linkage for weights and average linkage for CKA, is cut into `k`. With k = 1 it is FedAvg.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Similarity(Grouping):
     k: PositiveInt = 2
     every: PositiveInt = 5
     by: Literal["weights", "cka"] = "weights"
+    linkage: Literal["ward", "average", "complete"] = "ward"  # for weights; average tends to put one site apart
     probe: int = Field(256, ge=4)  # public examples that networks are compared on, for cka
 
     @property
@@ -81,7 +82,8 @@ class Similarity(Grouping):
         from scipy.cluster.hierarchy import fcluster
 
         sites = tuple(state.latest)
-        merges = linkage(self._distances(state, sites, ask), "average")
+        method = self.linkage if self.by == "weights" else "average"  # ward is for Euclidean distances
+        merges = linkage(self._distances(state, sites, ask), method)
         labels = fcluster(merges, self.k, "maxclust")
         member = named_alike(dict(zip(sites, map(int, labels), strict=True)), state.member)
         tree = tree_of(sites, merges)

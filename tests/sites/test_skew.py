@@ -16,7 +16,7 @@ from pipeline.components import choices
 from pipeline.errors import Refused
 from pipeline.seeds import generator
 from sites.acquisition import PROFILES
-from sites.skew import NoSkew, Plane, RandomScanner, Scanner
+from sites.skew import NoSkew, Plane, RandomScanner, Scanner, Views
 
 STRONG = Scanner().profiles
 names = st.sampled_from(sorted(PROFILES))
@@ -207,3 +207,25 @@ sites.skew.Scanner().apply(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 0, 0)
     clean = {k: v for k, v in os.environ.items() if k != "NO_ALBUMENTATIONS_UPDATE"}
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=clean)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+VIEWS = ("as_is", "inverted", "mirrored", "turned_90", "turned_180", "turned_270")
+
+
+def test_views_turn_the_images_of_every_other_site():
+    x = torch.arange(2 * 1 * 3 * 4, dtype=torch.uint8).view(2, 1, 3, 4)
+    skew = Views(kinds=VIEWS)
+    assert skew.apply(x, 0, 0) is None
+    assert skew.apply(x, 6, 0) is None  # begins again
+    assert torch.equal(skew.apply(x, 1, 0), 255 - x)
+    assert skew.apply(x, 2, 0)[0, 0, 0].tolist() == [3, 2, 1, 0]
+    assert skew.apply(x, 3, 0)[0, 0, 0].tolist() == [3, 7, 11]
+    assert skew.apply(x, 4, 0)[0, 0, 0].tolist() == [11, 10, 9, 8]
+    assert skew.apply(x, 5, 0)[0, 0, 0].tolist() == [8, 4, 0]
+    assert torch.equal(Views(kinds=("inverted",)).apply(x / 255, 0, 0), 1 - x / 255)
+    assert [bool(skew.describe(n, 0)) for n in range(6)] == [False, *[True] * 5]
+
+
+def test_views_are_of_images():
+    with pytest.raises(Refused, match="plane"):
+        Views().apply(torch.zeros(3, 2), 1, 0)
