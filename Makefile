@@ -34,6 +34,7 @@ lint: env
 bench: env system
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/cells.py
+	$(BIN)/python benchmarks/codecs.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

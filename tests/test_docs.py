@@ -292,3 +292,31 @@ def test_the_reference_of_the_study_file_is_complete_and_true() -> None:
                 assert written[place][key] == "required", f"docs/study-file.md, {where}: {key} is required"
             elif field.default is not None:
                 assert written[place][key] == f"`{_toml_value(field.default)}`", f"docs/study-file.md, {where}: {key}"
+
+
+ENTRIES = ("strategies.md", "personalised.md", "clustered.md", "compression.md")
+
+
+def entry_of(name: str) -> str:
+    """The section under a heading that names the component, up to the next heading."""
+    text = "\n".join((ROOT / "docs" / page).read_text("utf-8") for page in ENTRIES)
+    found = [part for part in re.split(r"^(?=##+ )", text, flags=re.MULTILINE) if f"`{name}`" in part.split("\n", 1)[0]]
+    assert len(found) == 1, f"{name} has {len(found)} entries in {', '.join(ENTRIES)}"
+    return found[0]
+
+
+@pytest.mark.parametrize("name", sorted({*choices("strategies"), *choices("codecs")} - {"local", "central"}))
+def test_every_algorithm_and_codec_says_when_to_use_it_and_when_not(name: str) -> None:
+    entry = entry_of(name)
+    assert re.search(r"\*\*Use it\*\*|\*\*Use\*\*", entry)
+    assert re.search(r"\*\*Not\b", entry)
+
+
+@pytest.mark.parametrize("name", sorted(choices("combines")))
+def test_every_rule_of_combining_has_its_row(name: str) -> None:
+    assert re.search(rf"^\| `{name}` \|", (ROOT / "docs" / "strategies.md").read_text("utf-8"), re.MULTILINE)
+
+
+def test_a_strategy_from_outside_takes_less_than_forty_lines() -> None:
+    (block,) = [b for b in blocks(ROOT / "docs" / "add-a-strategy.md") if b.file == "cautious.py"]
+    assert len(block.text.splitlines()) < 40

@@ -75,7 +75,7 @@ class DemLearn(Grouping):
             member={**state.member} | {r.site: state.member.get(r.site, FIRST) for r in replies},
             latest={**state.latest} | {s: self.brief(state, s)["weights"] + move for s, move in moves.items()},
             latest_stats={**state.latest_stats} | {r.site: r.update.mean["stats"] for r in replies},
-            moves={**state.moves} | moves,
+            moves={**state.moves} | moves if self.by == "moves" else {},
             rounds=state.rounds + 1,
         )
         if state.rounds >= state.due:

@@ -279,7 +279,15 @@ def test_planted_groups_are_found_when_they_are_due():
     means = {state.member["a"]: vec(0.5, 0), state.member["b"]: vec((10 + 36) / 4, 0)}
     for group, move in means.items():  # of the members' last models, weighted
         torch.testing.assert_close(state.weights[group], common + move)
-    assert {leaf: round(h, 4) for leaf, (_, _, h, _) in enumerate(state.merges)} == {0: 1.0, 1: 2.0, 2: 10.5}
+    # Ward: pairs at their distance, two pairs at sqrt(2 * 2 * 2 / (2 + 2)) times that of their middles
+    assert [round(h, 4) for _, _, h, _ in state.merges] == [1.0, 2.0, round(2**0.5 * 10.5, 4)]
+
+
+def test_average_linkage_is_the_mean_over_pairs():
+    strategy = SIMILARITY.model_copy(update={"linkage": "average"})
+    state = after(strategy, begin(strategy, 0, 0), PLANTED)
+    state = after(strategy, state, PLANTED)
+    assert [round(h, 4) for _, _, h, _ in state.merges] == [1.0, 2.0, (10 + 12 + 9 + 11) / 4]
 
 
 def test_a_group_whose_members_stay_keeps_its_model():
