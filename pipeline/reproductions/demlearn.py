@@ -59,8 +59,8 @@ def run(context: Context) -> Reproduction:
         ],
         grids=[Grid("Test accuracy in per cent", ["model", "specialisation", "generalisation"], rows)],
         figures=[
-            ("DemLearn by level: on own data (full) and on everybody's (dashed)", curves(lines, "DemLearn", percent=True, wide=True)),
-            ("The common model on everybody's data", curves(others, "Generalisation", percent=True)),
+            ("DemLearn by level: on own data (full) and on everybody's (dashed)", curves(lines, "Test accuracy", percent=True, wide=True)),
+            ("The common model on everybody's data", curves(others, "Accuracy on all test data", percent=True)),
         ],
         checks=[
             Check("site models specialise: better on own data than FedAvg's model", site[0] > avg[0], f"{100 * (site[0] - avg[0]):+.2f} points"),
@@ -82,6 +82,7 @@ def special(judged: Mapping[str, Any], level: str) -> float:
 
 
 def general(judged: Mapping[str, Any], level: str) -> float:
-    """On everybody's; the mean over the models of the level. Before anybody has trained there is the top model alone."""
-    found = [m["accuracy"] for name, m in judged.get("models", {}).items() if name.startswith(f"{level}/")]
-    return fmean(found) if found else float(judged["coordinator"]["accuracy"])
+    """On everybody's; the mean over the models of the level, of groups the lowest. At first there is the top model alone."""
+    models = {name: m["accuracy"] for name, m in judged.get("models", {}).items() if name.startswith(f"{level}/")}
+    lowest = [value for name, value in models.items() if not any(other.startswith(f"{name}.") for other in models)]
+    return fmean(lowest) if lowest else float(judged["coordinator"]["accuracy"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.reports.figures import Series, curves
-from pipeline.reports.svg import PALETTE
+from pipeline.reports.svg import HALF, PALETTE, new_figure, styled
 from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = "fedpaq"
 ABOUT = "FedPAQ on Fashion-MNIST with a CNN: accuracy against megabytes sent up, for 1, 2, 4, 8 and 32 bits a number"
@@ -32,7 +36,7 @@ def run(context: Context) -> Reproduction:
         for bits, runs in done.items()
     ]  # fmt: skip
     by_round = [
-        Series(f"{bits} bits", r[0].judged_rounds(), r[0].curve("test"), colour=colour)
+        Series(words(bits), r[0].judged_rounds()[1:], r[0].curve("test")[1:], colour=colour)
         for colour, (bits, r) in zip(PALETTE, done.items(), strict=False)
     ]
     return Reproduction(
@@ -61,21 +65,23 @@ def _final(done: Run) -> float:
     return 100 * fmean(done.curve("test")[-LAST:])
 
 
-def against_megabytes(runs: dict[int, Run]) -> Any:
-    from pipeline.reports.svg import HALF, new_figure, styled
+@styled()
+def against_megabytes(runs: Mapping[int, Run]) -> Figure:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    @styled()
-    def draw() -> Any:
-        figure, axes = new_figure(HALF)
-        for colour, (bits, run) in zip(PALETTE, runs.items(), strict=False):
-            up = list(accumulate(line["bytes"]["up"] / 1e6 for line in run.rounds))
-            accuracy = [100 * a for a in run.curve("test")]
-            axes.plot(up[1:], accuracy[1:], color=colour, label=f"{bits} bits", marker="o", markersize=3)
-        axes.set_xscale("log")
-        axes.set_xlabel("megabytes sent up so far")
-        axes.set_ylabel("%")
-        axes.set_title("Test accuracy against traffic")
-        axes.legend()
-        return figure
+    figure, axes = new_figure(HALF)
+    for colour, (bits, run) in zip(PALETTE, runs.items(), strict=False):
+        up = list(accumulate(line["bytes"]["up"] / 1e6 for line in run.rounds))
+        accuracy = [100 * a for a in run.curve("test")]
+        axes.plot(up[1:], accuracy[1:], color=colour, label=words(bits), marker="o", markersize=3)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda megabytes, _: f"{megabytes:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("Megabytes sent up so far")
+    axes.set_ylabel("Test accuracy, %")
+    axes.legend(loc="lower right")
+    return figure
 
-    return draw()
+
+def words(bits: int) -> str:
+    return "1 bit" if bits == 1 else f"{bits} bits"
