@@ -55,7 +55,7 @@ class Asking:
     log: Log = field(default_factory=Log)
 
     def total(self, sends: Mapping[SiteId, Vectors]) -> Total:
-        return self.combine.total(self._replies(sends))
+        return self.combine.total(self._replies(sends, 1))
 
     def groups(self, sends: Mapping[SiteId, Vectors], count: int) -> dict[int, Total]:
         self._may("groups", "sums of groups")
