@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.output import Rounds, area, console, errors, percent, print_json, table
+from pipeline.commands.output import Rounds, area, console, percent, print_json, table
 from pipeline.errors import BadStudy
 from pipeline.reports.words import size
 from pipeline.run_folder import RunFolder
@@ -69,9 +70,8 @@ def run_and_report(
         done = [record["round"] for record in folder.rounds()]
         flags = (f" --data {shlex.quote(str(data))}" if data else "") + (" --yardsticks" if yardsticks else "")
         reached = f"stopped after round {done[-1] if done else 0} of {study.rounds}; nothing is lost."
-        errors.print(
-            f"\n{reached} Continue with: hemofed run --resume {shlex.quote(str(folder.path))}{flags}", soft_wrap=True
-        )
+        # not by rich: the interrupt may have struck inside its console, which then keeps what it is given
+        sys.stderr.write(f"\n{reached} Continue with: hemofed run --resume {shlex.quote(str(folder.path))}{flags}\n")
         raise
     return results
 

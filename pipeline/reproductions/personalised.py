@@ -22,7 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fine-tune": {"name": "finetune", "epochs": 5, "personal_lr": 0.02},
     "FedPer": {"name": "fedper"},
     "FedRep": {"name": "fedrep", "head_epochs": 1},
-    "Per-FedAvg": {"name": "perfedavg", "alpha": 0.01, "adapt": 500},
+    "Per-FedAvg": {"name": "perfedavg", "alpha": 0.01, "adapt": 1500},
     "pFedMe": {"name": "pfedme", "rounds": 30, "inner": 10, "lam": 0.2, "eta": 2.5, "personal_lr": 0.05},
     "Ditto": {"name": "ditto", "lam": 0.01},
 }
@@ -52,7 +52,7 @@ def run(context: Context) -> Reproduction:
             ("What differs from the benchmark: a dense network of 784-128-10 instead of a CNN of four layers, 60 rounds of one local epoch instead of about 2,000 rounds, "
             "the official test images dealt like the training images instead of a quarter of each site's, one seed instead of several. "
             "So the absolute figures are not comparable; the gap between global and personal methods is."),
-            "Settings of the methods were chosen on validation images, a tenth of the training images. A first version with 30 rounds was read on the test images too: there the best personal method was 0.03 points below local-only with Dirichlet(0.1). The 60 rounds were then chosen on validation images.",
+            "Settings of the methods were chosen on validation images, a tenth of the training images. A first version with 30 rounds was read on the test images too: there the best personal method was 0.03 points below local-only with Dirichlet(0.1). The 60 rounds were then chosen on validation images; and Per-FedAvg, which with 500 steps of adaptation fell 0.22 points below local-only where every site has two classes, got 1,500.",
         ],
         grids=[Grid("Test accuracy in per cent", ["method", "2 classes a site", "published", "Dirichlet(0.1)", "published"], rows)],
         figures=[(f"Validation accuracy at the sites, {kind}", _figure(done, kind)) for kind in PARTITIONS],
