@@ -89,4 +89,4 @@ def _figure(done: dict[tuple[str, str], Run], kind: str) -> Any:
                dashed=method in (*GLOBAL, "local only"))
         for method in METHODS
     ]  # fmt: skip
-    return curves(lines, f"{kind}", percent=True, wide=True)
+    return curves(lines, "Validation accuracy", percent=True, wide=True)
