@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,6 +14,9 @@ from pipeline.messages import Excuse, Identity, Message, Reply, Sees, SiteId, To
 from pipeline.parcels import read_reply
 from pipeline.wire import PLAIN, Wire
 from pipeline.work import Job, Result, Split
+
+if TYPE_CHECKING:
+    from pipeline.masked import Masking
 
 SIGHT: Sequence[Sees] = ("totals", "groups", "each")
 
@@ -52,9 +55,15 @@ class Asking:
     wire: Wire = PLAIN
     combine: Combine = MEAN
     weighting: Weighting | None = None  # the rule that a site's weight has to follow; None: whatever it says
+    masking: Masking | None = None  # totals are secure sums
     log: Log = field(default_factory=Log)
 
     def total(self, sends: Mapping[SiteId, Vectors]) -> Total:
+        if self.masking is not None:
+            from pipeline.masked import masked_total  # cryptography is an extra
+
+            self._first(sends)
+            return self.combine.summed(masked_total(self, self.masking, sends))
         return self.combine.total(self._replies(sends, 1))
 
     def groups(self, sends: Mapping[SiteId, Vectors], count: int) -> dict[int, Total]:
@@ -81,16 +90,29 @@ class Asking:
 
     def _replies(self, sends: Mapping[SiteId, Vectors], groups: int | None = None) -> list[Reply]:
         """In the order of arrival; an engine that must repeat itself bit for bit yields in site order."""
+        self._first(sends)
+        replies = self._alike(self.exchanged(self.task, sends, groups))
+        if self.task == "train":
+            outcasts = self.combine.outcasts(replies)
+            self.log.missed.update(outcasts)
+            replies = [reply for reply in replies if reply.site not in outcasts]
+        self.note(replies, sends)
+        return replies
+
+    def _first(self, sends: Mapping[SiteId, Vectors]) -> None:
         if self.log.asked:
             raise BadStrategy("a round makes one ask: a site's memory belongs to a turn, and a turn is one question")
-        parcels = self.wire.parcels({site: self._message(site, vectors) for site, vectors in sends.items()})
         self.log.asked.extend(sends)
+
+    def exchanged(self, task: str, sends: Mapping[SiteId, Vectors], groups: int | None = None) -> list[Reply]:
+        """One exchange: whatever answers came and may be read. What else happened is in the log."""
+        parcels = self.wire.parcels({site: self._message(task, site, vectors) for site, vectors in sends.items()})
         self.log.down += sum(map(len, parcels.values()))
         replies: list[Reply] = []
         for site, parcel in self.engine.exchange(parcels, self.wait):
             self.log.up += len(parcel)
             try:
-                reply = self._accept(site, read_reply(site, parcel, self.wire.open_up), replies)
+                reply = self._accept(task, site, read_reply(site, parcel, self.wire.open_up), replies)
                 if reply is not None and groups is not None and not 0 <= reply.update.group < groups:
                     raise BadReply(f"{site}: chose group {reply.update.group}, but there are {groups}")
             except (BadReply, BadMessage) as error:
@@ -98,15 +120,9 @@ class Asking:
                 continue
             if reply is not None:
                 replies.append(reply)
-        replies = self._alike(replies)
-        if self.task == "train":
-            outcasts = self.combine.outcasts(replies)
-            self.log.missed.update(outcasts)
-            replies = [reply for reply in replies if reply.site not in outcasts]
-        self._note(replies, sends)
         return replies
 
-    def _note(self, replies: Sequence[Reply], sends: Mapping[SiteId, Vectors]) -> None:
+    def note(self, replies: Sequence[Reply], sends: Mapping[SiteId, Vectors]) -> None:
         """Who counted, for the record; too few void the round."""
         for reply in replies:
             bare = replace(reply.update, mean={}, sum={k: v for k, v in reply.update.sum.items() if v.dim() == 0})
@@ -118,9 +134,9 @@ class Asking:
         if len(answered) < self.wait.quorum:
             raise TooFew(f"{len(answered)} of {len(sends)} sites answered, waiting.quorum is {self.wait.quorum}")
 
-    def _message(self, site: SiteId, vectors: Vectors) -> Message:
+    def _message(self, task: str, site: SiteId, vectors: Vectors) -> Message:
         return Message(
-            task=self.task,
+            task=task,
             turn=self.turn,
             vectors=vectors,
             attempt=self.attempt,
@@ -130,19 +146,19 @@ class Asking:
             splits=self.splits,
         )
 
-    def _accept(self, site: SiteId, answer: Reply | Excuse, before: Sequence[Reply]) -> Reply | None:
+    def _accept(self, task: str, site: SiteId, answer: Reply | Excuse, before: Sequence[Reply]) -> Reply | None:
         if isinstance(answer, Excuse):
             self.log.missed[site] = answer.reason
             return None
         late = answer.turn < self.turn and self.wait.late == "keep"
-        if answer.task != self.task or not (late or (answer.turn, answer.attempt) == (self.turn, self.attempt)):
+        if answer.task != task or not (late or (answer.turn, answer.attempt) == (self.turn, self.attempt)):
             raise BadReply(f"{site}: answered turn {answer.turn} ({answer.task}) when asked turn {self.turn}")
         if not late and site not in self.log.asked:
             raise BadReply(f"{site}: answered without being asked")
         if any((r.site, r.turn, r.attempt) == (site, answer.turn, answer.attempt) for r in before):
             raise BadReply(f"{site}: answered turn {answer.turn} twice")
         work = answer.update.work
-        if self.weighting is not None and answer.weight != weigh(self.weighting, work):
+        if self.weighting is not None and self.masking is None and answer.weight != weigh(self.weighting, work):
             raise BadReply(f"{site}: claims a weight of {answer.weight:g}, but weighting is {self.weighting!r}")
         if work is not None and work.partial and self.wait.partial == "drop":
             self.log.missed[site] = f"late: {work.done} of {work.asked} steps"

@@ -30,7 +30,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress")]
 # what a missing package means to a user: module -> extra
 EXTRAS = {"torch": "train", "monai": "train", "albumentations": "train", "sklearn": "train", "scipy": "train",
           "safetensors": "train", "matplotlib": "train", "jinja2": "train", "PIL": "train",
-          "opacus": "privacy", "dp_accounting": "privacy", "onnxruntime": "edge", "pydicom": "edge"}  # fmt: skip
+          "opacus": "privacy", "dp_accounting": "privacy", "cryptography": "privacy", "reportlab": "privacy",
+          "onnxruntime": "edge", "pydicom": "edge"}  # fmt: skip
 
 
 @app.command()
@@ -50,13 +51,16 @@ def run(
             help="Also train local-only and pooled, to compare; if not said, personalised studies train local-only",
         ),
     ] = None,
+    homes: Annotated[
+        Path | None, typer.Option("--homes", help="Where simulated sites keep keys and ledgers between runs")
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Run a study on this machine, all sites simulated, and write a report."""
     from pipeline.commands.running import run_command
 
-    run_command(study, out, resume, sets or [], data, yardsticks, quiet, json)
+    run_command(study, out, resume, sets or [], data, yardsticks, homes, quiet, json)
 
 
 @app.command()

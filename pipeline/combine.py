@@ -35,6 +35,10 @@ class Combine(Component):
     @abstractmethod
     def total(self, replies: Sequence[Reply]) -> Total: ...
 
+    def summed(self, total: Total) -> Total:
+        """Of a sum of which nobody knows the parts."""
+        return total
+
     def outcasts(self, replies: Sequence[Reply]) -> dict[str, str]:
         """site -> why its update is not to be believed."""
         if self.absurd is None or len(replies) < FEWEST:
@@ -150,6 +154,11 @@ def _direction(reply: Reply) -> Tensor:
 
 def _directed(key: str, value: Tensor) -> bool:
     return key != "stats" and value.dim() == 1
+
+
+def cut_to(reply: Reply, length: float) -> Reply:
+    """With an update no longer than that."""
+    return _scaled(reply, min(1.0, length / max(float(_direction(reply).norm()), 1e-30)))
 
 
 def _scaled(reply: Reply, by: float) -> Reply:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pipeline.asking import Asking, Engine, Log
 from pipeline.checkpoint import freeze, shallow, thaw
+from pipeline.combine import Combine
 from pipeline.errors import BadStrategy, HemofedError, TooFew
 from pipeline.judging import Judged, judge_round, value_of
-from pipeline.messages import Identity, SiteId, Wait
+from pipeline.messages import BUDGET, Identity, SiteId, Wait
 from pipeline.metrics import Focus
 from pipeline.run_folder import RunFolder
 from pipeline.select import select
@@ -23,6 +24,9 @@ from pipeline.study import Study
 from pipeline.weights import Snapshot
 from pipeline.wire import PLAIN, Wire
 from pipeline.work import Fit, Fitted, Job, Result, Split
+
+if TYPE_CHECKING:
+    from pipeline.masked import Masking
 
 
 class Simulated(Engine, Protocol):
@@ -55,6 +59,7 @@ class Progress:
     down: int = 0
     seconds: float = 0.0
     reached: float | None = None  # the value that met the target
+    spent: tuple[SiteId, ...] = ()  # sites whose privacy budget is used up
 
 
 @dataclass
@@ -68,7 +73,10 @@ class Coordinator:
     focus: Focus
     machine: Mapping[str, Any]  # trainer, threads, device: a resumed run has to repeat them
     wire: Wire = PLAIN
+    combine: Combine | None = None  # the study's, if not given
+    masking: Masking | None = None
     watch: Callable[[dict[str, Any]], None] = lambda record: None
+    told: Callable[[], Mapping[str, Any]] = dict  # what sites let be known of their spending, for the record
 
     def __post_init__(self) -> None:
         self._hash = self.study.hash  # looks at installed packages: once, not every round
@@ -103,6 +111,8 @@ class Coordinator:
                 break
             if self._out_of_patience(progress):
                 return progress, f"early: no better {self.study.evaluation.best} in {progress.looks} looks"
+            if set(progress.spent) >= set(self.sites):
+                return progress, "early: every site's privacy budget is spent"
             progress = self._round(replace(progress, round=progress.round + 1))
         if progress.reached is not None:
             return progress, f"target: {self.study.evaluation.best} {progress.reached:.4f} in round {progress.round}"
@@ -134,7 +144,8 @@ class Coordinator:
         self._check_finite(state, progress.round)
         trained = time.perf_counter()
         counted = dict(progress.counted) | {r.site: (r.turn, r.attempt) for r in asking.log.accepted}
-        progress = replace(progress, state=state, counted=counted)
+        broke = {site for site, why in asking.log.missed.items() if why.startswith(BUDGET)}
+        progress = replace(progress, state=state, counted=counted, spent=tuple(sorted({*progress.spent, *broke})))
         due = progress.round % self.study.evaluation.every == 0 or progress.round == self.study.rounds
         judged = self._judge(progress) if due else Judged()
         spent = {"train": trained - began, "judge": time.perf_counter() - trained}
@@ -172,6 +183,9 @@ class Coordinator:
             "clock": round(self.engine.clock, 6),
             "void": void,
             **self._grouping(progress.state),
+            **self.told(),
+            # a repeated round is noised anew, and spends again
+            **({"attempt": progress.attempt} if self.combine else {}),
             "unjudged": judged.missed,
             "metrics": found,
         }
@@ -216,8 +230,9 @@ class Coordinator:
             splits,
             sees,
             self.wire,
-            self.study.combine,
+            self.combine or self.study.combine,
             self.study.weighting,
+            self.masking if task == "train" else None,
         )
 
     def _checked(self, state: Any, method: str) -> Any:

@@ -106,7 +106,7 @@ def _study(folder: RunFolder, newcomer: Newcomer) -> Study:
     """The run's study with the new site as its only one, at a rate that has not run out."""
     fixed = {"sites": {"count": 1}, "partition": "iid", "public": {}, "local.schedule": "constant", "selection": {},
              "waiting": {}, "evaluation.where": "sites", "codec": {"up": []}, "combine": "mean", "skew": "none",
-             "trainer": "auto"}  # fmt: skip
+             "trainer": "auto", "privacy": {}}  # fmt: skip
     return load_study(folder.path / "study.toml", fixed | dict(newcomer.sets))
 
 

@@ -23,6 +23,7 @@ Sees = Literal["totals", "groups", "each"]  # what of the sites' answers somebod
 
 
 Weighting = Literal["examples", "equal", "inverse"]
+BUDGET = "privacy budget"  # how a site's excuse begins when it has nothing left to spend
 
 
 def weigh(rule: Weighting, work: Work | None) -> float:
@@ -127,6 +128,25 @@ class Total:
         if means is not None:
             total._means, total._weight = dict(means), 1.0
         return total
+
+    @classmethod
+    def summed(cls, means: Vectors, weight: float, sums: Vectors, sites: Iterable[SiteId]) -> Total:
+        """Where only the sums are known: `means` of the weighted vectors, `weight` of the weights. No site's work is."""
+        total = cls()
+        total._means, total._weight, total._sums = dict(means), weight, dict(sums)
+        total.sites = list(sites)
+        total.count = len(total.sites)
+        return total
+
+    @property
+    def sums(self) -> Vectors:
+        """All that was added up as sums."""
+        return self._sums
+
+    @property
+    def weighted(self) -> Vectors:
+        """All that is averaged, before it is divided by the sum of the weights."""
+        return self._means
 
     def mean(self, key: str) -> Tensor:
         return _get(self._means, key, "mean") / self._weight

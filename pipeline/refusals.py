@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from pipeline.codecs.base import ANY
 from pipeline.errors import Refused
+from pipeline.privacy_refusals import of_privacy
+from pipeline.rehearsal import Turn
 from pipeline.select import how_many
 from pipeline.study import Study
 from pipeline.weights import Spec
@@ -14,12 +16,14 @@ from sites.build import Population
 from sites.data.base import SPLITS
 
 
-def check(study: Study, spec: Spec, people: Population) -> None:
+def check(study: Study, spec: Spec, people: Population, turns: Sequence[Turn] = ()) -> None:
+    """`turns`: rehearsed, where the study protects anything."""
     found = [
         *_of_evaluation(study, people),
         *_of_training(study, spec, people),
         *_of_travel(study, how_many(len(people.sites), study.selection.fraction)),
         *study.strategy.objections(study.local, spec),
+        *(of_privacy(study, spec, people, turns) if turns else ()),
     ]
     if found:
         raise Refused("\n".join(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -19,7 +19,9 @@ from pipeline.errors import BadRun, HemofedError, Refused
 from pipeline.files import alone_in
 from pipeline.intervals import DRAWS, FEWEST, LEVEL, Answers, drawn, intervals
 from pipeline.metrics import Focus
+from pipeline.protection import Privacy
 from pipeline.refusals import check
+from pipeline.rehearsal import Turn, rehearse
 from pipeline.reports.cells import write_cells
 from pipeline.results import model_header, write_results
 from pipeline.run_folder import RunFolder
@@ -34,6 +36,9 @@ from sites.trainers.base import Bench, Recipe, Ticket
 from sites.trainers.choose import Kind, choose, make_trainer, threads_for
 from sites.trainers.scoring import bins_of, logits_of
 
+if TYPE_CHECKING:
+    from pipeline.protected import Protection
+
 Watch = Callable[[dict[str, Any]], None]
 
 
@@ -44,6 +49,7 @@ class Simulation:
     population: Population
     bench: Bench
     model: Model
+    shield: Protection | None = None
 
 
 def device_of(study: Study) -> torch.device:
@@ -62,14 +68,16 @@ def assemble(
     machine: dict[str, Any] | None,
     watch: Watch,
     people: Population | None = None,
+    homes: Path | None = None,
+    dry: bool = False,
 ) -> Simulation:
-    """`machine`: what a checkpoint says of the trainer and the threads it was made with; `people`: if already made."""
+    """`machine`: what a checkpoint says of the trainer and the threads it was made with; `people`: if already made;
+    `homes`: where simulated sites keep their ledgers, if not in the run's folder; `dry`: nothing is written."""
     device = device_of(study)
     people = people or populate(study, root, device)
     model: Model = study.model
     module = model.make(people.shape, len(people.classes), study.seed)
     spec = Spec.of(module)
-    check(study, spec, people)
 
     def lr(round: int) -> float:
         return study.local.rate(round, study.rounds)
@@ -84,6 +92,11 @@ def assemble(
         Augment(**study.augment.model_dump()),
         local.balance,
     )
+    plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)
+    turns = rehearse(study.strategy, plan, spec.read(module)) if study.privacy != Privacy() else []
+    check(study, spec, people, turns)
+    shield = _shield(study, people, turns, recipe, None if dry else folder.path, homes)
+    people = shield.people if shield else people
     bench = Bench(
         lambda: model.make(people.shape, len(people.classes), study.seed),
         spec,
@@ -96,11 +109,14 @@ def assemble(
     )
     threads = machine["threads"] if machine else threads_for(study.threads, bench)
     torch.set_num_threads(threads)
-    kind: Kind = machine["trainer"] if machine else choose(study.trainer, bench, threads)
-    trainer = make_trainer(kind, bench)
-    plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)
+    kind: Kind = (
+        machine["trainer"] if machine else choose(study.trainer, bench, threads, bool(shield and shield.promises))
+    )
+    trainer = shield.trainer(kind, bench, study) if shield else make_trainer(kind, bench)
     wire = Wire(study.up, study.codec.down, Layout(spec.sizes, len(people.sites)), study.seed)
     engine = InProcess(people.sites, trainer, study.strategy, plan, study.weighting, _profile(study, people), wire)
+    if shield:
+        engine.desks = shield.desks
 
     def run_here(jobs: Sequence[Job], turn: int) -> list[Result]:
         return trainer.run([Ticket(COORDINATOR, turn, nth, job) for nth, job in enumerate(jobs)])
@@ -112,22 +128,70 @@ def assemble(
                 f"{folder.path} was begun with {part} {was}, here it is {now[part]}: it could not go on bit for bit"
             )
     focus = _focus(study, people)
-    coordinator = Coordinator(study, plan, people.sites, engine, run_here, folder, focus, now, wire, watch)
-    return Simulation(coordinator, engine, people, bench, model)
+    combine, masking = (shield.combine, shield.masking) if shield else (None, None)
+    coordinator = Coordinator(
+        study,
+        plan,
+        people.sites,
+        engine,
+        run_here,
+        folder,
+        focus,
+        now,
+        wire,
+        combine,
+        masking,
+        watch,
+        shield.told if shield else dict,
+    )
+    return Simulation(coordinator, engine, people, bench, model, shield)
+
+
+def _shield(
+    study: Study,
+    people: Population,
+    turns: Sequence[Turn],
+    recipe: Recipe,
+    run: Path | None,
+    homes: Path | None,
+) -> Protection | None:
+    if not turns:
+        return None
+    from pipeline.protected import protect  # opacus and cryptography are an extra
+
+    return protect(study, people, turns, recipe, run, homes)
 
 
 def run(
-    study: Study, folder: RunFolder, root: Path | None = None, watch: Watch = lambda record: None, aside: bool = False
+    study: Study,
+    folder: RunFolder,
+    root: Path | None = None,
+    watch: Watch = lambda record: None,
+    aside: bool = False,
+    homes: Path | None = None,
 ) -> dict[str, Any]:
     """From the start, or from the folder's last checkpoint; returns what results.json holds.
 
     `aside`: a yardstick in the user's cache: it waits for another process that computes it, and holds no images.
+    `homes`: where simulated sites live on between runs, with what they have spent.
     """
     with alone_in(folder.path, wait=aside):
-        return _run(study, folder, root, watch, sheets=not aside)
+        return _run(study, folder, root, watch, not aside, _homes(folder, homes))
 
 
-def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch, sheets: bool) -> dict[str, Any]:
+def _homes(folder: RunFolder, given: Path | None) -> Path | None:
+    """Where the run was begun with, so that a resumed run finds its sites again."""
+    file = folder.path / "homes.json"
+    if file.exists():
+        return Path(folder.read_json("homes.json"))
+    if given is not None:
+        folder.write_json("homes.json", str(given.resolve()))
+    return given and given.resolve()
+
+
+def _run(
+    study: Study, folder: RunFolder, root: Path | None, watch: Watch, sheets: bool, homes: Path | None
+) -> dict[str, Any]:
     if folder.finished:
         results: dict[str, Any] = folder.read_json("results.json")
         return results
@@ -135,14 +199,16 @@ def _run(study: Study, folder: RunFolder, root: Path | None, watch: Watch, sheet
         header, tensors = folder.load_checkpoint()
         if header["study"] != study.hash:
             raise BadRun(f"{folder.path} was made by another study or version; start it anew with `hemofed run`")
-        sim = assemble(study, folder, root, header["machine"], watch)
+        sim = assemble(study, folder, root, header["machine"], watch, homes=homes)
         _same_data(folder, sim.population)
         progress = sim.coordinator.restore(header, tensors)
         folder.cut_back(progress.round)
     else:
-        sim = assemble(study, folder, root, None, watch)
+        sim = assemble(study, folder, root, None, watch, homes=homes)
         folder.cut_back(-1)
         folder.write_json("sites.json", _sites(sim.population))
+        if sim.shield:
+            folder.write_json("privacy.json", sim.shield.about)
         if sheets:
             write_cells(folder.path, sim.population, study.evaluation.positive)
         progress = sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
@@ -202,7 +268,7 @@ def _check_trained(folder: RunFolder) -> None:
 
 def look(study: Study, root: Path | None) -> Simulation:
     """Everything short of running: data read, model built, refusals made."""
-    return assemble(study, RunFolder(Path()), root, None, lambda record: None)
+    return assemble(study, RunFolder(Path()), root, None, lambda record: None, dry=True)
 
 
 def _focus(study: Study, people: Population) -> Focus:

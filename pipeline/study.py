@@ -26,6 +26,7 @@ from pipeline.combine import Combine
 from pipeline.components import Choice, Component, plugin_versions
 from pipeline.errors import BadStudy
 from pipeline.messages import Wait
+from pipeline.protection import Privacy
 from pipeline.strategies.base import Strategy
 from pipeline.work import Split
 
@@ -176,6 +177,7 @@ class Study(Section):
     selection: Selection = Selection()
     waiting: Waiting = Waiting()
     evaluation: Evaluation = Evaluation()
+    privacy: Privacy = Privacy()
 
     @property
     def wait(self) -> Wait:

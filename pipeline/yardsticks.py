@@ -13,6 +13,7 @@ from platformdirs import user_cache_path
 
 from pipeline.combine import MEAN
 from pipeline.judging import headline
+from pipeline.protection import Privacy
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import Watch, run
 from pipeline.strategies.base import Strategy
@@ -34,12 +35,18 @@ def measure(
 
 
 def yardsticks(study: Study, sites: int) -> dict[str, Study]:
-    """The same data, model and passes: alone, in one place, and, where scanners differ, without them or normalised."""
+    """The same data, model and passes: alone, in one place, and, where scanners differ, without them or normalised.
+
+    Nobody sees these models, so none of them is protected; `unprotected` tells what privacy costs.
+    """
     found: dict[str, Study] = {s.name: _with(study, s, sites) for s in (Local(), Central())}
     if isinstance(study.skew, Microscope):
         found["unskewed"] = study.model_copy(update={"skew": NoSkew()})
         if isinstance(study.normalise, NoNormalise):
             found["normalised"] = study.model_copy(update={"normalise": Site()})
+    if study.privacy != Privacy():
+        found = {name: other.model_copy(update={"privacy": Privacy()}) for name, other in found.items()}
+        found["unprotected"] = study.model_copy(update={"privacy": Privacy()})
     return {name: other.model_copy(update={"name": f"{study.name}-{name}"}) for name, other in found.items()}
 
 

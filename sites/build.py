@@ -37,6 +37,7 @@ class Population:
     unit: str | None  # what `pool.unit` numbers: patient, slide, ...
     public: Tensor  # rows of the pool that nobody has to protect
     acquisitions: Mapping[SiteId, str]  # in words, where they differ
+    unit_names: tuple[str, ...] = ()  # `pool.unit` counts through them
 
     def counts(self, who: SiteId) -> dict[str, list[int]]:
         """Examples by class in each split."""
@@ -76,6 +77,7 @@ def populate(study: Study, root: Path | None, device: torch.device) -> Populatio
         data.unit,
         public.to(device),
         {s.name: words for n, s in enumerate(shards) if (words := study.skew.describe(n, study.seed))},
+        () if data.unit is None else data.keys[data.unit].names,
     )
 
 

@@ -6,14 +6,18 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from pipeline.errors import BadMessage, BadStrategy
+from pipeline.errors import BadMessage, BadReply, BadStrategy, TooFew
 from pipeline.messages import Excuse, Flow, Memory, Message, Packed, Reply, SiteId, Update, Weighting, weigh
 from pipeline.parcels import reply_bytes
 from pipeline.strategies.base import Plan, Strategy
 from pipeline.wire import PLAIN, Wire, residuals, without_residuals
-from pipeline.work import Fit, Fitted, Job, Result, Slope
+from pipeline.work import Fit, Fitted, Gradient, Job, Result, Slope, Work
 from sites.memory import SiteMemory
+
+if TYPE_CHECKING:
+    from sites.desk import Desk
 
 
 class Visit:
@@ -29,11 +33,19 @@ class Visit:
         rule: Weighting,
         speed: float,
         wire: Wire = PLAIN,
+        desk: Desk | None = None,
     ) -> None:
         if message.task not in strategy.tasks:
             raise BadMessage(f"{site}: {strategy.name} has no task {message.task!r}; it has {sorted(strategy.tasks)}")
+        self._parcels: Mapping[str, bytes] = {}
+        self._desk = desk if message.task == "train" else None
+        if self._desk is not None:
+            message, self._parcels = self._desk.received(message)
+        self._guard = self._desk.guard if self._desk is not None else None
+        self._paid = False
         self.site, self.message, self.memory, self.rule, self.wire = site, message, memory, rule, wire
         self._packed: dict[str, Packed] = {}
+        self.work: Work | None = None  # done, whether or not the answer says so
         self.nth = 0
         self.job: Job | None = None
         self.answer: Reply | Excuse | None = None
@@ -43,7 +55,17 @@ class Visit:
         have = memory.settle(message.counted) if message.task == "train" else memory.newest(message.counted)
         self._residuals = residuals(have)
         self._flow: Flow = getattr(strategy, message.task)(message, without_residuals(have), plan)
-        self._advance(None)
+        before = self._guard.stored(message) if self._guard is not None else None
+        if before is not None:  # the same noised answer again costs nothing
+            self._paid = True
+            self._finish(*before)
+        else:
+            self._advance(None)
+
+    @property
+    def private(self) -> bool:
+        """Whether the next job's result leaves the site and has to be protected."""
+        return self._guard is not None and isinstance(self.job, Fit | Gradient) and not _is_public(self.job)
 
     def give(self, result: Result) -> None:
         if isinstance(result, Fitted | Slope):
@@ -80,13 +102,35 @@ class Visit:
         if isinstance(job, Fit) and self._left < math.inf:
             job = replace(job, cap=int(self._left), whole=not self.message.partial)
         self.job = job
+        if self.private and not self._paid:
+            self._pay()
+
+    def _pay(self) -> None:
+        """For all private steps of the turn, once: how many there can be is known before any patient is looked at."""
+        assert self._guard is not None
+        steps = self._guard.promise.steps
+        self._paid = True
+        if self._left < steps and not self.message.partial:
+            self._excuse(f"late: {int(self._left)} of {steps} steps by the deadline")
+            return
+        refused = self._guard.charge(self.message, int(min(steps, self._left)))
+        if refused is not None:
+            self._excuse(refused)
 
     def _finish(self, update: Update, memory: Memory) -> None:
         m, work = self.message, update.work
+        self.work = work
+        weight = weigh(self.rule, work)
+        if self._guard is not None:
+            # a training loss is no mechanism's: it stays here
+            update = replace(update, sum={k: v for k, v in update.sum.items() if k != "train_loss"})
+            self._guard.store(m, update, memory)
         if m.task == "train":
             try:
+                if self._desk is not None and self._desk.masking is not None:
+                    update, work, weight = self._desk.masked(m, update, weight, self._parcels), None, 1.0
                 self._packed, lost = self.wire.seal(update, self._residuals, self.site, m.turn)
-            except BadMessage as error:
+            except (BadMessage, BadReply, TooFew) as error:
                 self._excuse(f"not sent: {error}")
                 return
             self.memory.propose({**memory, **lost}, (m.turn, m.attempt))
@@ -94,8 +138,12 @@ class Visit:
             self.memory.kept = dict(memory)
         if work is not None:
             update = replace(update, work=replace(work, seconds=round(time.perf_counter() - self._begun, 6)))
-        self.job, self.answer = None, Reply(self.site, m.task, m.turn, m.attempt, update, weigh(self.rule, work))
+        self.job, self.answer = None, Reply(self.site, m.task, m.turn, m.attempt, update, weight)
 
     def _excuse(self, reason: str) -> None:
         self._flow.close()
         self.job, self.answer = None, Excuse(self.site, self.message.task, self.message.turn, reason)
+
+
+def _is_public(job: Job) -> bool:
+    return isinstance(job, Fit) and job.data == "public"

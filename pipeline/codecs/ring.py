@@ -28,11 +28,22 @@ class Grid:
     n: int
     clip: float
     sites: int
+    fine: float = 10.0
+
+    @classmethod
+    def finest(cls, n: int, clip: float, sites: int) -> Grid:
+        """As fine as 32 bits allow."""
+        return cls(n, clip, sites, ((2**31 - 1) // sites - 1) / math.sqrt(max(1, n)))
 
     @property
     def per_clip(self) -> float:
-        """Steps in C: 10 sqrt(P)."""
-        return 10 * math.sqrt(max(1, self.n))
+        """Steps in C: fine * sqrt(P)."""
+        return self.fine * math.sqrt(max(1, self.n))
+
+    @property
+    def longest(self) -> float:
+        """2-norm that a clipped vector has at most once it is rounded: every number moves by less than a step."""
+        return self.clip * (1 + 1 / self.fine)
 
     @property
     def step(self) -> float:

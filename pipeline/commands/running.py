@@ -24,18 +24,19 @@ def run_command(
     sets: list[str],
     data: Path | None,
     yardsticks: bool | None,
+    homes: Path | None,
     quiet: bool,
     json: bool,
 ) -> None:
     if resume is not None:
-        if sets or out or name:
-            raise BadStudy("--resume continues a run as it was; a study, --set and --out go with a new run")
+        if sets or out or name or homes:
+            raise BadStudy("--resume continues a run as it was; a study, --set, --homes and --out go with a new run")
         folder = RunFolder.open(resume)
         study = folder.study()
     else:
         study = load_study(find_study(name or DEFAULT), dict(map(parse_override, sets)))
         folder = RunFolder.create(out or free_path(Path("runs") / study.name), study)
-    results = run_and_report(study, folder, data, yardsticks, quiet or json)
+    results = run_and_report(study, folder, data, yardsticks, quiet or json, homes)
     if json:
         print_json(results | {"run": str(folder.path)})
     else:
@@ -43,7 +44,12 @@ def run_command(
 
 
 def run_and_report(
-    study: Study, folder: RunFolder, data: Path | None, yardsticks: bool | None, quiet: bool
+    study: Study,
+    folder: RunFolder,
+    data: Path | None,
+    yardsticks: bool | None,
+    quiet: bool,
+    homes: Path | None = None,
 ) -> dict[str, Any]:
     """Ctrl-C leaves a run that can be resumed, and says so. The report does not wait for the yardsticks.
 
@@ -54,7 +60,7 @@ def run_and_report(
 
     try:
         with Rounds(study.name, study.rounds, quiet) as watch:
-            results = run(study, folder, data, watch)
+            results = run(study, folder, data, watch, homes=homes)
         write_report(folder.path)
         only = None if yardsticks else {"local"}
         wanted = study.strategy.personalised if yardsticks is None else yardsticks

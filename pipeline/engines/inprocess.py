@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,11 @@ from pipeline.wire import PLAIN, Wire
 from sites.memory import SiteMemory
 from sites.runner import Visit
 from sites.trainers.base import Ticket, Trainer
+
+if TYPE_CHECKING:
+    from sites.desk import Desk
+
+ASIDE = frozenset({"advertise", "share", "unmask"})  # a secure sum's steps around the training
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,14 @@ class InProcess:
     clock: float = 0.0
     memories: dict[SiteId, SiteMemory] = field(default_factory=dict)
     late: list[Late] = field(default_factory=list)
+    desks: Mapping[SiteId, Desk] = field(default_factory=dict)  # where the study protects anything
 
     def exchange(self, parcels: Mapping[SiteId, bytes], wait: Wait) -> Iterator[tuple[SiteId, bytes]]:
         asked = [s for s in self.sites if s in parcels]
         messages = {s: read_message(parcels[s], self.wire.open_down) for s in asked}
+        if any(m.task in ASIDE for m in messages.values()):
+            yield from ((s, reply_bytes(self.desks[s].answer(messages[s]))) for s in asked)
+            return
         training = [s for s in asked if messages[s].task == "train"]
         turn = max((m.turn for m in messages.values()), default=0)
         arrived = [item for item in self.late if training and item.due <= turn]
@@ -89,11 +98,13 @@ class InProcess:
 
     def _visit(self, site: SiteId, message: Message, speed: float) -> Visit:
         memory = self.memories.setdefault(site, SiteMemory())
-        return Visit(site, message, self.strategy, self.plan, memory, self.weighting, speed, self.wire)
+        return Visit(
+            site, message, self.strategy, self.plan, memory, self.weighting, speed, self.wire, self.desks.get(site)
+        )
 
     def _advance(self, visits: Sequence[Visit]) -> None:
         while waiting := [v for v in visits if v.job is not None]:
-            tickets = [Ticket(v.site, v.message.turn, v.nth, v.job) for v in waiting if v.job is not None]
+            tickets = [Ticket(v.site, v.message.turn, v.nth, v.job, v.private) for v in waiting if v.job is not None]
             for visit, result in zip(waiting, self.trainer.run(tickets), strict=True):
                 visit.give(result)
 
@@ -103,7 +114,7 @@ class InProcess:
         """What arrives in this turn; what does not is kept for the turn in which it does."""
         longest, on_time = 0.0, len(visits) == len(speeds)  # who is busy or has dropped out is waited for
         for visit in visits:
-            work = visit.answer.update.work if isinstance(visit.answer, Reply) else None
+            work = visit.work
             took = (work.done + work.looks) / speeds[visit.site] if work is not None and visit.site in speeds else 0.0
             if wait.deadline and took > wait.deadline + 1e-9:
                 self.late.append(Late(visit.site, turn + math.ceil(took / wait.deadline) - 1, visit.parcel()))

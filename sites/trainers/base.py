@@ -87,8 +87,9 @@ class Recipe:
         return self.optimiser == "sgd" and not self.momentum and not self.weight_decay
 
     def make(self, params: Sequence[Tensor], lr: float) -> torch.optim.Optimizer | Descent:
-        if self.plain:
-            return Descent(params, lr)
+        return Descent(params, lr) if self.plain else self.optim(params, lr)
+
+    def optim(self, params: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
         if self.optimiser == "sgd":
             return torch.optim.SGD(params, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
         kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
@@ -125,6 +126,11 @@ class Bench:
         rarity = (counts.sum() / counts.clamp(min=1)) ** power
         return (rarity * counts.sum() / (rarity * counts).sum().clamp(min=1)).float()
 
+    @property
+    def public_weights(self) -> Tensor | None:
+        """As `weights`, of the public examples: those of a site's own would tell of all its patients at once."""
+        return None if self.public is None or not len(self.public) else self.weights(self.public)
+
     def counts(self, train: Tensor) -> Tensor:
         """(C,) examples of each class."""
         return torch.bincount(self.pool.labels(train), minlength=self.classes)
@@ -147,6 +153,7 @@ class Ticket:
     turn: int
     nth: int  # which job of its Flow
     job: Job
+    private: bool = False  # its result leaves the site, and the study protects what it was made of
 
 
 class Trainer(Protocol):

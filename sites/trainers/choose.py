@@ -7,22 +7,29 @@ thread each gain a little. On a GPU everything that can be stacked is.
 from __future__ import annotations
 
 import os
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from pipeline.messages import SiteId
 from sites.trainers.base import Bench, Trainer
 from sites.trainers.chain import Chain
 from sites.trainers.loop import Loop, has_dropout
 
+if TYPE_CHECKING:
+    from sites.trainers.clipping import Mode, Terms
+
 Kind = Literal["loop", "stacked", "pool"]
 
 
-def choose(asked: Literal["auto", "loop", "stacked", "pool"], bench: Bench, threads: int) -> Kind:
+def choose(
+    asked: Literal["auto", "loop", "stacked", "pool"], bench: Bench, threads: int, private: bool = False
+) -> Kind:
     if asked != "auto":
         return asked
     module = bench.make()
-    stackable = not bench.spec.stat_size and not has_dropout(module)
+    stackable = not private and not bench.spec.stat_size and not has_dropout(module)
     if bench.pool.device.type != "cpu":
         return "stacked" if stackable else "loop"
     if stackable and Chain.of(module):
@@ -37,7 +44,18 @@ def threads_for(asked: int | None, bench: Bench) -> int:
     return asked or (1 if small else os.cpu_count() or 1)
 
 
-def make_trainer(kind: Kind, bench: Bench) -> Trainer:
+def make_trainer(
+    kind: Kind, bench: Bench, terms: Mapping[SiteId, Terms] | None = None, mode: Mode = "whole"
+) -> Trainer:
+    """`terms`: of sites whose training is private, in that mode."""
+    if terms:
+        from sites.trainers.private import Private
+
+        if kind == "pool":
+            from sites.trainers.pool import ThreadPool
+
+            return ThreadPool(bench, torch.get_num_threads(), lambda each: Private(each, terms, mode))
+        return Private(bench, terms, mode)
     if kind == "stacked":
         from sites.trainers.stacked import Stacked
 

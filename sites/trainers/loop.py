@@ -54,7 +54,7 @@ class Loop:
         self.load(job.start, job.stats)
         lr = recipe.rate(job, ticket.turn)
         optimiser = recipe.make([self.params[n] for n in bench.moving(job)], lr)
-        pull = self.pulling(job.pull)
+        pull = pulling(bench, self.params, job.pull)
         asked, done, spent = effort.asked, 0, 0
         losses = torch.zeros((), device=bench.pool.device)
         if job.gamma is not None and effort.todo:
@@ -111,17 +111,6 @@ class Loop:
     def load(self, weights: Vec, stats: Vec) -> None:
         self.bench.spec.write(self.module, Snapshot(weights, stats))
 
-    def pulling(self, pull: Pull) -> list[tuple[Tensor, Tensor | float, Tensor | float]]:
-        """(parameter, slope, offset) of every parameter; empty without a pull."""
-        if pull.absent:
-            return []
-        device = self.bench.pool.device
-        parts = [
-            self.bench.spec.split(v.to(device)) if isinstance(v, Tensor) else [v] * len(self.params)
-            for v in (pull.slope, pull.offset)
-        ]
-        return list(zip(self.params, *parts, strict=True))
-
     def gradient(self, index: Tensor) -> tuple[Vec, float]:
         """Of the mean loss over `index`, in chunks; and that loss. In eval mode: no statistics move."""
         weights = self.bench.weights(index)
@@ -147,6 +136,19 @@ class Loop:
 
     def evaluate(self, index: Tensor) -> Evaluated:
         return evaluate(self.module, self.bench.pool, index, self.bench.classes)
+
+
+def pulling(
+    bench: Bench, params: Sequence[nn.Parameter], pull: Pull
+) -> list[tuple[nn.Parameter, Tensor | float, Tensor | float]]:
+    """(parameter, slope, offset) of every parameter; empty without a pull."""
+    if pull.absent:
+        return []
+    parts = [
+        bench.spec.split(v.to(bench.pool.device)) if isinstance(v, Tensor) else [v] * len(params)
+        for v in (pull.slope, pull.offset)
+    ]
+    return list(zip(params, *parts, strict=True))
 
 
 def activations(module: nn.Module, x: Tensor) -> Activations:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,16 +15,21 @@ from pipeline.work import Result
 from sites.trainers.base import Bench, Ticket
 from sites.trainers.loop import Loop
 
+if TYPE_CHECKING:
+    from sites.trainers.private import Private
+
 
 class ThreadPool:
     """Every worker has a module of its own; torch releases the interpreter lock inside its operators."""
 
-    def __init__(self, bench: Bench, workers: int | None = None) -> None:
+    def __init__(
+        self, bench: Bench, workers: int | None = None, make: Callable[[Bench], Loop | Private] = Loop
+    ) -> None:
         self.workers = workers or os.cpu_count() or 1
         self._examples = bench.examples
-        self._idle: queue.SimpleQueue[Loop] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[Loop | Private] = queue.SimpleQueue()
         for _ in range(self.workers):
-            loop = Loop(bench)
+            loop = make(bench)
             if loop.drops:
                 raise Refused("trainer = 'pool' cannot seed dropout apart for every thread; use trainer = 'loop'")
             self._idle.put(loop)

@@ -1,0 +1,140 @@
+"""A lower bound on epsilon from one training run (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846).
+
+Each of m canaries, made-up units that are no patient's, is trained on or left out by a fair coin. Afterwards the
+canaries are ranked by a score; those on top are guessed to be in, those at the bottom out. Under (epsilon, delta)-DP
+the right ones among r guesses are hardly more than Binomial(r, e^epsilon / (1 + e^epsilon)) has (their Theorem 5.2),
+so many right guesses refute small epsilons. How many to guess is settled before: where several numbers are tried, each
+is tested at its share of the error (Bonferroni).
+
+A bound of 0 proves nothing: the canaries or the attack may be weak. `Audit.most` says what the audit could have shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from pipeline.errors import BadData
+from pipeline.weights import Vec
+from privacy.entropy import Entropy
+
+Turns = Sequence[tuple[Vec, Vec]]  # a site's weights before and after each of its turns
+Train = Callable[[Tensor], Turns]  # given (m,) bool: which canaries are in
+Score = Callable[[Turns], Tensor]  # (m,): the higher, the likelier in
+SHARES = (1 / 8, 1 / 4, 2 / 5)  # of the canaries guessed in, and as many out; coins seldom let 1 / 2 be right
+BLOCKS = 8  # across a canary's image
+GRAIN = 0.05  # how much a unit's images differ
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """`per_unit` examples of each, one unit after the other."""
+
+    x: Tensor  # (m * per_unit, *shape) from 0 to 1
+    y: Tensor
+    unit: Tensor  # 0 to m - 1
+    per_unit: int
+
+    @property
+    def m(self) -> int:
+        return len(self.y) // self.per_unit
+
+    def rows(self, included: Tensor) -> Tensor:
+        """Examples of the canaries that are in."""
+        return included.repeat_interleave(self.per_unit).nonzero().flatten()
+
+
+def make_canaries(shape: Sequence[int], classes: int, count: int, per_unit: int = 4, seed: int = 0) -> Canaries:
+    """Each unit has a pattern of random colours, seen a few times with some grain, and one random label: like nobody,
+    and unlike each other. They are no secret; the coins are."""
+    dice = torch.Generator().manual_seed(seed)
+    pattern = torch.rand(count, *shape, generator=dice)
+    if len(shape) == 3:
+        for side in (2, 3):
+            place = torch.arange(shape[side - 1]) * BLOCKS // shape[side - 1]
+            pattern = pattern.index_select(side, place)
+    x = pattern.repeat_interleave(per_unit, 0)
+    x = (x + GRAIN * torch.randn(x.shape, generator=dice)).clamp_(0, 1)
+    y = torch.randint(0, classes, (count,), generator=dice)
+    return Canaries(x, y.repeat_interleave(per_unit), torch.arange(count).repeat_interleave(per_unit), per_unit)
+
+
+@dataclass(frozen=True)
+class Audit:
+    m: int
+    guesses: int
+    correct: int
+    epsilon_low: float
+    confidence: float
+    delta: float
+    most: float  # the bound that this many canaries could have given, had every guess been right
+    tried: tuple[int, ...]  # numbers of guesses, fixed beforehand
+    scores: Tensor  # (m,)
+    included: Tensor  # (m,) bool
+
+
+def audit(
+    train: Train,
+    score: Score,
+    m: int,
+    delta: float = 0.0,
+    confidence: float = 0.95,
+    sides: Sequence[int] | None = None,
+    entropy: Entropy | None = None,
+) -> Audit:
+    """`sides`: how many are guessed on each side; one number, or several to try. Only a test may give `entropy`."""
+    included = torch.zeros(m, dtype=torch.bool)
+    included[(entropy or Entropy()).chosen(m, 0.5)] = True
+    return judge(score(train(included)), included, delta, confidence, sides)
+
+
+def judge(
+    scores: Tensor, included: Tensor, delta: float, confidence: float = 0.95, sides: Sequence[int] | None = None
+) -> Audit:
+    m, scores = len(included), scores.detach().cpu().double()
+    if scores.shape != (m,) or not scores.isfinite().all():
+        raise BadData(f"scores of shape {tuple(scores.shape)} for {m} canaries: one finite number each is due")
+    tried = sorted({max(1, int(share * m)) for share in SHARES} if sides is None else set(sides))
+    if not tried or tried[0] < 1 or 2 * tried[-1] > m:
+        raise BadData(f"of {m} canaries {tried} cannot be guessed on each side; give numbers from 1 to {m // 2}")
+    each = 1 - (1 - confidence) / len(tried)
+    order = scores.argsort(stable=True)  # by place where scores tie, of which the coins know nothing
+    found = [(2 * k, int((~included[order[:k]]).sum() + included[order[-k:]].sum())) for k in tried]
+    bounds = [lower_bound(r, v, m, delta, each) for r, v in found]
+    best = max(range(len(found)), key=lambda n: (bounds[n], found[n][0]))
+    most = max(lower_bound(r, r, m, delta, each) for r, _ in found)
+    asked = tuple(r for r, _ in found)
+    return Audit(m, *found[best], bounds[best], confidence, delta, most, asked, scores, included)
+
+
+def lower_bound(guesses: int, correct: int, m: int, delta: float, confidence: float = 0.95) -> float:
+    """The largest epsilon that so many right guesses refute at this confidence; 0 if they refute none."""
+    if not 0 <= correct <= guesses <= m:
+        raise BadData(f"{correct} right of {guesses} guesses about {m} canaries cannot be; count them again")
+    level = 1 - confidence
+    if p_value(guesses, correct, m, 0.0, delta) >= level:
+        return 0.0
+    low, high = 0.0, 1.0
+    while high < 64 and p_value(guesses, correct, m, high, delta) < level:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(guesses, correct, m, middle, delta) < level else (low, middle)
+    return low
+
+
+def p_value(guesses: int, correct: int, m: int, epsilon: float, delta: float) -> float:
+    """The chance of v or more right guesses under (epsilon, delta)-DP is at most the binomial tail
+    P[W >= v] + 2 m delta max_i P[v - i <= W < v] / i."""
+    chance = 1 / (1 + math.exp(-epsilon))
+    tail = float(stats.binom.sf(correct - 1, guesses, chance))
+    if not delta or not correct:
+        return min(1.0, tail)
+    below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, chance))
+    return min(1.0, tail + 2 * m * delta * float((below / np.arange(1, correct + 1)).max()))

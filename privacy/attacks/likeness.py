@@ -1,0 +1,71 @@
+"""How alike two images are (SSIM of Wang et al. 2004, PSNR, correlation), and a picture that shows them side by side."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pipeline.errors import BadData
+from pipeline.reports.svg import styled
+
+WINDOW, WIDTH = 11, 1.5  # of the Gaussian window, in pixels: its side and its standard deviation
+SMALL = (0.01**2, 0.03**2)  # the constants of the paper, for values from 0 to 1
+
+
+@dataclass(frozen=True)
+class Likeness:
+    ssim: float  # 1: the same
+    psnr: float  # dB; infinite: the same
+    correlation: float  # of the pixels after each channel's mean is taken away: blind to brightness and contrast
+
+
+def likeness(true: Tensor, found: Tensor) -> Likeness:
+    """Of images (C, H, W) with values from 0 to 1."""
+    if true.shape != found.shape or true.dim() != 3:
+        raise BadData(f"images of shapes {tuple(true.shape)} and {tuple(found.shape)}: give both as (C, H, W), alike")
+    a, b = true.detach().double(), found.detach().double()
+    error = float(((a - b) ** 2).mean())
+    return Likeness(_ssim(a, b), -10 * math.log10(error) if error else math.inf, _correlation(a, b))
+
+
+def panel(images: Sequence[Tensor], titles: Sequence[str]) -> bytes:
+    """PNG of images (C, H, W) in a row."""
+    with styled():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(2.2 * len(images), 2.6), layout="constrained")
+        for axes, image, title in zip(figure.subplots(1, len(images), squeeze=False)[0], images, titles, strict=True):
+            pixels = image.detach().cpu().clamp(0, 1)
+            axes.imshow(pixels.expand(3, *pixels.shape[1:]).permute(1, 2, 0).numpy(), interpolation="nearest")
+            axes.set_title(title, fontsize=9)
+            axes.set_axis_off()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _ssim(a: Tensor, b: Tensor) -> float:
+    """Mean over the places at which the window lies inside, and over channels."""
+    side = min(WINDOW, *a.shape[1:])
+    ramp = torch.exp(-((torch.arange(side, dtype=torch.float64) - (side - 1) / 2) ** 2) / (2 * WIDTH**2))
+    window = (ramp[:, None] * ramp / ramp.sum() ** 2)[None, None]
+
+    def mean(x: Tensor) -> Tensor:
+        return F.conv2d(x[:, None], window)
+
+    mean_a, mean_b = mean(a), mean(b)
+    var_a, var_b, both = mean(a * a) - mean_a**2, mean(b * b) - mean_b**2, mean(a * b) - mean_a * mean_b
+    light = (2 * mean_a * mean_b + SMALL[0]) / (mean_a**2 + mean_b**2 + SMALL[0])
+    shape = (2 * both + SMALL[1]) / (var_a + var_b + SMALL[1])
+    return float((light * shape).mean())
+
+
+def _correlation(a: Tensor, b: Tensor) -> float:
+    a, b = (x - x.mean((1, 2), keepdim=True) for x in (a, b))
+    return float((a * b).sum() / (a.norm() * b.norm()).clamp(min=1e-12))

@@ -1,0 +1,77 @@
+"""What a site does around its strategy's work: asks the ledger before it, and masks the answer after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.errors import BadMessage, HemofedError
+from pipeline.masked import PARCEL, Masking, as_tensor
+from pipeline.messages import Excuse, Message, Reply, SiteId, Update, Weighting
+from pipeline.seeds import generator
+from privacy.secure_sum import Member
+from sites.guard import Guard
+from sites.home import Home
+
+TASKS = frozenset({"advertise", "share", "unmask"})
+
+
+@dataclass
+class Desk:
+    site: SiteId
+    home: Home
+    guard: Guard | None = None
+    masking: Masking | None = None
+    weighting: Weighting = "examples"
+    _member: Member | None = None  # of the turn's secure sum; gone if the site is restarted
+
+    def answer(self, message: Message) -> Reply | Excuse:
+        """To one of TASKS."""
+        try:
+            sums = self._step(message)
+        except HemofedError as error:
+            return Excuse(self.site, message.task, message.turn, f"left the secure sum: {error}")
+        return Reply(self.site, message.task, message.turn, message.attempt, Update(sum=sums), 1.0)
+
+    def _step(self, message: Message) -> dict[str, Tensor]:
+        if self.masking is None:
+            raise BadMessage(f"{self.site}: this study has no secure sum")
+        if message.task == "advertise":
+            # the same numbers under two sets of survivors would give away their difference
+            if self.home.unmasked(self.masking.study) >= message.turn:
+                raise BadMessage(f"{self.site} has already helped to unmask turn {message.turn}; go on with the next")
+            context = self.masking.context(message.turn, message.attempt)
+            self._member = Member(self.site, self.home.key, self.masking.roster, context)
+            return {"advert": as_tensor(self._member.advertise())}
+        if message.task == "share":
+            adverts = {k.removeprefix("advert/"): v.numpy().tobytes() for k, v in message.vectors.items()}
+            return {f"{PARCEL}{to}": as_tensor(parcel) for to, parcel in self._present().share(adverts).items()}
+        survivors = json.loads(message.vectors["survivors"].numpy().tobytes())
+        self.home.note_unmasked(self.masking.study, message.turn)
+        return {"shares": as_tensor(self._present().unmask(survivors))}
+
+    def received(self, message: Message) -> tuple[Message, Mapping[str, bytes]]:
+        """A training message without the parcels of the secure sum, and those."""
+        parcels = {k.removeprefix(PARCEL): v.numpy().tobytes() for k, v in message.vectors.items() if k.startswith(PARCEL)}  # fmt: skip
+        vectors = {k: v for k, v in message.vectors.items() if not k.startswith(PARCEL)}
+        return replace(message, vectors=vectors), parcels
+
+    def masked(self, message: Message, update: Update, weight: float, parcels: Mapping[str, bytes]) -> Update:
+        assert self.masking is not None
+        form = self.masking.form
+        heaviest = float(form.settings.heaviest) if self.weighting == "examples" else 1.0
+        dice = generator(self.masking.study, self.site, message.turn, "ring")
+        numbers = form.numbers(update, weight, heaviest, dice)
+        bits = [segment.bits for segment in form.segments]
+        ring, exact = self._present().mask(parcels, list(zip(numbers, bits, strict=True)))
+        return Update(sum={"ring": torch.from_numpy(ring.view(np.int32)), "exact": torch.from_numpy(exact.view(np.int64))})  # fmt: skip
+
+    def _present(self) -> Member:
+        if self._member is None:
+            raise BadMessage(f"{self.site} was restarted in the middle of a secure sum and counts as a dropout")
+        return self._member
