@@ -110,6 +110,7 @@ class Masking:
     form: Form
     roster: Mapping[SiteId, bytes]  # public keys
     study: str  # hash
+    fewest: int = 3  # that have to take part: a coordinator in league with some must not show the others only those
 
     def context(self, turn: int, attempt: int) -> bytes:
         return json.dumps([self.study, turn, attempt]).encode()
@@ -117,7 +118,7 @@ class Masking:
 
 def masked_total(asking: Asking, masking: Masking, sends: Mapping[SiteId, Vectors]) -> Total:
     roster = {site: key for site, key in masking.roster.items() if site in sends}
-    gathering = Gathering(masking.context(asking.turn, asking.attempt), roster, masking.form.segments)
+    gathering = Gathering(masking.context(asking.turn, asking.attempt), roster, masking.form.segments, masking.fewest)
     _phase(asking, "advertise", {site: {} for site in sends},
            lambda site, sums: gathering.advertised(site, _bytes(sums, "advert")))  # fmt: skip
     adverts = {f"advert/{site}": as_tensor(advert) for site, advert in gathering.adverts().items()}

@@ -117,7 +117,8 @@ def _masking(study: Study, sites: int, update: Update, homes: Mapping[SiteId, Ho
     if private:  # a training loss is no mechanism's: it stays at the site
         update = replace(update, sum={k: v for k, v in update.sum.items() if k != "train_loss"})
     roster = {site: keys.public_bytes(home.key) for site, home in homes.items()}
-    return Masking(Form.of(update, how_many(sites, study.selection.fraction), settings), roster, study.hash)
+    asked = how_many(sites, study.selection.fraction)
+    return Masking(Form.of(update, asked, settings), roster, study.hash, threshold(asked))
 
 
 def without_withdrawn(people: Population, homes: Mapping[SiteId, Home]) -> Population:

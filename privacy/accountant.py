@@ -97,7 +97,10 @@ def renyi(events: Iterable[Event]) -> Floats:
 
 
 def log_slack(orders: Floats) -> Floats:
-    """log c(a) for each order a: 1 - e^-y <= c(a) e^((a - 1) y), so divergence R gives delta c(a) e^((a - 1) (R - epsilon))."""
+    """log c(a), the smallest with 1 - e^-y <= c(a) e^((a - 1) y) for all y.
+
+    Divergence R at order a then gives delta = c(a) e^((a - 1) (R - epsilon)).
+    """
     return (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
 
 
@@ -116,8 +119,8 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int, how: How = 
     while not enough(high):
         if high >= most:
             raise BadBudget(
-                f"epsilon {epsilon:g} at delta {delta:g} is out of reach: {steps} steps at rate {rate:g} spend more even "
-                f"with noise {high:g}; take fewer steps, a smaller rate or a larger budget"
+                f"epsilon {epsilon:g} at delta {delta:g} is out of reach: {steps} steps at rate {rate:g} spend more "
+                f"even with noise {high:g}; take fewer steps, a smaller rate or a larger budget"
             )
         high = min(most, high * 2)
     low = high / 2

@@ -14,8 +14,9 @@ What holds, and against whom:
 - One sum per attempt, over at least t sites, if the coordinator follows the protocol and reads whatever it sees.
 - A coordinator that lies invents no site and replays nothing, and gets the seed *or* the mask key of a site, never
   both, even with fewer than a third of the sites on its side. So it still gets one sum. By telling sites different
-  lists of survivors it can shrink that sum below t: not for n < 10, but to 6 of 10 and to 11 of 20, and always to more
-  than a third. (The paper's fifth exchange, in which survivors sign the list, would keep it at t.)
+  lists of survivors it can shrink that sum below t: with no site on its side not for n < 10, but to 6 of 10 and to 11
+  of 20, and always to more than a third; further with sites on its side. (The paper's fifth exchange, in which
+  survivors sign the list, would keep it at t.)
 - All but one in league know that one's numbers: they subtract their own from the sum. Only noise helps there.
 - Wrong numbers are not noticed, nor could they be. Wrong shares are: they are done without, or void the sum.
 - Two attempts with the *same* numbers and different survivors give away the difference, which may be a single site's.

@@ -72,7 +72,7 @@ def on_one_polynomial(shares: Shares, t: int) -> bool:
     return all(through(first, place) == y for place, y in shares.items())
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=2 * TRIES)  # the same suspects are tried for every secret of a sum
 def _weights(places: tuple[int, ...], at: int) -> tuple[int, ...]:
     """Lagrange's, of the value at `at`."""
     weights = []

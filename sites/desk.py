@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.errors import BadMessage, HemofedError
 from pipeline.masked import PARCEL, Masking, as_tensor
-from pipeline.messages import Excuse, Message, Reply, SiteId, Update, Weighting
+from pipeline.messages import Excuse, Identity, Message, Reply, SiteId, Update, Weighting
 from pipeline.seeds import generator
 from privacy.secure_sum import Member
 from sites.guard import Guard
@@ -28,7 +28,8 @@ class Desk:
     guard: Guard | None = None
     masking: Masking | None = None
     weighting: Weighting = "examples"
-    _member: Member | None = None  # of the turn's secure sum; gone if the site is restarted
+    _member: Member | None = None  # of one attempt's secure sum; gone if the site is restarted
+    _attempt: Identity | None = None  # whose it is
 
     def answer(self, message: Message) -> Reply | Excuse:
         """To one of TASKS."""
@@ -46,14 +47,15 @@ class Desk:
             if self.home.unmasked(self.masking.study) >= message.turn:
                 raise BadMessage(f"{self.site} has already helped to unmask turn {message.turn}; go on with the next")
             context = self.masking.context(message.turn, message.attempt)
-            self._member = Member(self.site, self.home.key, self.masking.roster, context)
+            self._member = Member(self.site, self.home.key, self.masking.roster, context, self.masking.fewest)
+            self._attempt = (message.turn, message.attempt)
             return {"advert": as_tensor(self._member.advertise())}
         if message.task == "share":
             adverts = {k.removeprefix("advert/"): v.numpy().tobytes() for k, v in message.vectors.items()}
-            return {f"{PARCEL}{to}": as_tensor(parcel) for to, parcel in self._present().share(adverts).items()}
-        survivors = json.loads(message.vectors["survivors"].numpy().tobytes())
+            return {f"{PARCEL}{to}": as_tensor(parcel) for to, parcel in self._present(message).share(adverts).items()}
+        member = self._present(message)
         self.home.note_unmasked(self.masking.study, message.turn)
-        return {"shares": as_tensor(self._present().unmask(survivors))}
+        return {"shares": as_tensor(member.unmask(_names(message)))}
 
     def received(self, message: Message) -> tuple[Message, Mapping[str, bytes]]:
         """A training message without the parcels of the secure sum, and those."""
@@ -68,10 +70,24 @@ class Desk:
         dice = generator(self.masking.study, self.site, message.turn, "ring")
         numbers = form.numbers(update, weight, heaviest, dice)
         bits = [segment.bits for segment in form.segments]
-        ring, exact = self._present().mask(parcels, list(zip(numbers, bits, strict=True)))
+        ring, exact = self._present(message).mask(parcels, list(zip(numbers, bits, strict=True)))
         return Update(sum={"ring": torch.from_numpy(ring.view(np.int32)), "exact": torch.from_numpy(exact.view(np.int64))})  # fmt: skip
 
-    def _present(self) -> Member:
-        if self._member is None:
-            raise BadMessage(f"{self.site} was restarted in the middle of a secure sum and counts as a dropout")
+    def _present(self, message: Message) -> Member:
+        """The same numbers must not be summed in two attempts, so a step belongs to the attempt that it names."""
+        if self._member is None or self._attempt != (message.turn, message.attempt):
+            raise BadMessage(
+                f"{self.site} takes no part in a secure sum of turn {message.turn}, attempt {message.attempt}: it was "
+                "restarted, and counts as a dropout, or it was never asked"
+            )
         return self._member
+
+
+def _names(message: Message) -> list[str]:
+    try:
+        names = json.loads(message.vectors["survivors"].numpy().tobytes())
+    except (KeyError, ValueError) as error:
+        raise BadMessage(f"a message does not say who survived ({error}); is it of the same version?") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadMessage("a message does not say who survived; is the coordinator of the same version?")
+    return names

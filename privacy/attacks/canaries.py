@@ -29,7 +29,6 @@ Train = Callable[[Tensor], Turns]  # given (m,) bool: which canaries are in
 Score = Callable[[Turns], Tensor]  # (m,): the higher, the likelier in
 SHARES = (1 / 8, 1 / 4, 2 / 5)  # of the canaries guessed in, and as many out; coins seldom let 1 / 2 be right
 BLOCKS = 8  # across a canary's image
-GRAIN = 0.05  # how much a unit's images differ
 
 
 @dataclass(frozen=True)
@@ -50,19 +49,17 @@ class Canaries:
         return included.repeat_interleave(self.per_unit).nonzero().flatten()
 
 
-def make_canaries(shape: Sequence[int], classes: int, count: int, per_unit: int = 4, seed: int = 0) -> Canaries:
-    """Each unit has a pattern of random colours, seen a few times with some grain, and one random label: like nobody,
-    and unlike each other. They are no secret; the coins are."""
+def make_canaries(shape: Sequence[int], classes: int, count: int, per_unit: int = 2, seed: int = 0) -> Canaries:
+    """Patterns of random colours, like nobody's. A unit's labels take turns from a random one on: what all examples of
+    a class share cancels out, and the units' gradients differ. Canaries are no secret; the coins are."""
     dice = torch.Generator().manual_seed(seed)
-    pattern = torch.rand(count, *shape, generator=dice)
+    x = torch.rand(count * per_unit, *shape, generator=dice)
     if len(shape) == 3:
         for side in (2, 3):
-            place = torch.arange(shape[side - 1]) * BLOCKS // shape[side - 1]
-            pattern = pattern.index_select(side, place)
-    x = pattern.repeat_interleave(per_unit, 0)
-    x = (x + GRAIN * torch.randn(x.shape, generator=dice)).clamp_(0, 1)
-    y = torch.randint(0, classes, (count,), generator=dice)
-    return Canaries(x, y.repeat_interleave(per_unit), torch.arange(count).repeat_interleave(per_unit), per_unit)
+            x = x.index_select(side, torch.arange(shape[side - 1]) * BLOCKS // shape[side - 1])
+    first = torch.randint(0, classes, (count, 1), generator=dice)
+    y = (first + torch.arange(per_unit)).remainder(classes).flatten()
+    return Canaries(x, y, torch.arange(count).repeat_interleave(per_unit), per_unit)
 
 
 @dataclass(frozen=True)

@@ -119,19 +119,20 @@ def _placements(a: Floats, b: Floats) -> tuple[Floats, Floats]:
 
     def share(v: Floats, against: Floats) -> Floats:
         there = np.sort(against)
-        above = len(there) - np.searchsorted(there, v, "right")
-        return (above + (np.searchsorted(there, v, "right") - np.searchsorted(there, v, "left")) / 2) / len(there)
+        below, not_above = (np.searchsorted(there, v, side).astype(np.float64) for side in ("left", "right"))
+        found: Floats = 1 - (below + not_above) / (2 * len(there))
+        return found
 
     return share(a, b), 1 - share(b, a)
 
 
 def _clusters(values: Floats, units: Tensor | None) -> Floats:
     """(U,): each unit's sum of deviations from the AUC, as a share of the rows."""
-    off = (values - values.mean()) / len(values)
+    off: Floats = (values - values.mean()) / len(values)
     if units is None:
         return off
     _, place = np.unique(units.cpu().numpy(), return_inverse=True)
-    return np.bincount(place, off)
+    return np.bincount(place, off).astype(np.float64)
 
 
 def _interval(auc: float, *sides: Floats) -> tuple[float, float]:

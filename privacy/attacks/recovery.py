@@ -127,8 +127,8 @@ def _candidates(layer: Layer) -> Tensor | None:
     if gaps[rank - 1] < GAP:
         return None
     how = {"kernel_size": conv.kernel_size, "dilation": conv.dilation, "padding": conv.padding, "stride": conv.stride}
-    fold = nn.Fold(layer.shape[1:], **how)  # type: ignore[arg-type]
-    times = fold(nn.Unfold(**how)(torch.ones(1, *layer.shape, dtype=torch.float64)))[0]  # type: ignore[arg-type]
+    fold = nn.Fold(layer.shape[1:], **how)
+    times = fold(nn.Unfold(**how)(torch.ones(1, *layer.shape, dtype=torch.float64)))[0]
     cover = times.sqrt().clamp(min=1)  # pixels that no patch holds stay 0
     # one patch is one row, all others 0: (positions * rank, pixels)
     alone = torch.zeros(layer.positions, rank, rows.shape[1], layer.positions, dtype=torch.float64)
@@ -139,7 +139,7 @@ def _candidates(layer: Layer) -> Tensor | None:
     if not len(agree):
         return None
     inputs = (agree @ spread).view(-1, *layer.shape) / cover
-    basis = torch.linalg.qr(inputs.flatten(1).T).Q.T
+    basis: Tensor = torch.linalg.qr(inputs.flatten(1).T).Q.T
     return basis.float().reshape(inputs.shape)
 
 
@@ -150,8 +150,8 @@ def _leading_to(module: nn.Module, layer: Layer, space: Tensor, goal: Known, sha
     mix = torch.zeros(len(space))
 
     def candidate() -> Tensor:
-        value = mix @ flat
-        return (value * (size / value.norm())).view(1, *layer.shape)
+        value: Tensor = F.normalize(mix @ flat, dim=0) * size
+        return value.view(1, *layer.shape)
 
     hook = layer.module.register_forward_pre_hook(lambda child, inputs: (candidate(),))
     try:
