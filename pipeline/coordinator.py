@@ -83,7 +83,9 @@ class Coordinator:
 
     def start(self, start: Snapshot) -> Progress:
         if epochs := self.study.public.warmup_epochs:
-            (fit,) = self.run_here([Fit(start.weights, start.stats, epochs=epochs, data="public")], 0)
+            (fit,) = self.run_here(
+                [Fit(start.weights, start.stats, epochs=epochs, data="public", lr=self.study.public.lr)], 0
+            )
             assert isinstance(fit, Fitted)
             start = Snapshot(fit.weights, fit.stats)
         progress = Progress(0, self._checked(self.study.strategy.start(start, self.plan), "start"))

@@ -11,6 +11,9 @@ HemofedError
 ├── BadMessage     bytes that are no message, or one this site does not take
 ├── BadReply       an answer that may not enter the state
 ├── TooFew         fewer answers than the quorum
+├── BadKey         a private key that is damaged, locked or readable by others
+├── BadLedger      a privacy ledger that cannot be believed, or an entry that may not be added
+├── BadBudget      noise, rates or budgets that cannot be accounted for
 ├── BadRun         a run folder that is missing, damaged or belongs to another study
 └── NoSpace        the disk is full
 """
@@ -50,6 +53,15 @@ class BadReply(HemofedError): ...
 
 
 class TooFew(HemofedError): ...
+
+
+class BadKey(HemofedError): ...
+
+
+class BadLedger(HemofedError): ...
+
+
+class BadBudget(HemofedError): ...
 
 
 class BadRun(HemofedError): ...

@@ -22,7 +22,7 @@ def full_disk_is_named(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(
-                f"no space left to write {path}; free some and continue with `hemofed run --resume`"
+                f"no space left to write {path}; free some and try again (a run goes on with `hemofed run --resume`)"
             ) from error
         raise
 

@@ -19,13 +19,13 @@ from pipeline.select import how_many, select
 from pipeline.study import Study
 from privacy import keys
 from privacy.accountant import Event, account, noise_for
-from privacy.bodies import Budget, Data
+from privacy.bodies import Budget, Commit, Data
 from privacy.countersigner import Countersigner
 from privacy.secure_sum import threshold
 from privacy.site_dp import SiteNoise
 from sites.build import Population
 from sites.desk import Desk
-from sites.guard import Guard, commitments
+from sites.guard import Guard
 from sites.home import Home
 from sites.promises import Promise, each, promise, steps_of, unit_of, units_in
 from sites.trainers.base import Bench, Recipe, Trainer
@@ -84,6 +84,8 @@ def protect(
         return Protection(people, promises, about=_about(study, people, promises, None))
     own = _homes(study, people, homes or run / "homes")
     people = without_withdrawn(people, own)
+    for site, home in own.items():
+        _note_data(home, people, site)
     promises = {
         site: _as_committed(made, own[site], study.hash)
         for site, made in promises_of(study, people, turns, recipe).items()
@@ -101,10 +103,18 @@ def protect(
 
 def _as_committed(made: Promise, home: Home, plan: str) -> Promise:
     """A plan that has begun goes on as it began, whoever withdrew since."""
-    begun = commitments(home.ledger).get(plan)
-    if begun is None:
+    begun, data = None, None
+    for entry in home.ledger.entries():
+        if isinstance(entry.what, Data):
+            data = entry.what
+        if isinstance(entry.what, Commit) and entry.what.plan == plan:
+            begun = entry.what
+            break
+    if begun is None or data is None:
         return made
-    terms = replace(made.terms, noise=begun.noise, rate=begun.rate)
+    terms = replace(
+        made.terms, noise=begun.noise, rate=begun.rate, units=data.units, scale=data.units / max(data.examples, 1)
+    )
     return replace(made, terms=terms, steps=begun.steps_per_turn, turns=begun.turns)
 
 
@@ -147,7 +157,6 @@ def _homes(study: Study, people: Population, where: Path) -> dict[SiteId, Home]:
         else:
             budget = Budget(epsilon=wanted[site] or UNLIMITED, delta=asked.delta if asked else 1e-5)
             found[site] = Home.create(path, site, f"{site}:{study.data.name}", unit, budget)
-        _note_data(found[site], people, site)
     return found
 
 

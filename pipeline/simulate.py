@@ -91,6 +91,8 @@ def assemble(
         lr,
         Augment(**study.augment.model_dump()),
         local.balance,
+        None if local.trains is None else frozenset(local.trains),
+        study.public.batch,
     )
     plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)
     turns = rehearse(study.strategy, plan, spec.read(module)) if study.privacy != Privacy() else []

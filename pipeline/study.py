@@ -28,6 +28,7 @@ from pipeline.errors import BadStudy
 from pipeline.messages import Wait
 from pipeline.protection import Privacy
 from pipeline.strategies.base import Strategy
+from pipeline.weights import Role
 from pipeline.work import Split
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Public(Section):
     share: Share = 0.0
     data: Annotated[Source, Choice("data")] | None = None
     warmup_epochs: NonNegativeInt = 0
+    batch: PositiveInt | None = None  # of the warm-up; local.batch if not given
+    lr: PositiveFloat | None = None  # likewise
 
 
 class Local(Section):
@@ -79,6 +82,7 @@ class Local(Section):
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
     balance: Literal["none", "root", "full", "sample"] = "none"  # rare classes count, or are drawn, more often
+    trains: tuple[Role, ...] | None = None  # the parts that sites may move; all if not given
 
     @model_validator(mode="before")
     @classmethod

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from pipeline.errors import HemofedError
+from pipeline.errors import BadBudget
 
 How = Literal["rdp", "prv", "pld", "tightest"]
 Floats = NDArray[np.float64]
@@ -38,10 +38,6 @@ CELLS = 2**16  # of one step's privacy loss distribution; 16 times as many after
 FINE = 24  # cells in a standard deviation of one step's loss: epsilon is at most 0.1 % too large
 ROUNDING = 1e-10  # ten times what Fourier transforms were seen to add to delta or take from it, up to 100,000 steps
 NOISES = (1e-2, 1e4)  # between which `noise_for` looks
-
-
-class BadBudget(HemofedError):
-    """Noise, rates, charges or budgets that cannot be accounted for."""
 
 
 @dataclass(frozen=True)

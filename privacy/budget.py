@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from privacy.accountant import ORDERS, BadBudget, Event, Floats, Spent, account, log_slack, merged, renyi
+from pipeline.errors import BadBudget
+from privacy.accountant import ORDERS, Event, Floats, Spent, account, log_slack, merged, renyi
 
 GRID = 2.0**-20  # the filter's epsilon is rounded up to it, so that more charges never show less
 NEAR = (0.7, 2.5)  # times log(1/delta) / epsilon: the orders less one among which the best one lies at the budget

@@ -15,9 +15,10 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
+from pipeline.errors import BadLedger
 from pipeline.files import alone_in, write_atomically
 from privacy.bodies import Open, Receipt, Strict
-from privacy.entries import START, BadLedger, Entry, chained, read_line
+from privacy.entries import START, Entry, chained, read_line
 from privacy.keys import canonical, public_hex, sign, verified
 from privacy.ledger import Clock, utc_now
 from privacy.receipts import Request
@@ -48,8 +49,6 @@ class Countersigner:
             if known and same and (asked.index, asked.head) == (known.receipt.index, known.receipt.head):
                 _check_asker(asked, known.keys)
                 return known.receipt
-            if known and same and asked.index <= known.receipt.index:
-                raise _stale(asked, known)
             keys = self._followed(asked, known if same else None, known)
             _check_asker(asked, keys)
             receipt = self._signed(asked)

@@ -19,14 +19,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
-from pipeline.errors import HemofedError
+from pipeline.errors import BadLedger
 from privacy.bodies import KINDS, Body
 from privacy.keys import canonical, fingerprint, public_bytes, sign
 
 START = "0" * 64  # the head before the first entry
-
-
-class BadLedger(HemofedError): ...
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from pipeline.errors import HemofedError
+from pipeline.errors import BadKey
 from pipeline.files import full_disk_is_named
 
 Purpose = Literal["entry", "decision", "possession", "receipt", "request"]
 SHOWN = 32  # hex digits of a fingerprint: 128 bits
 GROUP = 4
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-
-
-class BadKey(HemofedError): ...
 
 
 def generate() -> Ed25519PrivateKey:

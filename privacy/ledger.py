@@ -17,14 +17,16 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from pipeline.errors import BadLedger
 from privacy.bodies import Body, Budget, Charge, Open, Revoke
-from privacy.entries import BadLedger, Decision, Entry, Mark, decide, read_line, written
+from privacy.entries import Decision, Entry, Mark, decide, read_line, written
 from privacy.keys import public_hex
 from privacy.ledger_file import append_line, locked, mend, read_from, sync_folder
 from privacy.rules import Problem, Standing, check
 from privacy.signers import lost, routine, show
 from privacy.summary import charges
 
+RECKONED = ("charge", "commit", "budget", "carried")  # what a charge's epsilon, and its leave, are computed from
 Clock = Callable[[], datetime]
 
 
@@ -140,8 +142,11 @@ class Ledger:
     def _append(self, body: Body, key: Ed25519PrivateKey, officer: Ed25519PrivateKey | Decision | None) -> Entry:
         with locked(self.path) as file:
             self.torn = mend(file, self.path) or self.torn
+            known = len(self._entries)
             self._catch_up(file)
             self._refuse_problems()
+            if isinstance(body, Charge) and any(entry.kind in RECKONED for entry in self._entries[known:]):
+                raise BadLedger(f"{self.path} was added to by another process meanwhile; reckon the charge again")
             return self._write(file, body, key, officer)
 
     def _write(

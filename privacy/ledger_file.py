@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+from pipeline.errors import BadLedger
 from pipeline.files import full_disk_is_named, write_atomically
-from privacy.entries import BadLedger
 
 
 @contextlib.contextmanager

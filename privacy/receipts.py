@@ -12,8 +12,8 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import NonNegativeInt
 
+from pipeline.errors import BadLedger
 from privacy.bodies import Digest, Receipt, Signature, Strict, Text
-from privacy.entries import BadLedger
 from privacy.keys import public_hex, sign
 from privacy.ledger import Ledger
 from privacy.rules import bad_receipt

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from pipeline.errors import BadLedger
 from privacy.bodies import Body, Budget, Carried, Charge, Commit, Open, Receipt, Revoke
-from privacy.entries import START, BadLedger, Entry, chained
+from privacy.entries import START, Entry, chained
 from privacy.keys import verified
 from privacy.signers import Keys, after, missing, show
 

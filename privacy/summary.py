@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.errors import BadLedger
 from privacy.bodies import Carried, Charge, Continues, Receipt
-from privacy.entries import BadLedger, Entry, Mark
+from privacy.entries import Entry, Mark
 from privacy.rules import Standing
 from privacy.signers import show
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import BadLedger
 from pipeline.files import write_atomically
 from privacy.bodies import Receipt
-from privacy.entries import BadLedger, Entry, Mark, read_entry, read_json, read_line
+from privacy.entries import Entry, Mark, read_entry, read_json, read_line
 from privacy.ledger_file import locked, read_from
 from privacy.rules import Standing, bad_receipt, check
 from privacy.signers import show

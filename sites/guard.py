@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.checkpoint import load_tensors, save_tensors
-from pipeline.errors import BadRun, HemofedError
+from pipeline.errors import BadLedger, BadRun, HemofedError
 from pipeline.messages import BUDGET, Memory, Message, Update
 from pipeline.work import Work
 from privacy.accountant import Event
@@ -46,16 +46,16 @@ class Guard:
         if not decision.allowed:
             ledger.append(Refusal(study=self.study, turn=message.turn, reason=decision.reason))
             return f"{BUDGET}: {decision.reason}"
-        ledger.append(
-            Charge(
-                study=self.study, plan=self.plan, turn=message.turn, attempt=message.attempt, nth=0,
-                mechanism=MECHANISM, noise=terms.noise, rate=terms.rate, steps=steps, unit=terms.unit,
-                epsilon=decision.epsilon_after, delta=ledger.budget.delta, accountant=decision.how,
-            )
-        )  # fmt: skip
         try:
+            ledger.append(
+                Charge(
+                    study=self.study, plan=self.plan, turn=message.turn, attempt=message.attempt, nth=0,
+                    mechanism=MECHANISM, noise=terms.noise, rate=terms.rate, steps=steps, unit=terms.unit,
+                    epsilon=decision.epsilon_after, delta=ledger.budget.delta, accountant=decision.how,
+                )
+            )  # fmt: skip
             self._have_receipt()
-        except HemofedError as error:
+        except BadLedger as error:  # also where another process has charged in between
             return f"no receipt, no training: {error}"
         return None
 

@@ -45,7 +45,7 @@ def promise(
     noise = noise_for(epsilon, asked.delta, rate, steps * turns) if epsilon is not None else asked.noise
     assert noise is not None  # the section asks for one of both
     whole = account([Event(noise, rate, steps * turns)], asked.delta)
-    terms = Terms(noise, asked.clip, unit, units, rate)
+    terms = Terms(noise, asked.clip, unit, units, rate, units / n)
     return Promise(terms, asked.delta, steps, turns, whole.epsilon, whole.how, n)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -54,7 +55,7 @@ def test_the_budget_is_respected_to_the_last_step_and_the_ledger_agrees_with_an_
         assert [c.turn for c in spent] == [1, 2, 3, 4, 5, 6]
         assert [c.steps for c in spent] == [4] * 6  # ceil(32 / 8), where int(1 / rate) would do too
         assert 3.95 < spent[-1].epsilon <= 4.0
-        assert all(a.epsilon < b.epsilon for a, b in zip(spent, spent[1:], strict=False))
+        assert all(a.epsilon < b.epsilon for a, b in itertools.pairwise(spent))
         outside = RdpAccountant()
         for c in spent:
             step = dp_accounting.PoissonSampledDpEvent(c.rate, dp_accounting.GaussianDpEvent(c.noise))
@@ -193,7 +194,7 @@ def test_budgets_hold_across_studies(moons, tmp_path):
     spent = ledger.spent_events()
     assert {c.plan for c in spent} == {first.hash, second.hash}
     assert spent[-1].accountant == "rdp filter"
-    assert all(a.epsilon <= b.epsilon for a, b in zip(spent, spent[1:], strict=False))
+    assert all(a.epsilon <= b.epsilon for a, b in itertools.pairwise(spent))
     assert epsilon([Event(c.noise, c.rate, c.steps) for c in spent], 1e-5) <= spent[-1].epsilon <= 3.0
 
 
@@ -435,7 +436,9 @@ def test_what_does_not_go_together_is_said_when_the_study_is_read(words, tmp_pat
 
 def test_data_without_units_ask_for_the_word_example(moons, tmp_path):
     with pytest.raises(Refused, match="do not say whose each example is"):
-        assemble(moons(privacy={"at_site": {"epsilon": 1.0}}), RunFolder(tmp_path), None, None, lambda r: None, dry=True)
+        assemble(
+            moons(privacy={"at_site": {"epsilon": 1.0}}), RunFolder(tmp_path), None, None, lambda r: None, dry=True
+        )
 
 
 def test_noise_at_the_coordinator_is_clipped_and_of_the_right_size(moons, go):

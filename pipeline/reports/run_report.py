@@ -13,6 +13,7 @@ from pipeline.reports.lens import Lens
 from pipeline.reports.level_sections import levels
 from pipeline.reports.page import Page
 from pipeline.reports.personal_sections import personal
+from pipeline.reports.privacy_sections import privacy
 from pipeline.reports.record import Record, number, read_run
 from pipeline.reports.score_sections import headline, learning, outcome
 from pipeline.reports.sheet import Sheet
@@ -34,6 +35,7 @@ def write_report(run: Path, band: Band = "68") -> Path:
     levels(sheet, record, lens)
     diagnosis(sheet, record, lens)
     learning(sheet, record, lens, band)
+    privacy(sheet, record)
     site_sections.participation(sheet, record)
     site_sections.data(sheet, record)
     site_sections.communication(sheet, record)

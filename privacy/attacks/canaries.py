@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy.special import bdtrc
 from torch import Tensor
 
 from pipeline.errors import BadData
@@ -130,8 +130,11 @@ def p_value(guesses: int, correct: int, m: int, epsilon: float, delta: float) ->
     """The chance of v or more right guesses under (epsilon, delta)-DP is at most the binomial tail
     P[W >= v] + 2 m delta max_i P[v - i <= W < v] / i."""
     chance = 1 / (1 + math.exp(-epsilon))
-    tail = float(stats.binom.sf(correct - 1, guesses, chance))
-    if not delta or not correct:
-        return min(1.0, tail)
-    below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, chance))
-    return min(1.0, tail + 2 * m * delta * float((below / np.arange(1, correct + 1)).max()))
+    if not correct:
+        return 1.0
+    tail = float(bdtrc(correct - 1, guesses, chance))
+    if not delta:
+        return tail
+    i = np.arange(1, correct + 1)
+    within = bdtrc(correct - 1 - i, guesses, chance) - tail
+    return min(1.0, tail + 2 * m * delta * float((within / i).max()))

@@ -57,20 +57,20 @@ def invert(
     restarts: int = 1,
     *,
     start: Tensor | float = 0.5,
-    smooth: float = 0.2,
-    lr: float = 0.02,
+    smooth: float = 0.1,
+    lr: float = 0.05,
     seed: int = 0,
 ) -> Inverted:
     """The image that best explains the gradient at the module's present weights.
 
-    `start`: what an attacker takes any image to be, a grey or the mean colour (C, 1, 1) of some public smear. A
-    network that normalises its first layer by channel hides brightness and contrast, which then stay near it.
+    `start`: a grey, or the mean colour (C, 1, 1) of images that an attacker has. A network that normalises its first
+    layer hides how bright an image is, which is then taken from here.
     """
     module.eval()
     known = recover(module, gradient, shape)
     if known is not None and known.image and isinstance(known.layer.module, nn.Linear):
         return Inverted(known.value.reshape(tuple(shape)).clamp(0, 1), "dense", 0.0)
-    search = Search(tuple(shape), steps, restarts, start, smooth, lr, seed)
+    search = Search(tuple(shape), steps, restarts, start, smooth, lr, seed, blind_to_light(module, shape))
     if known is not None and known.value.numel() >= ENOUGH * math.prod(shape):
         return _by_activations(module, known, search)
     return _by_gradient(module, gradient, label_of(module, gradient) if label is None else label, search)
@@ -85,6 +85,7 @@ class Search:
     smooth: float
     lr: float
     seed: int
+    blind: bool  # brightness is kept, because the network cannot tell it and smoothness would have it dark
 
     def least(self, miss: Callable[[Tensor], Tensor], sign: bool) -> tuple[Tensor, float]:
         """Of all restarts the image with the least miss, and that. `sign`: Adam sees only the gradient's signs."""
@@ -93,26 +94,43 @@ class Search:
 
     def _once(self, miss: Callable[[Tensor], Tensor], sign: bool, nth: int) -> tuple[Tensor, float]:
         dice = torch.Generator().manual_seed(self.seed + nth)
-        x = (torch.zeros(1, *self.shape) + self.start + 0.01 * torch.randn(1, *self.shape, generator=dice)).clamp(0, 1)
-        x.requires_grad_()
-        adam = torch.optim.Adam([x], self.lr)
+        # the colour by itself: only an image's borders tell it, and it would hardly move as that of single pixels
+        colour = torch.zeros(1, self.shape[0], *(1 for _ in self.shape[1:])) + self.start
+        light = colour.mean()
+        detail = 0.01 * torch.randn(1, *self.shape, generator=dice)
+        parts = [detail.requires_grad_()] if sign else [colour.requires_grad_(), detail.requires_grad_()]
+        adam = torch.optim.Adam(parts, self.lr)
         slower = torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.steps)
         left = math.inf
         for _ in range(self.steps):
+            x = colour + detail
             missed = miss(x)
             left = float(missed.detach())
-            (slope,) = torch.autograd.grad(missed + self.smooth * variation(x), x)
-            x.grad = slope.sign() if sign else slope
+            slopes = torch.autograd.grad(missed + self.smooth * variation(x), parts)
+            for part, slope in zip(parts, slopes, strict=True):
+                part.grad = slope.sign() if sign else slope
             adam.step()
             slower.step()
             with torch.no_grad():
-                x.clamp_(0, 1)
-        return x.detach()[0], left
+                if self.blind:
+                    factor = light / (colour + detail).mean()
+                    colour.mul_(factor)
+                    detail.mul_(factor)
+                detail.copy_((colour + detail).clamp_(0, 1) - colour)
+        return (colour + detail).detach()[0], left
 
 
 def variation(x: Tensor) -> Tensor:
     """Total variation, by pixel."""
     return (x[..., 1:] - x[..., :-1]).abs().mean() + (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
+
+
+def blind_to_light(module: nn.Module, shape: Sequence[int]) -> bool:
+    """Whether half the light makes no difference, as where a convolution without bias is normalised."""
+    x = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        bright, dark = module(x), module(x / 2)
+    return bool((bright - dark).norm() < 0.01 * bright.norm())
 
 
 def _by_activations(module: nn.Module, known: Known, search: Search) -> Inverted:

@@ -17,11 +17,13 @@ from pipeline.reports.svg import styled
 WINDOW, WIDTH = 11, 1.5  # of the Gaussian window, in pixels: its side and its standard deviation
 SMALL = (0.01**2, 0.03**2)  # the constants of the paper, for values from 0 to 1
 
+SAME = 100.0  # dB: JSON has no infinity
+
 
 @dataclass(frozen=True)
 class Likeness:
     ssim: float  # 1: the same
-    psnr: float  # dB; infinite: the same
+    psnr: float  # dB, at most SAME
     correlation: float  # of the pixels after each channel's mean is taken away: blind to brightness and contrast
 
 
@@ -31,7 +33,7 @@ def likeness(true: Tensor, found: Tensor) -> Likeness:
         raise BadData(f"images of shapes {tuple(true.shape)} and {tuple(found.shape)}: give both as (C, H, W), alike")
     a, b = true.detach().double(), found.detach().double()
     error = float(((a - b) ** 2).mean())
-    return Likeness(_ssim(a, b), -10 * math.log10(error) if error else math.inf, _correlation(a, b))
+    return Likeness(_ssim(a, b), min(SAME, -10 * math.log10(max(error, 1e-300))), _correlation(a, b))
 
 
 def panel(images: Sequence[Tensor], titles: Sequence[str]) -> bytes:
@@ -39,7 +41,7 @@ def panel(images: Sequence[Tensor], titles: Sequence[str]) -> bytes:
     with styled():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(2.2 * len(images), 2.6), layout="constrained")
+        figure = Figure(figsize=(2.2 * len(images), 2.75), layout="constrained")
         for axes, image, title in zip(figure.subplots(1, len(images), squeeze=False)[0], images, titles, strict=True):
             pixels = image.detach().cpu().clamp(0, 1)
             axes.imshow(pixels.expand(3, *pixels.shape[1:]).permute(1, 2, 0).numpy(), interpolation="nearest")

@@ -57,6 +57,16 @@ def by_gradient(module: nn.Module, canaries: Canaries, stats: Vec | None = None,
     return score
 
 
+def together(*scores: Score) -> Score:
+    """The sum of scores in standard deviations: where one fails another may not."""
+
+    def score(turns: Turns) -> Tensor:
+        found = torch.stack([one(turns) for one in scores])
+        return ((found - found.mean(1, keepdim=True)) / found.std(1, keepdim=True).clamp(min=1e-12)).sum(0)
+
+    return score
+
+
 def _directions(module: nn.Module, canaries: Canaries, power: float) -> Tensor:
     """(m, P): the units' gradients, of length 1."""
     module.eval()

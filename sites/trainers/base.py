@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipeline.messages import SiteId
 from pipeline.seeds import generator
-from pipeline.weights import Spec
+from pipeline.weights import Role, Spec
 from pipeline.work import Activate, Fit, Job, Result, Work
 from sites.trainers.augment import NOTHING, Augment
 
@@ -78,6 +78,8 @@ class Recipe:
     lr: Callable[[int], float]
     augment: Augment = NOTHING
     balance: Balance = "none"
+    trains: frozenset[Role] | None = None  # the roles that sites may move; None: all
+    public_batch: int | None = None  # of training on public examples; None: as on others
 
     def rate(self, job: Fit, turn: int) -> float:
         return self.lr(turn) if job.lr is None else job.lr
@@ -135,9 +137,14 @@ class Bench:
         """(C,) examples of each class."""
         return torch.bincount(self.pool.labels(train), minlength=self.classes)
 
+    def moves(self, job: Fit, role: Role) -> bool:
+        """As the job and the study say; on public examples as the job says."""
+        limits = (job.trains, None if job.data == "public" else self.recipe.trains)
+        return all(roles is None or role in roles for roles in limits)
+
     def moving(self, job: Fit) -> list[int]:
         """Places of the parameters that may move."""
-        return [n for n, role in enumerate(self.spec.roles) if job.trains is None or role in job.trains]
+        return [n for n, role in enumerate(self.spec.roles) if self.moves(job, role)]
 
     def batch(self, ticket: Ticket, step: int, index: Tensor) -> Tensor:
         """What the network sees of these examples in this step."""
@@ -172,7 +179,8 @@ class Effort:
     @classmethod
     def of(cls, job: Fit, examples: Examples, recipe: Recipe) -> Effort:
         n = examples.n
-        batch = min(recipe.batch or n, n) or 1
+        wanted = recipe.batch if job.data == "train" else recipe.public_batch or recipe.batch
+        batch = min(wanted or n, n) or 1
         asked = job.steps if job.steps is not None else math.ceil(n / batch) * (job.epochs or 0)
         todo = asked if job.cap is None else min(asked, job.cap)
         return cls(n, batch, asked if n else 0, 0 if (job.whole and todo < asked) or not n else todo)

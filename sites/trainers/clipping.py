@@ -36,13 +36,14 @@ LARGE = 6  # examples a unit
 
 @dataclass(frozen=True)
 class Terms:
-    """What a site's private training is bound to."""
+    """What a site's private training is bound to. Fixed when the plan is, so that one patient more changes none of it."""
 
     noise: float  # standard deviation, in clipping norms
     clip: float
     unit: str
     units: int
     rate: float  # chance of a unit to be in a step
+    scale: float = 1.0  # units / examples: the mean over units is then, unclipped, that over examples
 
     def optimiser(self) -> dict[str, Any]:
         """The noisy sum is divided by the number of units that a step draws on average, never by how many it drew."""
@@ -57,7 +58,7 @@ class Sight:
     bench: Bench
     entropy: Entropy
     weights: Tensor | None  # (C,) of the classes
-    scale: float  # units / examples: the mean over units is then, unclipped and without noise, that over examples
+    scale: float
 
     def losses(self, module: nn.Module, rows: Tensor) -> Tensor:
         """(B,)"""

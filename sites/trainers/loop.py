@@ -80,7 +80,7 @@ class Loop:
                 spent += effort.per_epoch
                 self.module.train()
         after = bench.spec.read(self.module)
-        stats = after.stats if job.trains is None or "norm" in job.trains else job.stats
+        stats = after.stats if bench.moves(job, "norm") else job.stats
         travel = lr * done if recipe.plain else None
         work = Work(asked, done, effort.n, looks=spent - done)
         return Fitted(after.weights.cpu(), stats.cpu(), work, float(losses) / max(done, 1), travel)

@@ -5,7 +5,8 @@ the site, or on public examples, is done by the plain loop.
 
 Two data sets are neighbours if one has a unit more. A unit's gradient may then depend on nothing but this unit, the
 model, and dice that are thrown anew for each unit: augmentation and dropout draw from Entropy, because with the study's
-seeds a unit's augmentation would depend on who stands before it in the batch.
+seeds a unit's augmentation would depend on who stands before it in the batch. What the terms were worked out from, the
+number of units and examples when the plan was made, counts as public.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Private:
         inner = recipe.optim([p for p in clipping.params if p.requires_grad], lr)
         optimiser = clipping.optimiser(inner, entropy, terms)
         pull = [part for part in pulling(bench, clipping.params, job.pull) if part[0].requires_grad]
-        sight = Sight(bench, entropy, bench.public_weights, len(units) / len(examples.train))
+        sight = Sight(bench, entropy, bench.public_weights, terms.scale)
         clipping.module.train()
         if self.drops:
             torch.manual_seed(entropy.generator().initial_seed())

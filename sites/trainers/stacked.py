@@ -49,7 +49,7 @@ class Stacked:
         for i, t in enumerate(tickets):
             if isinstance(t.job, Fit) and t.job.gamma is None:
                 rate = self.bench.recipe.rate(t.job, t.turn)
-                alike.setdefault((t.job.trains, t.job.ahead, rate), []).append(i)
+                alike.setdefault((t.job.trains, t.job.data, t.job.ahead, rate), []).append(i)
         parts = [group[worker :: self.workers] for group in alike.values() for worker in range(self.workers)]
         stacks = [[tickets[i] for i in part] for part in parts]
         done = map(self.fit, stacks) if self.workers == 1 else self._threads.map(self.fit, stacks)

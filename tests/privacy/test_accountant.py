@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from privacy.accountant import ORDERS, BadBudget, Event, account, curve, epsilon, log_slack, merged, noise_for, renyi
+from pipeline.errors import BadBudget
+from privacy.accountant import ORDERS, Event, account, curve, epsilon, log_slack, merged, noise_for, renyi
 
 # noise, rate, steps, delta
 SETTINGS = [

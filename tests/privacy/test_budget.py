@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from privacy.accountant import ORDERS, BadBudget, Event, account, noise_for, renyi
+from pipeline.errors import BadBudget
+from privacy.accountant import ORDERS, Event, account, noise_for, renyi
 from privacy.budget import FILTER, GRID, Budget, Charge, Commitment, Decision, alone, decide, spent
 
 BUDGET = Budget(8.0, 1e-5)

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import NoSpace
-from privacy.keys import BadKey, canonical, fingerprint, generate, load, public_bytes, public_hex, save, sign, verified
+from pipeline.errors import BadKey, NoSpace
+from privacy.keys import canonical, fingerprint, generate, load, public_bytes, public_hex, save, sign, verified
 from tests.privacy.ledgers import fill, small_disk
 
 JSON = st.recursive(

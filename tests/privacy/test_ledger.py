@@ -13,9 +13,9 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 
-from pipeline.errors import NoSpace
+from pipeline.errors import BadLedger, NoSpace
 from privacy.bodies import Approve, Budget, Carried, Data, Forget, Receipt, Refusal, Withdraw, pseudonym
-from privacy.entries import BadLedger, decide
+from privacy.entries import decide
 from privacy.keys import generate, public_hex, save
 from privacy.ledger import Ledger
 from privacy.signers import lost, new_officer, routine
@@ -311,6 +311,22 @@ def test_two_processes_take_turns(world):
     assert len(said) == 90
     assert [d.units for d in said if d.fingerprint == "a"] == list(range(40))  # each in its own order
     assert ledger.append(DATA).index == 91
+
+
+def test_a_charge_that_was_reckoned_without_another_is_refused(world):
+    """Otherwise two agents could each spend the rest of the budget."""
+    one = world.create()
+    two = world.reopen()
+    world.train(two, 0, 5.0)
+    before = world.path.read_bytes()
+    with pytest.raises(BadLedger, match="reckon the charge again"):
+        one.append(charge(0, 5.0))
+    assert world.path.read_bytes() == before
+    assert [c.epsilon for c in one.spent_events()] == [5.0]  # now it knows
+    one.append(charge(1, 7.5))
+    two.append(DATA)
+    one.append(DATA)  # others need no reckoning
+    assert verify(world.path).ok
 
 
 def test_a_kill_loses_nothing_that_was_announced(world):

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.errors import NoSpace
+from pipeline.errors import BadLedger, NoSpace
 from privacy.bodies import Data, Receipt
 from privacy.countersigner import Countersigner
-from privacy.entries import BadLedger, Mark, chained
+from privacy.entries import Mark, chained, decide, written
 from privacy.keys import generate, public_hex, sign, verified
 from privacy.ledger import Ledger
 from privacy.receipts import Request, check_receipt, request
@@ -33,6 +33,10 @@ def ask(world, ledger, key=None, since=None):
 def resigned(asked, key, **change):
     changed = asked.model_copy(update=change)
     return changed.model_copy(update={"signature": sign(key, "request", changed.statement())})
+
+
+def text(entry):
+    return entry.line().decode().strip()
 
 
 def test_a_receipt_is_for_the_head(world):
@@ -140,6 +144,15 @@ def test_digests_must_lead_to_the_head(world):
     world.desk.countersign(good)
 
 
+def test_a_ledger_that_opens_late_is_refused(world):
+    data = written(DATA, [], world.agent, None, world.clock())
+    late = written(world.opening(), [data], world.agent, decide(world.officer, world.opening()), world.clock())
+    sent = {"since": 0, "index": 1, "head": late.hash, "digests": (data.digest, late.digest), "shown": (text(late),)}
+    asked = resigned(ask(world, world.create()), world.agent, ledger=late.hash, **sent)
+    with pytest.raises(BadLedger, match="entry 1 opens a ledger"):
+        world.desk.countersign(asked)
+
+
 def test_only_the_agent_asks(world):
     ledger = world.create()
     good = ask(world, ledger)
@@ -217,6 +230,10 @@ def test_two_coordinators_each_remember_their_own(world):
     assert request(ledger, world.agent, public_hex(other)).since == 3
     assert verify(world.path, receipt).ok
     assert verify(world.path, world.desk.last(*WHO)).ok
+    unrecorded = world.desk.countersign(ask(world, ledger))
+    ledger.append(DATA)
+    ledger.append(desk.countersign(request(ledger, world.agent, public_hex(other))))
+    assert "does not hold that receipt" in verify(world.path, unrecorded).problems[0]
 
 
 # The site's side
@@ -294,7 +311,7 @@ def test_a_thief_without_the_officer_cannot_bring_in_a_key(world):
             index=2,
             head=forged.hash,
             digests=(asked.digests[0], forged.digest),
-            shown=(forged.line().decode().strip(),),
+            shown=(text(forged),),
         )
         with pytest.raises(BadLedger, match=r"entry 2 .*(his signature is missing|signature does not fit)"):
             world.desk.countersign(asked)

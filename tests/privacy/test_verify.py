@@ -7,10 +7,12 @@ from datetime import datetime
 
 import pytest
 
+from pipeline.errors import BadLedger
 from privacy.bodies import Data, Revoke
-from privacy.entries import BadLedger, Entry, Mark, chained, read_line, written
+from privacy.entries import Entry, Mark, chained, decide, read_line, written
 from privacy.keys import canonical, fingerprint, generate, public_bytes, public_hex, sign
 from privacy.ledger import Ledger
+from privacy.signers import lost
 from privacy.verify import export, verify
 from tests.privacy.ledgers import World, a_year, charge
 
@@ -58,6 +60,8 @@ def other(value, dice):
         return dice.choice([value + 1, value - 1, float(value), str(value), value * 10 + 7])
     if isinstance(value, float):
         return dice.choice([value * 0.5, value + 1e-12 * max(1, value), -value, round(value) + 2, repr(value)])
+    if dice.random() < 0.1:
+        return dice.choice([None, 5, [value], {"": value}])
     at = dice.randrange(len(value) + 1)
     letter = dice.choice("0123456789abcdef é-")
     changed = dice.choice(
@@ -248,6 +252,17 @@ def test_junk_is_no_ledger_and_no_crash(tmp_path, junk):
     assert verdict.entries == ()
 
 
+@pytest.mark.parametrize("part", ["key", "seen", "signature"])
+@pytest.mark.parametrize("value", [5, None, ["00"], {}])
+def test_an_officers_part_of_another_type_is_no_crash(year, tmp_path, part, value):
+    raws = raws_of(year[0].path.read_bytes())
+    raws[2]["officer"][part] = value
+    (tmp_path / "l").write_bytes(lines_of(raws))
+    verdict = verify(tmp_path / "l")
+    assert len(verdict.entries) == 2
+    assert "line 3: it is no entry" in verdict.problems[0]
+
+
 def test_a_problem_names_the_entry_once(year, tmp_path):
     world, anchor = year
     raws = raws_of(world.path.read_bytes())
@@ -305,6 +320,45 @@ def test_what_came_after_the_last_receipt_the_holder_can_rewrite(tmp_path):
     assert verdict.last_receipt == anchor
 
 
+def test_the_holder_cannot_misnumber_or_unchain(tmp_path):
+    world = World(tmp_path)
+    (first,) = world.create().entries()
+    data = Data(fingerprint="x", units=1, examples=1)
+    for before, words in (
+        ([first, first], "stands where entry 1 should"),
+        ([replace(first, hash="ab" * 32)], "does not follow"),
+    ):
+        entry = written(data, before, world.agent, None, world.clock())
+        assert [words in problem for problem in verify([first, entry]).problems] == [True]
+
+
+def test_what_does_not_start_with_open_is_no_ledger(tmp_path):
+    """Each entry would be in good order otherwise; but nobody says whose keys count."""
+    world = World(tmp_path)
+    entries = []
+    for n in range(3):
+        entries.append(written(Data(fingerprint="x", units=n, examples=1), entries, world.agent, None, world.clock()))
+    assert verify(entries).problems == ("entry 0: a ledger starts with `open`",)
+
+
+def test_an_opening_is_decided_for_a_new_ledger(tmp_path):
+    world = World(tmp_path)
+    decision = decide(world.officer, world.opening(), seen="ab" * 32)
+    entry = written(world.opening(), [], world.agent, decision, world.clock())
+    assert verify([entry]).problems == ("entry 0: the officer's signature is not for a new ledger",)
+
+
+def test_a_forged_rotation_brings_no_key_into_force(tmp_path):
+    world, thief = World(tmp_path), generate()
+    entries = world.create().entries()
+    for body in (lost(thief), Data(fingerprint="x", units=1, examples=1)):
+        entries.append(written(body, entries, thief, None, world.clock()))
+    problems = verify(entries).problems
+    assert len(problems) == 2
+    assert "entry 1: `rotate` is for the officer to decide" in problems[0]
+    assert "entry 2: is signed by key" in problems[1]
+
+
 # Anchors, coordinators and exports
 
 
@@ -360,6 +414,16 @@ def test_edits_of_an_export_are_found_wherever_they_are(year, tmp_path):
         part[path[-1]] = other(part[path[-1]], dice)
         file.write_text(json.dumps(document), "utf-8")
         assert not verify(file, anchor).ok, path
+
+
+def test_an_export_says_nothing_twice(year, tmp_path):
+    """Readers differ on which of two values counts."""
+    world, _ = year
+    good = export(world.path, tmp_path / "export.json").read_text("utf-8")
+    for once, twice in (('"spent": {', '"spent": null, "spent": {'), ('"index": 3,', '"index": 9, "index": 3,')):
+        assert once in good
+        (tmp_path / "edited.json").write_text(good.replace(once, twice, 1), "utf-8")
+        assert not verify(tmp_path / "edited.json").ok
 
 
 def test_an_export_tells_what_is_wrong_with_its_ledger(year, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def bench(
 
 
 def terms(noise: float = 0.0, clip: float = 1e9, rate: float = 1.0, unit: str = "patient") -> Terms:
-    return Terms(noise, clip, unit, 12 if unit == "example" else 6, rate)
+    units = 12 if unit == "example" else 6
+    return Terms(noise, clip, unit, units, rate, units / 12)
 
 
 def fit(private: Private, job: Fit) -> Tensor:
@@ -222,3 +224,16 @@ def test_entropy_is_uniform_and_normal() -> None:
     picked = sum(len(source.chosen(1000, 0.1)) for _ in range(100))
     assert picked == pytest.approx(10_000, abs=500)
     assert len(source.chosen(1000, 1.0)) == 1000
+
+
+@pytest.mark.parametrize("mode", ["whole", "hooks"])
+@pytest.mark.parametrize("clip", [0.05, 0.3, 1.0])
+def test_one_patient_more_moves_the_sum_by_no_more_than_the_clip(mode: Mode, clip: float) -> None:
+    """A large one among small ones, under the same terms: nothing of the others may change."""
+    work = bench(lr=1.0)
+    kind = terms(clip=clip)
+    fewer = replace(work, examples={"a": replace(work.examples["a"], train=torch.arange(12)[UNIT != 3])})
+    with_it = fit(Private(work, {"a": kind}, mode), Fit(start(), steps=1))
+    without = fit(Private(fewer, {"a": kind}, mode), Fit(start(), steps=1))
+    moved = float((with_it - without).norm()) * kind.rate * kind.units
+    assert 0 < moved <= clip * (1 + 1e-4)

@@ -1,0 +1,59 @@
+"""Tiny runs to be audited."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from reportlab.platypus import Paragraph
+
+from pipeline.run_folder import RunFolder
+from pipeline.simulate import run
+from pipeline.study import Study
+from privacy.audit_pdf import _story
+
+
+def tiny(**sections: Any) -> Study:
+    raw: dict[str, Any] = {
+        "name": "tiny",
+        "rounds": 2,
+        "seed": 1,
+        "data": {"name": "synthetic_smear", "cells": 96, "patients": 24, "size": 24},
+        "sites": {"count": 3},
+        "model": {"name": "mlp", "hidden": [4]},
+        "local": {"lr": 0.1, "batch": 10, "epochs": 1},
+        "evaluation": {"where": "sites"},
+        "trainer": "loop",
+        "threads": 1,
+    }
+    return Study.model_validate(raw | sections)
+
+
+def ran(path: Path, **sections: Any) -> RunFolder:
+    study = tiny(**sections)
+    folder = RunFolder.create(path, study)
+    run(study, folder)
+    return folder
+
+
+def copied(folder: RunFolder, to: Path) -> RunFolder:
+    shutil.copytree(folder.path, to)
+    return RunFolder.open(to)
+
+
+def printed(report: Any) -> str:
+    """What the PDF's paragraphs say, in order."""
+    found: list[str] = []
+
+    def walk(part: Any) -> None:
+        if isinstance(part, Paragraph):
+            found.append(part.getPlainText())
+        elif isinstance(part, list | tuple):
+            for one in part:
+                walk(one)
+        else:
+            walk([getattr(part, name) for name in ("_content", "_cellvalues") if hasattr(part, name)])
+
+    walk(_story(report, {}))
+    return " ".join(" ".join(found).split())
