@@ -35,6 +35,8 @@ bench: env system
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/cells.py
 	$(BIN)/python benchmarks/codecs.py
+	$(BIN)/python benchmarks/private_step.py
+	$(BIN)/python benchmarks/secure_sum.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -79,7 +79,8 @@ def _rows(facts: Json) -> Iterator[list[str]]:
         sure = f" with {100 * one['confidence']:g} % confidence" if one.get("confidence") else ""
         top = one.get("epsilon_promised")
         at = f" at delta {one['delta']:g}" if one.get("delta") else ""
-        found = f"epsilon at least {eps(one['epsilon_low'])}{sure}{guessed}"
+        most = f"; with every guess right {eps(one['most'])}" if one.get("most") else ""
+        found = f"epsilon at least {eps(one['epsilon_low'])}{sure}{guessed}{most}"
         yield ["Canaries: were planted examples trained on?", found, f"epsilon {eps(top)}{at}" if top else "none", reading("Canaries", bool(top))]  # fmt: skip
     if one := tried.get("inversion"):
         cases = one.get("cases") or ()

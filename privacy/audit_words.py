@@ -114,9 +114,15 @@ def _meant(facts: Json) -> Iterator[str]:
 def attack_words(facts: Json) -> Iterator[str]:
     tried = facts["attacks"] or {}
     if member := tried.get("membership"):
-        yield f"Guessing who was trained on reached an AUC of {member['auc']:.2f} (0.5 is chance)."
+        span = f"{member['low']:.2f} to {member['high']:.2f}; " if {"low", "high"} <= set(member) else ""
+        yield f"Guessing who was trained on reached an AUC of {member['auc']:.2f} ({span}0.5 is chance)."
     if canary := tried.get("canaries"):
-        yield f"Planted examples show an epsilon of at least {eps(canary['epsilon_low'])}."
+        low = float(canary["epsilon_low"])
+        yield (
+            f"Planted examples show an epsilon of at least {eps(low)}."
+            if low > 0
+            else "Planted examples could not be told from those left out."
+        )
     if not tried:
         yield "No attack has been tried on this run."
 

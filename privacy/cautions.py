@@ -78,5 +78,7 @@ def _of_coordinator(facts: Json) -> Iterator[str]:
 
 
 def _of_run(facts: Json) -> Iterator[str]:
+    if ((facts["attacks"] or {}).get("inversion") or {}).get("picture"):
+        yield "The pictures of the inversion attack in this report show an image that was trained on: hand it on with care."
     if facts["released"] is None:
         yield f"The run has no result yet: it stands at round {facts['rounds']} of {facts['planned']}. More may be spent."
