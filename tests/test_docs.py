@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -31,6 +31,7 @@ from pydantic.fields import FieldInfo
 
 from pipeline.cli import app
 from pipeline.components import PACKAGES, choices
+from pipeline.protection import Privacy
 from pipeline.study import Section, Study, load_study
 from pipeline.study_file import _toml_value
 from tests.conftest import REAL_CELLS
@@ -269,7 +270,12 @@ def expected() -> Iterator[tuple[tuple[str, str], dict[str, FieldInfo]]]:
         kind = field.annotation
         if key in KINDS:
             yield from (((key, name), _own(cls)) for name, cls in choices(KINDS[key]).items())
-        if isinstance(kind, type) and issubclass(kind, Section):  # [codec] is one, and has components
+        if kind is Privacy:  # its parts are tables of their own
+            yield (key, ""), {}
+            for name, part in Privacy.model_fields.items():
+                (cls,) = (c for c in get_args(part.annotation) if c is not type(None))
+                yield (key, name), dict(cls.model_fields)
+        elif isinstance(kind, type) and issubclass(kind, Section):  # [codec] is one, and has components
             yield (key, ""), dict(kind.model_fields)
         elif key not in KINDS:
             top[key] = field

@@ -3,6 +3,7 @@ import math
 
 import pytest
 
+from pipeline.commands.auditing import audit_command
 from pipeline.reports.run_report import write_report
 from privacy.audit import collect
 from privacy.audit_chapters import report
@@ -42,6 +43,13 @@ def test_a_run_without_privacy_says_so(audited):
     assert {row["by"] for row in facts["disclosures"]} == {"unprotected"}
     html = write_report(folder.path).read_text("utf-8")
     assert "Nothing protects the people behind the images" in html
+
+
+def test_the_command_says_so_too_and_does_not_fail(audited, tmp_path, capsys):
+    folder, _, _ = audited()
+    audit_command(folder.path, False, tmp_path / "out", None, False)
+    assert "nothing is protected in this run" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "audit.json").read_text())["ok"]
 
 
 def test_the_unit_is_named_first(audited):
