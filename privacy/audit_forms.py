@@ -65,9 +65,10 @@ def _risks(facts: Json) -> Iterator[str]:
         "image shows (reconstruction), or something about a person that the model has learned of people alike."
     )
     if found and found["factor"] > 1:
+        spent = found["epsilon"] if facts["headline"] else found["spent"]
         yield (
-            f"For the first two, odds change by at most a factor of {times(found['factor'])} (epsilon {eps(found.get('epsilon') if facts['headline'] else found['spent'])}, "
-            f"delta {found['delta']:g}); from {share(found['prior'])}, a belief rises to at most {share(found['belief'])}."
+            f"For the first two, odds change by at most a factor of {times(found['factor'])} (epsilon {eps(spent)}, delta "
+            f"{found['delta']:g}); from {share(found['prior'])}, a belief rises to at most {share(found['belief'])}."
         )
     else:
         yield "No bound limits the first two."

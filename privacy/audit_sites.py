@@ -141,7 +141,7 @@ def _ledger(found: Json) -> Iterator[tuple[str, str]]:
             f"{count_of(len(refused), 'time')}; last: {last['study']}, round {last['turn']}: {last['reason']}",
         )
     if found.get("forgotten"):
-        yield "Withdrawals", f"{count_of(found['forgotten'], 'unit')} withdrew and are left out since"
+        yield "Withdrawals", f"{count_of(found['forgotten'], 'unit')}, left out since"
 
 
 def _approval(one: Json) -> str:

@@ -105,7 +105,8 @@ def _meant(facts: Json) -> Iterator[str]:
         f"this, think it at most {share(found['belief'])} likely (delta aside). A test that wrongly names "
         f"{share(found['prior'])} of those who were not in it finds at most {share(found['detection'])} of those who were."
     )
-    yield f"This is the worst case, of an attacker who knows everything else and sees every {'update' if facts['headline'] else 'model'} of every round."
+    seen = "update" if facts["headline"] else "model"
+    yield f"This is the worst case, of an attacker who knows everything else and sees every {seen} of every round."
     if found["factor"] > LOOSE:
         yield "At this epsilon the bound is weak by itself, so the evidence of attacks belongs beside it."
     yield from attack_words(facts)
@@ -139,12 +140,15 @@ def _whom(facts: Json) -> Iterator[str]:
         )
     if how["at_coordinator"]:
         seen = "the sum of the updates" if how["secure_sum"] else "every update"
-        yield f"{'The site is protected' if lead else f'To the {sites}.'} {'a' if lead else 'A'}gainst those who see only models. Not against the coordinator, which sees {seen} before the noise."
+        yield (
+            f"{'As units, to' if lead else 'To'} the {sites}: against those who see only models. Not against the "
+            f"coordinator, which sees {seen} before the noise."
+        )
     if masked := how["secure_sum"]:
         n = masked["asked"]
         yield (
             "Masks hold against a coordinator that follows the protocol and reads what it sees, and against one that lies "
             f"as long as fewer than a third of the sites help it; a lying one can shrink the sum below {masked['threshold']} "
-            f"sites{' only with help' if n < 10 else ', but not to a third of them'}. "
+            f"sites{' only with help' if n < 10 else ', but without help never to a third of them'}. "
             f"All {n} sites but one in league learn that one's update: only noise helps against this."
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.commands.output import Rounds, area, console, percent, print_json, table
 from pipeline.errors import BadStudy
+from pipeline.protection import Privacy
 from pipeline.reports.words import size
 from pipeline.run_folder import RunFolder
 from pipeline.study import Study, load_study
@@ -114,6 +115,22 @@ def show_results(results: dict[str, Any], folder: RunFolder) -> None:
         f"up {size(traffic['up'])}, down {size(traffic['down'])}; {results['seconds']:.1f} s",
     )  # fmt: skip
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True)
+    _show_spending(folder)
+
+
+def _show_spending(folder: RunFolder) -> None:
+    """What the run cost its patients, in one line."""
+    study = folder.study()
+    if study.privacy == Privacy():
+        return
+    from pipeline.commands.promises import few_sites
+
+    spent = folder.rounds()[-1].get("epsilon")
+    if spent:
+        most = max(spent, key=lambda site: spent[site])
+        console.print(f"privacy: at most epsilon {spent[most]:.4g} spent ({most}); audit: hemofed audit {folder.path}")
+    for line in few_sites(study, len(folder.read_json("sites.json")["sites"])):
+        console.print(line, style="yellow", soft_wrap=True)
 
 
 def _whole(name: str, found: dict[str, Any], metric: str) -> float | None:

@@ -41,6 +41,7 @@ def list_command(json: bool) -> None:
 
 
 def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> None:
+    from pipeline.commands.promises import promise_lines
     from pipeline.simulate import device_of, look
 
     study = load_study(find_study(name), dict(map(parse_override, sets)))
@@ -49,7 +50,8 @@ def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> 
     counts = {site: people.counts(site) for site in people.sites}
     if json:
         print_json({"study": study.name, "hash": study.hash, "parameters": sim.bench.spec.size, "classes": people.classes,
-                    "sites": counts, "skipped": people.skipped, **machine})  # fmt: skip
+                    "sites": counts, "skipped": people.skipped, **machine,
+                    **({"privacy": sim.shield.about} if sim.shield else {})})  # fmt: skip
         return
     rows = [
         [site, *(str(sum(c[split])) for split in ("train", "val", "test")), " ".join(map(str, c["train"]))]
@@ -66,6 +68,8 @@ def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> 
         f"trainer {machine['trainer']} on {device_of(study).type} with {count_of(machine['threads'], 'thread')}; "
         f"work cut short is {'kept' if wait.partial == 'keep' else 'dropped'}",
     )
+    for line in promise_lines(sim):
+        console.print(line, soft_wrap=True)
     for note in people.skipped[:SHOWN]:
         console.print(f"left out: {note}", soft_wrap=True)
     if len(people.skipped) > SHOWN:
