@@ -40,6 +40,8 @@ def _at_site(study: Study, asked: AtSite, spec: Spec, people: Population) -> Ite
         yield f"local.balance = {local.balance!r} would weigh by how many the site has of each class, which tells of its patients; give public.data, from which the weights are then taken, or use 'none'"
     if study.normalise.name not in ("none", "image"):
         yield f"normalise = {study.normalise.name!r} measures all of a site's images together, so that one patient changes everybody's; use 'image' or 'none'"
+    if "train" in study.evaluation.watch and study.evaluation.where != "coordinator":
+        yield "evaluation.watch = 'train' would send scores of the very patients who are protected; watch 'val'"
     yield from _unit(asked, people)
     for key in ("epsilon", "budget"):
         given = getattr(asked, key)

@@ -69,7 +69,7 @@ class Guard:
         ledger.append(receipt)
 
     def _commit(self) -> None:
-        if self.plan in commitments(self.home.ledger):
+        if any(isinstance(e.what, Commit) and e.what.plan == self.plan for e in self.home.ledger.entries("commit")):
             return
         p, t = self.promise, self.promise.terms
         self.home.ledger.append(
@@ -120,10 +120,16 @@ def allowance(ledger: Ledger) -> Budget:
 
 
 def commitments(ledger: Ledger) -> dict[str, Commitment]:
-    found = [entry.what for entry in ledger.entries("commit")]
-    return {
-        c.plan: Commitment(c.plan, c.noise, c.rate, c.steps_per_turn, c.turns) for c in found if isinstance(c, Commit)
-    }
+    """Of this ledger's plans; those that an earlier ledger carried over are bound to what they did."""
+    found: dict[str, Commitment] = {}
+    charges = ledger.spent_events()
+    for plan in {charge.plan for charge in charges}:
+        own = [charge for charge in charges if charge.plan == plan]
+        found[plan] = Commitment(plan, own[0].noise, own[0].rate, max(c.steps for c in own), len(own))
+    for entry in ledger.entries("commit"):
+        if isinstance(c := entry.what, Commit):
+            found[c.plan] = Commitment(c.plan, c.noise, c.rate, c.steps_per_turn, c.turns)
+    return found
 
 
 def history(ledger: Ledger) -> list[tuple[str, Event]]:

@@ -234,6 +234,36 @@ def test_whatever_the_schedule_the_ledger_never_passes_its_budget(tmp_path_facto
     assert verify(home.ledger.path, signer.last("a", "a:cells")).ok
 
 
+def test_a_ledger_that_continues_another_goes_on_where_it_ended(tmp_path):
+    """The officer's key is lost: a new ledger names the end of the old one and carries its charges."""
+    from privacy.bodies import Open
+    from privacy.summary import continuation
+
+    home = Home.create(tmp_path / "home", "a", "a:cells", "patient", Budget(epsilon=4.0, delta=1e-5))
+    key = keys.generate()
+    signer = Countersigner(tmp_path / "receipts", key)
+    made = Promise(Terms(2.0, 1.0, "patient", 40, 0.25), 1e-5, 5, 4, 0.0, "pld", 100)
+    first = Guard(home, made, "one", "plan-1", signer.countersign, keys.public_hex(key))
+    assert first.charge(Message("train", 1, {}), 5) is None
+    before = home.ledger.spent_events()[-1].epsilon
+    there, carried = continuation(home.ledger.entries())
+    agent, officer = keys.generate(), keys.generate()
+    opening = Open(
+        site="a", dataset_id="a:cells", unit="patient", budget=Budget(epsilon=4.0, delta=1e-5),
+        agent=keys.public_hex(agent), officer=keys.public_hex(officer), continues=there,
+    )  # fmt: skip
+    ledger = Ledger.create(tmp_path / "new.jsonl", opening, agent, officer)
+    ledger.append(carried, officer)
+    again = Guard(Home(tmp_path, agent, ledger), made, "two", "plan-2", signer.countersign, keys.public_hex(key))
+    said = again.charge(Message("train", 1, {}), 5)
+    spent = ledger.spent_events()
+    assert [c.plan for c in spent] == ["plan-1", "plan-2"]
+    assert spent[-1].epsilon > before
+    # the coordinator remembers the old officer, and lets nobody replace him on the quiet
+    assert said is not None
+    assert said.startswith("no receipt, no training")
+
+
 # -- secure sums
 
 
@@ -412,6 +442,7 @@ REFUSED = {
     "would weigh by how many": {"local": {"lr": 0.1, "batch": 40, "epochs": 1, "balance": "root"}},
     "draws by the site's own classes": {"local": {"lr": 0.1, "batch": 40, "epochs": 1, "balance": "sample"}},
     "measures all of a site's images": {"normalise": "site"},
+    "scores of the very patients": {"evaluation": {"where": "sites", "watch": ["val", "train"]}},
     "'slide', but these data have 'patient'": {"privacy": {"at_site": {"epsilon": 8.0, "unit": "slide"}}},
     "3 values for 2 sites": {"privacy": {"at_site": {"epsilon": [1.0, 2.0, 3.0]}}},
     "more than one site": {"partition": {"name": "dirichlet", "alpha": 5.0}},

@@ -13,8 +13,8 @@ from pipeline.run_folder import RunFolder
 
 def audit_command(run: Path, attack: bool, out: Path | None, data: Path | None, json: bool) -> None:
     """Ends with exit code 1 if anything is not in order, once all is written."""
-    from privacy.audit import collect
-    from privacy.audit_files import plain, write_audit
+    from privacy.audit.collect import collect
+    from privacy.audit.files import plain, write_audit
 
     folder = RunFolder.open(run)
     if attack:
@@ -36,7 +36,7 @@ def audit_command(run: Path, attack: bool, out: Path | None, data: Path | None, 
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from privacy.audit_blocks import eps
+    from privacy.audit.blocks import eps
 
     rows = [
         [

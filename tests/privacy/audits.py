@@ -13,8 +13,8 @@ from reportlab.platypus import Paragraph
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import run
 from pipeline.study import Study
-from privacy.audit_blocks import Drawing
-from privacy.audit_pdf import _story
+from privacy.audit.blocks import Drawing
+from privacy.audit.pdf import _story
 
 
 def tiny(**sections: Any) -> Study:

@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 
 from pipeline.commands.auditing import audit_command
-from privacy.audit import collect
+from privacy.audit.collect import collect
 from tests.privacy.audits import copied, ran
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from privacy.audit import collect
-from privacy.audit_blocks import Chapter
-from privacy.audit_chapters import report
-from privacy.audit_files import plain, write_audit
-from privacy.audit_pdf import write_pdf
+from privacy.audit.blocks import Chapter
+from privacy.audit.chapters import report
+from privacy.audit.collect import collect
+from privacy.audit.files import plain, write_audit
+from privacy.audit.pdf import write_pdf
 from tests.privacy.audits import printed, ran
 
 NASTY = "<script>alert('$x_1$')</script> & 北京"

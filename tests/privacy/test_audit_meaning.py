@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.accountant import Event, epsilon
-from privacy.audit_blocks import chance, eps, share, times
-from privacy.meaning import belief, detection, factor, largest_auc, largest_group, of_group
-from privacy.recount import agree, outside
+from privacy.audit.blocks import chance, eps, share, times
+from privacy.audit.meaning import belief, detection, factor, largest_auc, largest_group, of_group
+from privacy.audit.recount import agree, outside
 
 epsilons = st.floats(0.01, 12)
 deltas = st.floats(1e-9, 1e-2)

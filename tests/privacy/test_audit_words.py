@@ -5,8 +5,8 @@ import pytest
 
 from pipeline.commands.auditing import audit_command
 from pipeline.reports.run_report import write_report
-from privacy.audit import collect
-from privacy.audit_chapters import report
+from privacy.audit.chapters import report
+from privacy.audit.collect import collect
 from tests.privacy.audits import printed, ran
 
 AT_SITE = {"at_site": {"noise": 1.4, "budget": 20.0}}
@@ -96,12 +96,6 @@ def test_noise_at_the_coordinator_does_not_hold_off_the_coordinator(audited):
     assert page["What is promised?"].startswith("With the site as unit")
     assert "Not against the coordinator, which sees every update before the noise" in page["To whom, against whom?"]
     assert "below 50 sites" in page["What else to know?"]
-
-
-def test_watching_the_training_split_is_pointed_out(audited):
-    folder, facts, _ = audited(evaluation={"where": "sites", "watch": ["val", "train"]}, privacy=AT_SITE)
-    assert "scores/train" in {row["key"] for row in facts["disclosures"]}
-    assert "scores on the very people" in officers(facts, folder)["What else to know?"]
 
 
 def test_models_that_sites_adapt_are_pointed_out(audited):

@@ -17,9 +17,9 @@ from reportlab.platypus import Table as Grid
 from pipeline.files import write_atomically
 from pipeline.reports.page import Cell, Column
 from pipeline.reports.svg import HALF
-from privacy.audit_blocks import Block, Chapter, Drawing, Photo, Report, Table, Tiles, Words
-from privacy.audit_figures import png_of
-from privacy.audit_type import GROUND, LINE, QUIET, WARM, WARN, WHITE, cut, font, printable, safe, style_of, words
+from privacy.audit.blocks import Block, Chapter, Drawing, Photo, Report, Table, Tiles, Words
+from privacy.audit.figures import png_of
+from privacy.audit.type import GROUND, LINE, QUIET, WARM, WARN, WHITE, cut, font, printable, safe, style_of, words
 
 MARGIN, FOOT = 17 * mm, 16 * mm
 WIDTH, HEIGHT = A4[0] - 2 * MARGIN, A4[1] - MARGIN - FOOT

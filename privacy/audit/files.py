@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_atomically
-from privacy.audit_chapters import report
-from privacy.audit_page import write_page
-from privacy.audit_pdf import write_pdf
+from privacy.audit.chapters import report
+from privacy.audit.page import write_page
+from privacy.audit.pdf import write_pdf
 
 
 def write_audit(facts: Mapping[str, Any], run: Path, out: Path) -> list[Path]:

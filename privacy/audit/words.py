@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.reports.words import count_of
-from privacy.audit_blocks import Chapter, Tiles, answers, chance, eps, share, times
-from privacy.audit_limits import assumed, besides, kept, left_out, released
-from privacy.cautions import LOOSE, example_words
-from privacy.disclosures import unit_of
+from privacy.audit.blocks import Chapter, Tiles, answers, chance, eps, share, times
+from privacy.audit.cautions import LOOSE, example_words
+from privacy.audit.disclosures import unit_of
+from privacy.audit.limits import assumed, besides, kept, left_out, released
 
 Json = Mapping[str, Any]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.reports.words import count_of, joined, whole
-from privacy.audit_blocks import Chapter, Words, answers, eps, share, times
-from privacy.audit_words import attack_words
-from privacy.disclosures import mechanism, people, spread, unit_of
+from privacy.audit.blocks import Chapter, Words, answers, eps, share, times
+from privacy.audit.disclosures import mechanism, people, spread, unit_of
+from privacy.audit.words import attack_words
 
 Json = Mapping[str, Any]
 BLANK = "[to be filled in]"

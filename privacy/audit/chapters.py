@@ -8,12 +8,12 @@ from typing import Any
 
 from pipeline.reports.page import Cell, Column
 from pipeline.reports.words import whole
-from privacy.audit_attacks import attacks
-from privacy.audit_blocks import Block, Chapter, Drawing, Report, Table, Words, answers, eps
-from privacy.audit_figures import MOST_BARS, budgets
-from privacy.audit_forms import forms
-from privacy.audit_sites import site_chapter
-from privacy.audit_words import officer
+from privacy.audit.attacks import attacks
+from privacy.audit.blocks import Block, Chapter, Drawing, Report, Table, Words, answers, eps
+from privacy.audit.figures import MOST_BARS, budgets
+from privacy.audit.forms import forms
+from privacy.audit.sites import site_chapter
+from privacy.audit.words import officer
 
 Json = Mapping[str, Any]
 MOST_SITES = 24  # that get a page of their own; all are in audit.json

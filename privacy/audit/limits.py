@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.reports.words import SPLITS, count_of, joined
-from privacy.cautions import example_words
-from privacy.disclosures import people, unit_of
+from privacy.audit.cautions import example_words
+from privacy.audit.disclosures import people, unit_of
 
 Json = Mapping[str, Any]
 

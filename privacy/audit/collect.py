@@ -18,13 +18,13 @@ from urllib.parse import quote
 from pipeline.errors import BadRun
 from pipeline.run_folder import RunFolder
 from pipeline.study import Study
-from privacy import meaning
 from privacy.accountant import Event
-from privacy.audit_attacks import refuted
-from privacy.audit_site import Office, part_in, site_facts
-from privacy.cautions import cautions
-from privacy.disclosures import disclosures
-from privacy.recount import OTHERS, agree, by_all
+from privacy.audit import meaning
+from privacy.audit.attacks import refuted
+from privacy.audit.cautions import cautions
+from privacy.audit.disclosures import disclosures
+from privacy.audit.recount import OTHERS, agree, by_all
+from privacy.audit.site import Office, part_in, site_facts
 
 FORMAT = "hemofed-audit/1"
 PRIOR = 0.01  # the belief, and the rate of false alarms, that worked sentences start from

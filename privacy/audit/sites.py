@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline.reports.page import Cell, Column
 from pipeline.reports.words import count_of, whole
-from privacy.audit_blocks import Block, Chapter, Drawing, Table, Tiles, Words, answers, eps
-from privacy.audit_figures import spending
+from privacy.audit.blocks import Block, Chapter, Drawing, Table, Tiles, Words, answers, eps
+from privacy.audit.figures import spending
 from privacy.bodies import Approve
 from privacy.budget import FILTER
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.reports.page import Column
-from privacy.audit_blocks import Block, Chapter, Drawing, Photo, Table, Words, eps
-from privacy.audit_figures import Gauge, beside_bound
-from privacy.meaning import largest_auc
+from privacy.audit.blocks import Block, Chapter, Drawing, Photo, Table, Words, eps
+from privacy.audit.figures import Gauge, beside_bound
+from privacy.audit.meaning import largest_auc
 
 Json = Mapping[str, Any]
 UNBOUNDED = "Nothing was promised, so there is no bound to hold these results against."

@@ -13,10 +13,10 @@ from pipeline.errors import BadLedger, HemofedError
 from pipeline.messages import BUDGET
 from privacy import keys
 from privacy.accountant import epsilon
+from privacy.audit.recount import events_of, recount
 from privacy.bodies import Approve, Budget, Data, Receipt, Refusal, Withdraw
 from privacy.countersigner import Known
 from privacy.entries import Entry
-from privacy.recount import events_of, recount
 from privacy.rules import Standing
 from privacy.signers import show
 from privacy.summary import charges

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.reports.page import Cell, Page, Picture
 from pipeline.reports.svg import HALF, to_svg
-from privacy.audit_blocks import Block, Drawing, Photo, Report, Table, Tiles, Words
+from privacy.audit.blocks import Block, Drawing, Photo, Report, Table, Tiles, Words
 
 LONG = 70  # letters, more than a hash has
 

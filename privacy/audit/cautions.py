@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.study import Study
-from privacy import meaning
+from privacy.audit import meaning
 from privacy.site_dp import FEW
 
 Json = Mapping[str, Any]
@@ -54,11 +54,6 @@ def example_words(facts: Json) -> str:
 def _of_sites(study: Study, facts: Json) -> Iterator[str]:
     if not facts["headline"]:
         return
-    if "train" in facts["study"]["watch"] and facts["study"]["judged_at"] != "coordinator":
-        yield (
-            "The study watches the training split: scores on the very people to whom privacy is promised leave the sites "
-            "unprotected. The promise holds for the models, not for these scores."
-        )
     if study.strategy.personalised or study.strategy.remembers:
         yield (
             "Sites are judged with models of their own, which they may adapt without noise. Their scores may tell of "

@@ -1,0 +1,1 @@
+"""The audit report: facts of a run, words about them, and HTML, PDF and JSON made of both."""
