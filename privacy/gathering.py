@@ -48,6 +48,7 @@ class Gathering:
             raise TooFew(f"{len(self._adverts)} sites advertised for the secure sum, it needs {self._fewest}")
         found = {site: raw for site, (_, raw) in sorted(self._adverts.items())}
         self._view, self._t = view_of(found, self._context), threshold(len(found))
+        self._least = max(self._t, self._fewest)
         return found
 
     def shared(self, site: str, parcels: Mapping[str, bytes]) -> None:
@@ -60,7 +61,7 @@ class Gathering:
         """receiver -> sender -> parcel, among those who shared."""
         self._close("share", "mask")
         self._sharers = sorted(self._parcels)
-        self._enough(len(self._sharers), "shared their secrets")
+        self._enough(len(self._sharers), self._least, "shared their secrets")
         sent, self._parcels = self._parcels, {}
         return {to: {by: sent[by][to] for by in self._sharers if by != to} for to in self._sharers}
 
@@ -77,7 +78,7 @@ class Gathering:
     def survivors(self) -> list[str]:
         """For every one of them, the same."""
         self._close("mask", "unmask")
-        self._enough(len(self._survivors), "sent masked numbers")
+        self._enough(len(self._survivors), self._least, "sent masked numbers")
         return sorted(self._survivors)
 
     def answered(self, site: str, answer: bytes) -> None:
@@ -94,7 +95,7 @@ class Gathering:
     def unmasked(self) -> list[Whole]:
         """The sums of the survivors' numbers, modulo 2^bits."""
         self._close("unmask", "nothing")
-        self._enough(len(self._answers), "helped to unmask")
+        self._enough(len(self._answers), self._t, "helped to unmask")
         added: list[bytes] = []  # seeds of streams
         taken: list[bytes] = []
         for name in self._sharers:
@@ -150,9 +151,9 @@ class Gathering:
             raise BadReply(f"the secure sum is at {self._phase} and cannot end {phase}")
         self._phase = then
 
-    def _enough(self, count: int, what: str) -> None:
-        if count < self._t:
+    def _enough(self, count: int, needed: int, what: str) -> None:
+        if count < needed:
             raise TooFew(
-                f"{count} of the {len(self._adverts)} sites of the secure sum {what}, it takes {self._t}; ask again as a "
+                f"{count} of the {len(self._adverts)} sites of the secure sum {what}, it takes {needed}; ask again as a "
                 "new attempt"
             )

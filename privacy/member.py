@@ -24,7 +24,7 @@ LEFT = "nothing"
 class Member:
     """`roster`: name -> Ed25519 public key, compared out of band. `context` names the study's hash, turn and attempt.
 
-    `fewest` is how many have to take part at least: a coordinator in league with two sites could otherwise show a third
+    `fewest` is how many have to take part, to the end, at least: a coordinator in league with two sites could otherwise show a third
     one only those two.
     """
 
@@ -70,6 +70,7 @@ class Member:
                 )
             self._adverts = {name: self._read(name, adverts[name]) for name in sorted(adverts)}
             self._view, self._t = view_of(adverts, self._context), threshold(n)
+            self._least = max(self._t, self._fewest)
             keys = deal(self._mask_key.private_bytes_raw(), self._t, n)
             dealt = dict(zip(self._adverts, zip(keys, deal(self._seed, self._t, n), strict=True), strict=True))
             self._held[self.name] = dealt.pop(self.name)
@@ -81,8 +82,8 @@ class Member:
     def mask(self, parcels: Mapping[str, bytes], segments: Sequence[tuple[Whole, int]]) -> list[Whole]:
         """`parcels`: from each other site that shared. `segments`: numbers from 0 to 2^bits - 1, and these bits."""
         with self._step("mask", then="unmask"):
-            if len(parcels) + 1 < self._t:
-                raise TooFew(f"{self.name}: {len(parcels) + 1} sites shared their secrets, {self._t} have to")
+            if len(parcels) + 1 < self._least:
+                raise TooFew(f"{self.name}: {len(parcels) + 1} sites shared their secrets, {self._least} have to")
             self._held |= {name: self._opened(name, parcel) for name, parcel in parcels.items()}
             masked = [self._checked(numbers, bits).copy() for numbers, bits in segments]
             pairs = {
@@ -104,8 +105,10 @@ class Member:
                 raise BadMessage(f"{self.name} sent its numbers and is not among the survivors: it helps nobody unmask")
             if strangers := sorted(alive - set(self._held)):
                 raise BadMessage(f"{self.name}: {', '.join(strangers)} never shared and cannot have survived")
-            if len(alive) < self._t:
-                raise TooFew(f"{self.name}: {len(alive)} sites survived, and sums of fewer than {self._t} stay masked")
+            if len(alive) < self._least:
+                raise TooFew(
+                    f"{self.name}: {len(alive)} sites survived, and sums of fewer than {self._least} stay masked"
+                )
             shares = [self._held[name][name in alive] for name in sorted(self._held)]
             self._held = {}
             payload = b"".join(map(packed, shares))

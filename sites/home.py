@@ -69,7 +69,9 @@ class Home:
 
     @property
     def forgotten(self) -> frozenset[str]:
-        return frozenset(e.what.unit for e in self.ledger.entries("forget") if isinstance(e.what, Forget))
+        """By the ledger, and by a list of the home's own, which outlives a ledger that is continued in a new one."""
+        listed = json.loads(self._list.read_text("utf-8")) if self._list.exists() else []
+        return frozenset([*listed, *(e.what.unit for e in self.ledger.entries("forget") if isinstance(e.what, Forget))])
 
     def forget(self, unit: str, reason: str = "") -> bool:
         """Whether that is news."""
@@ -77,7 +79,12 @@ class Home:
         if name in self.forgotten:
             return False
         self.ledger.append(Forget(unit=name, reason=reason))
+        write_atomically(self._list, json.dumps(sorted(self.forgotten)).encode())
         return True
+
+    @property
+    def _list(self) -> Path:
+        return self.path / "forgotten.json"
 
     def remaining(self, names: Sequence[str]) -> list[bool]:
         """Which of these units did not withdraw."""
