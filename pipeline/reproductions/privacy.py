@@ -129,5 +129,5 @@ def against(values: Mapping[float, float], label: str) -> Figure:
     axes.set_xticks(list(EPSILONS), [f"{e:g}" for e in EPSILONS])
     axes.set_xlabel("epsilon")
     axes.set_ylabel(label)
-    axes.legend(loc="lower right")
+    axes.legend(loc="center right")
     return figure
