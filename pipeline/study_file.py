@@ -6,12 +6,13 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from pipeline.components import choices, near
 from pipeline.errors import BadStudy, Refused
+from pipeline.protection import Privacy
 from pipeline.study import Study
 
 PACKAGED = Path(__file__).parent / "studies"
@@ -175,6 +176,8 @@ def _fields_at(raw: Mapping[str, Any], loc: Sequence[str]) -> list[str]:
         cls = choices(_KINDS[section]).get(str(table.get("name"))) if isinstance(table, Mapping) else None
         return list(cls.model_fields) if cls else []
     kind = Study.model_fields[section].annotation
+    if kind is Privacy and len(loc) > 1 and loc[1] in Privacy.model_fields:  # a table below a table
+        kind = next(c for c in get_args(Privacy.model_fields[loc[1]].annotation) if c is not type(None))
     return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
 
 

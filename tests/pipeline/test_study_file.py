@@ -157,3 +157,8 @@ def test_paths_given_here_start_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "sub")
     assert load_study(file).public.data.path == tmp_path / "a"
     assert load_study(file, {"public.data.path": "b"}).public.data.path == tmp_path / "sub" / "b"
+
+
+def test_a_typo_below_privacy_names_the_keys_that_are_there(tmp_path):
+    with pytest.raises(BadStudy, match="did you mean 'epsilon'"):
+        load_study(find_study("smear-private"), {"privacy.at_site.epsilonn": 2.0})
