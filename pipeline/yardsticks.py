@@ -37,16 +37,16 @@ def measure(
 def yardsticks(study: Study, sites: int) -> dict[str, Study]:
     """The same data, model and passes: alone, in one place, and, where scanners differ, without them or normalised.
 
-    Nobody sees these models, so none of them is protected; `unprotected` tells what privacy costs.
+    Of a private study: the same without privacy, which tells what it costs. Nobody sees these models.
     """
     found: dict[str, Study] = {s.name: _with(study, s, sites) for s in (Local(), Central())}
-    if isinstance(study.skew, Microscope):
-        found["unskewed"] = study.model_copy(update={"skew": NoSkew()})
-        if isinstance(study.normalise, NoNormalise):
-            found["normalised"] = study.model_copy(update={"normalise": Site()})
     if study.privacy != Privacy():
         found = {name: other.model_copy(update={"privacy": Privacy()}) for name, other in found.items()}
         found["unprotected"] = study.model_copy(update={"privacy": Privacy()})
+    elif isinstance(study.skew, Microscope):
+        found["unskewed"] = study.model_copy(update={"skew": NoSkew()})
+        if isinstance(study.normalise, NoNormalise):
+            found["normalised"] = study.model_copy(update={"normalise": Site()})
     return {name: other.model_copy(update={"name": f"{study.name}-{name}"}) for name, other in found.items()}
 
 

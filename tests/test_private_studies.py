@@ -491,3 +491,13 @@ def test_noise_at_the_coordinator_is_clipped_and_of_the_right_size(moons, go):
     assert float(mean.std()) == pytest.approx(0.5 / 4, rel=0.03)
     assert float(mean.mean()) == pytest.approx(1 / math.sqrt(20_000) / 4, abs=0.003)  # a is cut to length 1
     assert isinstance(noise.summed(Total.summed({"delta": torch.zeros(5)}, 3.0, {}, ["a"])), Total)
+
+
+def test_yardsticks_of_a_private_study_tell_what_privacy_costs(moons):
+    from pipeline.yardsticks import yardsticks
+
+    study = moons(privacy=at_site())
+    found = yardsticks(study, 4)
+    assert found.keys() == {"local", "central", "unprotected"}
+    assert all(other.privacy == type(study.privacy)() for other in found.values())
+    assert found["unprotected"].strategy == study.strategy

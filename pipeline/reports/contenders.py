@@ -22,6 +22,7 @@ class Look:
 LOOKS: Mapping[str, Look] = {
     "local": Look("Each site alone", PALETTE[8], "X", "every site goes on alone from the same start; its last round"),
     "federated": Look("Federated", PALETTE[0], "o", "this run"),
+    "unprotected": Look("Federated, unprotected", PALETTE[3], "v", "as this run, without clipping, noise and masks"),
     "normalised": Look("Federated, normalised", PALETTE[1], "D", "as this run, each site normalises its own colours"),
     "unskewed": Look("Federated, no scanners", PALETTE[4], "^", "as this run, on the images before the scanners"),
     "central": Look("All data in one place", PALETTE[2], "s", "one model on all data, which hospitals cannot do"),

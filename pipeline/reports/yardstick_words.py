@@ -14,7 +14,7 @@ Every = Mapping[str, Contender]
 
 
 def findings(every: Every, lens: Lens, metric: str) -> list[str]:
-    tell: tuple[Callable[[Every, Lens, str], str], ...] = (_alone, _pooling, _scanner, _normalising)
+    tell: tuple[Callable[[Every, Lens, str], str], ...] = (_alone, _pooling, _protection, _scanner, _normalising)
     found = [words for one in tell if (words := one(every, lens, metric))]
     return [*_ours(every, lens, metric), *found, _caution(lens)] if found else []
 
@@ -65,6 +65,19 @@ def _pooling(every: Every, lens: Lens, metric: str) -> str:
     if gap > 0:
         return f"All data in one place would reach {reached}: the federation loses {_size(gap)} to it.{chance}"
     return f"All data in one place reaches only {reached}, {_size(gap)} below the federation's {ours}.{chance}"
+
+
+def _protection(every: Every, lens: Lens, metric: str) -> str:
+    cost = _gap(every, "unprotected", metric)
+    if cost is None:
+        return ""
+    reached = f"Unprotected, the same federation reaches {_value(every, 'unprotected', metric)}"
+    if abs(cost) < TINY:
+        return f"{reached}: privacy costs next to nothing here ({points(cost)} points)."
+    chance = _chance(every, "unprotected", metric)
+    if cost > 0:
+        return f"{reached}: privacy costs {_size(cost)}.{chance}"
+    return f"{reached}, {_size(cost)} less: here privacy did no harm.{chance}"
 
 
 def _scanner(every: Every, lens: Lens, metric: str) -> str:
