@@ -501,3 +501,15 @@ def test_yardsticks_of_a_private_study_tell_what_privacy_costs(moons):
     assert found.keys() == {"local", "central", "unprotected"}
     assert all(other.privacy == type(study.privacy)() for other in found.values())
     assert found["unprotected"].strategy == study.strategy
+
+
+STEPS = {"fedprox": 4, "scaffold": 4, "fednova": 4, "fedopt": 4, "fedper": 4, "finetune": 4, "fedpaq": 10, "ditto": 8, "fedrep": 24, "local": 4, "cfl": 4, "demlearn": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STEPS)
+def test_all_private_steps_of_a_turn_are_charged_whatever_the_strategy(moons, go, strategy):
+    """Of those that train twice a turn as well, and of those that train a part of the network."""
+    folder, _ = go(moons(rounds=2, strategy=strategy, privacy=at_site()))
+    spent = charges(folder.path, "site-02")
+    assert [c.steps for c in spent] == [STEPS[strategy]] * 2
+    assert 3.9 < spent[-1].epsilon <= 4.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,6 +74,11 @@ class Clipping:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.params = [p for p in module.parameters() if p.requires_grad]
+        self.moving = self.params
+
+    def move(self, places: Collection[int]) -> None:
+        """Only these parameters are trained: what does not move is neither clipped nor noised."""
+        self.moving = [p for place, p in enumerate(self.params) if place in places]
 
     def optimiser(self, inner: torch.optim.Optimizer, entropy: Entropy, terms: Terms) -> Noised:
         return UnitOptimizer(inner, entropy, **terms.optimiser())
@@ -92,6 +97,9 @@ class Clipping:
             optimiser.pre_step()
         return total / sight.scale
 
+    def restore(self) -> None:
+        """As it was before `move`, to be read."""
+
     @abstractmethod
     def cut(self, drawn: Piece) -> list[Piece]:
         """What goes through the network at once."""
@@ -104,6 +112,16 @@ class Clipping:
 class Whole(Clipping):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench.make().to(bench.pool.device))
+
+    def move(self, places: Collection[int]) -> None:
+        """Nothing is computed for the others. Opacus's hooks could not do that: they expect every layer to take part."""
+        super().move(places)
+        for place, p in enumerate(self.params):
+            p.requires_grad_(place in places)
+
+    def restore(self) -> None:
+        for p in self.params:
+            p.requires_grad_(True)
 
     def cut(self, drawn: Piece) -> list[Piece]:
         return [[rows] for rows in drawn]
@@ -140,6 +158,10 @@ class Hooks(Clipping):
         assert isinstance(optimiser, UnitOptimizer)
         loss = sight.losses(self.module, torch.cat(list(piece))).sum()
         loss.backward()
+        moving = {id(p) for p in self.moving}
+        for p in self.params:
+            if id(p) not in moving:
+                p.grad_sample = p.grad = None  # type: ignore[attr-defined]
         sizes = torch.tensor([len(rows) for rows in piece])
         owners = torch.arange(len(piece)).repeat_interleave(sizes)
         optimiser.owners(owners.to(piece[0].device), len(piece))
@@ -153,6 +175,7 @@ class Ghost(Clipping):
 
     def optimiser(self, inner: torch.optim.Optimizer, entropy: Entropy, terms: Terms) -> Noised:
         self.wrapped.max_grad_norm = terms.clip
+        self.wrapped.trainable_parameters = self.moving  # whose norms are added up
         return GhostOptimizer(inner, entropy, **terms.optimiser())
 
     def cut(self, drawn: Piece) -> list[Piece]:

@@ -52,14 +52,13 @@ class Private:
         bench, recipe, clipping, entropy = self.bench, self.bench.recipe, self.clipping, self.entropy()
         effort = Effort.of(job, examples, recipe)
         units = self._of(ticket.site, examples.train)
-        moving = set(bench.moving(job))
         bench.spec.write(clipping.module, Snapshot(job.start, job.stats))
-        for place, p in enumerate(clipping.params):  # what does not move is neither clipped nor noised
-            p.requires_grad_(place in moving)
+        clipping.move(bench.moving(job))
         lr = recipe.rate(job, ticket.turn)
-        inner = recipe.optim([p for p in clipping.params if p.requires_grad], lr)
+        inner = recipe.optim(clipping.moving, lr)
         optimiser = clipping.optimiser(inner, entropy, terms)
-        pull = [part for part in pulling(bench, clipping.params, job.pull) if part[0].requires_grad]
+        moves = {id(p) for p in clipping.moving}
+        pull = [part for part in pulling(bench, clipping.params, job.pull) if id(part[0]) in moves]
         sight = Sight(bench, entropy, bench.public_weights, terms.scale)
         clipping.module.train()
         if self.drops:
@@ -73,8 +72,7 @@ class Private:
                 p.grad.add_(slope * p.detach() + offset)  # type: ignore[union-attr]
             inner.step()
             optimiser.zero_grad(True)
-        for p in clipping.params:
-            p.requires_grad_(True)
+        clipping.restore()
         weights = bench.spec.read(clipping.module).weights.cpu()
         travel = lr * effort.todo if recipe.plain else None
         return Fitted(weights, job.stats, effort.work(effort.todo), loss / max(seen, 1), travel)

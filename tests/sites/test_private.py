@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import Refused
-from pipeline.weights import Spec
+from pipeline.weights import Role, Spec
 from pipeline.work import Fit, Gradient, Pull, toward
 from privacy.entropy import Entropy
 from sites.trainers.augment import Augment
@@ -162,12 +162,22 @@ def test_noise_and_draws_are_not_the_studys() -> None:
     assert torch.equal(*again)
 
 
-def test_what_does_not_move_is_neither_clipped_nor_noised() -> None:
-    work, w = bench(), start()
-    head = fit(Private(work, {"a": terms(noise=1.0, clip=1.0)}, "hooks"), Fit(w, steps=2, trains=frozenset({"head"})))
-    mask = work.spec.mask(("head",))
-    assert torch.equal(head[~mask], w[~mask])
-    assert (head[mask] != w[mask]).all()
+@pytest.mark.parametrize("role", ["head", "body"])
+@pytest.mark.parametrize("mode", ["whole", "hooks", "ghost"])
+def test_what_does_not_move_is_neither_clipped_nor_noised(mode: Mode, role: Role) -> None:
+    """Nor does it count for the others' clipping: what moves, moves by the whole clip."""
+    work, w = bench(dense, lr=1.0), start(dense)
+    kind = Terms(0.0, 1e-3, "example", 12, 1.0)
+    moved = fit(Private(work, {"a": kind}, mode), Fit(w, steps=1, trains=frozenset({role}))) - w
+    mask = work.spec.mask((role,))
+    assert not moved[~mask].any()
+    module, gradients = dense(), []
+    for n in range(12):
+        module.zero_grad()
+        nn.functional.cross_entropy(module(work.pool.inputs(torch.tensor([n]))), work.pool.y[[n]]).backward()
+        own = torch.cat([p.grad.flatten() for p in module.parameters()])[mask]  # type: ignore[union-attr]
+        gradients.append(1e-3 * own / own.norm())
+    torch.testing.assert_close(moved[mask], -torch.stack(gradients).mean(0), rtol=1e-2, atol=1e-7)
 
 
 @pytest.mark.parametrize("mode", ["whole", "hooks"])
