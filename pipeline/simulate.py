@@ -82,18 +82,7 @@ def assemble(
     def lr(round: int) -> float:
         return study.local.rate(round, study.rounds)
 
-    local = study.local
-    recipe = Recipe(
-        None if local.batch == "all" else local.batch,
-        local.optimiser,
-        local.momentum,
-        local.weight_decay,
-        lr,
-        Augment(**study.augment.model_dump()),
-        local.balance,
-        None if local.trains is None else frozenset(local.trains),
-        study.public.batch,
-    )
+    local, recipe = study.local, _recipe(study, lr)
     plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)
     turns = rehearse(study.strategy, plan, spec.read(module)) if study.privacy != Privacy() else []
     check(study, spec, people, turns)
@@ -147,6 +136,21 @@ def assemble(
         shield.told if shield else dict,
     )
     return Simulation(coordinator, engine, people, bench, model, shield)
+
+
+def _recipe(study: Study, lr: Callable[[int], float]) -> Recipe:
+    local = study.local
+    return Recipe(
+        None if local.batch == "all" else local.batch,
+        local.optimiser,
+        local.momentum,
+        local.weight_decay,
+        lr,
+        Augment(**study.augment.model_dump()),
+        local.balance,
+        None if local.trains is None else frozenset(local.trains),
+        study.public.batch,
+    )
 
 
 def _shield(

@@ -43,6 +43,7 @@ class Visit:
             message, self._parcels = self._desk.received(message)
         self._guard = self._desk.guard if self._desk is not None else None
         self._paid = False
+        self._bought = 0  # private steps that are paid for and not yet done
         self.site, self.message, self.memory, self.rule, self.wire = site, message, memory, rule, wire
         self._packed: dict[str, Packed] = {}
         self.work: Work | None = None  # done, whether or not the answer says so
@@ -69,6 +70,7 @@ class Visit:
 
     def give(self, result: Result) -> None:
         if isinstance(result, Fitted | Slope):
+            self._bought -= result.work.done if self.private else 0
             could = min(self._left, result.work.asked)
             self._left -= result.work.done + result.work.looks
             self._worked += result.work.done
@@ -104,6 +106,8 @@ class Visit:
         self.job = job
         if self.private and not self._paid:
             self._pay()
+        if self.private and isinstance(self.job, Fit):  # no step that was not paid for, whatever a strategy asks
+            self.job = replace(self.job, cap=self._bought if self.job.cap is None else min(self.job.cap, self._bought))
 
     def _pay(self) -> None:
         """For all private steps of the turn, once: how many there can be is known before any patient is looked at."""
@@ -113,7 +117,8 @@ class Visit:
         if self._left < steps and not self.message.partial:
             self._excuse(f"late: {int(self._left)} of {steps} steps by the deadline")
             return
-        refused = self._guard.charge(self.message, int(min(steps, self._left)))
+        self._bought = int(min(steps, self._left))
+        refused = self._guard.charge(self.message, self._bought)
         if refused is not None:
             self._excuse(refused)
 

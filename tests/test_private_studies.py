@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -513,3 +514,17 @@ def test_all_private_steps_of_a_turn_are_charged_whatever_the_strategy(moons, go
     spent = charges(folder.path, "site-02")
     assert [c.steps for c in spent] == [STEPS[strategy]] * 2
     assert 3.9 < spent[-1].epsilon <= 4.0
+
+
+def test_no_step_is_done_that_was_not_paid_for(moons, tmp_path):
+    """The same plan on a site that now has more examples, or a strategy that asks for more than it rehearsed."""
+    study = moons(rounds=1, privacy=at_site())
+    sim = assemble(study, RunFolder.create(tmp_path / "run", study), None, None, lambda r: None)
+    guard = sim.engine.desks["site-01"].guard
+    guard.promise = replace(guard.promise, steps=2)  # 32 examples in batches of 8 would be 4
+    c = sim.coordinator
+    state = study.strategy.start(sim.bench.spec.read(sim.bench.make()), c.plan)
+    asking = replace(c.asking("train", c.start(sim.bench.spec.read(sim.bench.make())), Wait(partial="keep")), turn=1)
+    total = asking.total({"site-01": study.strategy.brief(state, "site-01")})
+    assert total.works["site-01"].done == 2
+    assert [charge.steps for charge in guard.home.ledger.spent_events()] == [2]

@@ -191,7 +191,7 @@ WAYS: dict[Mode, type[Whole] | type[Hooks] | type[Ghost]] = {"whole": Whole, "ho
 
 
 def way_for(module: nn.Module, per_unit: float) -> Mode:
-    """Measured on a CPU: plain passes win from some eight examples a unit on; ghost norms where all layers are dense."""
+    """Measured on a CPU: plain passes win from some six examples a unit on; ghost norms where all layers are dense."""
     if per_unit >= LARGE:
         return "whole"
     layers = [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))]
