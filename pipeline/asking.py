@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pipeline.combine import MEAN, Combine
+from pipeline.combine import MEAN, Combine, lengths
 from pipeline.errors import BadMessage, BadReply, BadStrategy, TooFew
 from pipeline.messages import Excuse, Identity, Message, Reply, Sees, SiteId, Total, Vectors, Wait, Weighting, weigh
 from pipeline.parcels import read_reply
+from pipeline.shelf import Shelf
 from pipeline.wire import PLAIN, Wire
 from pipeline.work import Job, Result, Split
 
 if TYPE_CHECKING:
     from pipeline.masked import Masking
 
+Parts = tuple[
+    tuple[str, str, tuple[int, ...], torch.dtype], ...
+]  # (mean or sum, key, shape, type) of all that was sent
 SIGHT: Sequence[Sees] = ("totals", "groups", "each")
 
 
@@ -56,6 +60,7 @@ class Asking:
     combine: Combine = MEAN
     weighting: Weighting | None = None  # the rule that a site's weight has to follow; None: whatever it says
     masking: Masking | None = None  # totals are secure sums
+    frugal: bool = False  # answers come from far away and are many: not all of them in memory at once
     log: Log = field(default_factory=Log)
 
     def total(self, sends: Mapping[SiteId, Vectors]) -> Total:
@@ -64,6 +69,8 @@ class Asking:
 
             self._first(sends)
             return self.combine.summed(masked_total(self, self.masking, sends))
+        if self.frugal and self.combine.adds:
+            return self._added(sends)
         return self.combine.total(self._replies(sends, 1))
 
     def groups(self, sends: Mapping[SiteId, Vectors], count: int) -> dict[int, Total]:
@@ -91,13 +98,45 @@ class Asking:
     def _replies(self, sends: Mapping[SiteId, Vectors], groups: int | None = None) -> list[Reply]:
         """In the order of arrival; an engine that must repeat itself bit for bit yields in site order."""
         self._first(sends)
-        replies = self._alike(self.exchanged(self.task, sends, groups))
-        if self.task == "train":
-            outcasts = self.combine.outcasts(replies)
-            self.log.missed.update(outcasts)
-            replies = [reply for reply in replies if reply.site not in outcasts]
-        self.note(replies, sends)
-        return replies
+        replies = self.exchanged(self.task, sends, groups)
+        kept = self._kept(replies, [_form(r) for r in replies], [(r.site, lengths(r)) for r in replies])
+        self.note([replies[place] for place in kept], sends)
+        return [replies[place] for place in kept]
+
+    def _added(self, sends: Mapping[SiteId, Vectors]) -> Total:
+        """Like the total of `_replies`, with one answer in memory at a time: who is quarantined shows at the end only, so
+        all are put aside and read again."""
+        self._first(sends)
+        bare, forms, long = [], [], []
+        with Shelf() as shelf:
+            for reply, parcel in self._arrivals(self.task, sends, 1):
+                shelf.put(parcel)
+                bare.append(_bare(reply))
+                forms.append(_form(reply))
+                long.append((reply.site, lengths(reply)))
+            kept = self._kept(bare, forms, long)
+            self.note([bare[place] for place in kept], sends)
+            again = (read_reply(bare[place].site, shelf.get(place), self.wire.open_up) for place in kept)
+            return Total.of(reply for reply in again if isinstance(reply, Reply))
+
+    def _kept(
+        self, replies: Sequence[Reply], forms: Sequence[Parts], long: Sequence[tuple[SiteId, Mapping[str, float]]]
+    ) -> list[int]:
+        """Places of those that sent what most sent, whoever came first, and nothing absurd."""
+        if not replies:
+            return []
+        usual = max(forms, key=forms.count)
+        self.log.shapes = {key: shape for _, key, shape, _ in usual}
+        for reply, form in zip(replies, forms, strict=True):
+            if form != usual:
+                sent = {key: shape for _, key, shape, _ in form}
+                self.log.missed[reply.site] = (
+                    f"quarantined: {reply.site}: sent {sent} where others sent {self.log.shapes}"
+                )
+        alike = [place for place, form in enumerate(forms) if form == usual]
+        outcasts = self.combine.outcasts([long[place] for place in alike]) if self.task == "train" else {}
+        self.log.missed.update(outcasts)
+        return [place for place in alike if replies[place].site not in outcasts]
 
     def _first(self, sends: Mapping[SiteId, Vectors]) -> None:
         if self.log.asked:
@@ -106,27 +145,30 @@ class Asking:
 
     def exchanged(self, task: str, sends: Mapping[SiteId, Vectors], groups: int | None = None) -> list[Reply]:
         """One exchange: whatever answers came and may be read. What else happened is in the log."""
+        return [reply for reply, _ in self._arrivals(task, sends, groups)]
+
+    def _arrivals(
+        self, task: str, sends: Mapping[SiteId, Vectors], groups: int | None
+    ) -> Iterator[tuple[Reply, bytes]]:
         parcels = self.wire.parcels({site: self._message(task, site, vectors) for site, vectors in sends.items()})
         self.log.down += sum(map(len, parcels.values()))
-        replies: list[Reply] = []
+        before: list[Reply] = []
         for site, parcel in self.engine.exchange(parcels, self.wait):
             self.log.up += len(parcel)
             try:
-                reply = self._accept(task, site, read_reply(site, parcel, self.wire.open_up), replies)
+                reply = self._accept(task, site, read_reply(site, parcel, self.wire.open_up), before)
                 if reply is not None and groups is not None and not 0 <= reply.update.group < groups:
                     raise BadReply(f"{site}: chose group {reply.update.group}, but there are {groups}")
             except (BadReply, BadMessage) as error:
                 self.log.missed[site] = f"quarantined: {error}"
                 continue
             if reply is not None:
-                replies.append(reply)
-        return replies
+                before.append(_bare(reply))
+                yield reply, parcel
 
     def note(self, replies: Sequence[Reply], sends: Mapping[SiteId, Vectors]) -> None:
         """Who counted, for the record; too few void the round."""
-        for reply in replies:
-            bare = replace(reply.update, mean={}, sum={k: v for k, v in reply.update.sum.items() if v.dim() == 0})
-            self.log.accepted.append(replace(reply, update=bare))
+        self.log.accepted.extend(map(_bare, replies))
         answered = {reply.site for reply in replies}
         for site in sends:
             if site not in answered:
@@ -165,23 +207,13 @@ class Asking:
             return None
         return answer
 
-    def _alike(self, replies: Sequence[Reply]) -> list[Reply]:
-        """Those that sent what most sent, whoever came first."""
-        forms = [_form(reply) for reply in replies]
-        if not forms:
-            return []
-        usual = max(forms, key=forms.count)
-        self.log.shapes = {key: shape for _, key, shape, _ in usual}
-        for reply, form in zip(replies, forms, strict=True):
-            if form != usual:
-                sent = {key: shape for _, key, shape, _ in form}
-                self.log.missed[reply.site] = (
-                    f"quarantined: {reply.site}: sent {sent} where others sent {self.log.shapes}"
-                )
-        return [reply for reply, form in zip(replies, forms, strict=True) if form == usual]
+
+def _bare(reply: Reply) -> Reply:
+    """Without its vectors."""
+    single = {key: value for key, value in reply.update.sum.items() if value.dim() == 0}
+    return replace(reply, update=replace(reply.update, mean={}, sum=single))
 
 
-def _form(reply: Reply) -> tuple[tuple[str, str, tuple[int, ...], torch.dtype], ...]:
-    """(part, key, shape, type) of all that was sent."""
+def _form(reply: Reply) -> Parts:
     parts = (("mean", reply.update.mean), ("sum", reply.update.sum))
     return tuple((p, k, tuple(vectors[k].shape), vectors[k].dtype) for p, vectors in parts for k in sorted(vectors))

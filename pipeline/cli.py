@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli_coordinator import coordinator_app
+from pipeline.cli_options import Data, Json, Quiet, Sets
+from pipeline.cli_site import site_app
 from pipeline.errors import HemofedError, MissingExtra
 
 app = typer.Typer(
@@ -19,23 +22,17 @@ app = typer.Typer(
 )
 study_app = typer.Typer(help="Write, check and look at study files.", no_args_is_help=True)
 app.add_typer(study_app, name="study")
-site_app = typer.Typer(help="What a site does with its own images.", no_args_is_help=True)
 app.add_typer(site_app, name="site")
-ledger_app = typer.Typer(help="A site's record of what was spent on its patients.", no_args_is_help=True)
-site_app.add_typer(ledger_app, name="ledger")
-key_app = typer.Typer(help="The key with which a site signs.", no_args_is_help=True)
-site_app.add_typer(key_app, name="key")
-
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. local.lr=0.1")]
-Data = Annotated[Path | None, typer.Option("--data", envvar="HEMOFED_DATA", help="Where data sets lie")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress")]
+app.add_typer(coordinator_app, name="coordinator")
+demo_app = typer.Typer(help="See it at work, with nothing to prepare.", no_args_is_help=True)
+app.add_typer(demo_app, name="demo")
 
 # what a missing package means to a user: module -> extra
 EXTRAS = {"torch": "train", "monai": "train", "albumentations": "train", "sklearn": "train", "scipy": "train",
           "safetensors": "train", "matplotlib": "train", "jinja2": "train", "PIL": "train",
           "opacus": "privacy", "dp_accounting": "privacy", "cryptography": "privacy", "reportlab": "privacy",
-          "onnxruntime": "edge", "pydicom": "edge"}  # fmt: skip
+          "nvflare": "hospital", "fastapi": "hospital", "uvicorn": "hospital", "sqlalchemy": "hospital",
+          "httpx": "hospital", "psutil": "hospital", "onnxruntime": "edge", "pydicom": "hospital"}  # fmt: skip
 
 
 @app.command()
@@ -181,121 +178,6 @@ def study_list(json: Json = False) -> None:
     list_command(json)
 
 
-@site_app.command("preview")
-def site_preview(
-    study: str,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("preview.html"),
-    sets: Sets = None,
-    data: Data = None,
-    json: Json = False,
-) -> None:
-    """Show each site's cells as it sees them, before anything is trained."""
-    from pipeline.commands.previewing import preview_command
-
-    preview_command(study, sets or [], data, out, json)
-
-
-Home = Annotated[Path, typer.Argument(help="The site's home folder; of a simulated site RUN/homes/SITE")]
-Officer = Annotated[Path | None, typer.Option("--officer", help="The officer's private key")]
-
-
-@site_app.command("init")
-def site_init(
-    home: Home,
-    site: Annotated[str, typer.Option(help="What the site is called")],
-    dataset: Annotated[str, typer.Option(help="The data set's own name, given once and for good")],
-    epsilon: Annotated[float, typer.Option(help="What all studies together may spend of it")],
-    delta: Annotated[float, typer.Option(help="The chance that the promise does not hold")] = 1e-5,
-    unit: Annotated[str, typer.Option(help="Whom the budget protects")] = "patient",
-    officer: Officer = None,
-    json: Json = False,
-) -> None:
-    """Make a site's key and open its privacy ledger."""
-    from pipeline.commands.ledgers import init_command
-
-    init_command(home, site, dataset, unit, epsilon, delta, officer, json)
-
-
-@site_app.command("forget")
-def site_forget(
-    home: Home,
-    patient: Annotated[str, typer.Argument(help="The patient (or other unit) as the data name it")],
-    reason: Annotated[str, typer.Option(help="For the record; no name, please")] = "",
-    json: Json = False,
-) -> None:
-    """A patient withdraws: nothing of him is read any more, and the ledger says so."""
-    from pipeline.commands.ledgers import forget_command
-
-    forget_command(home, patient, reason, json)
-
-
-@site_app.command("budget")
-def site_budget(
-    home: Home,
-    epsilon: Annotated[float, typer.Argument(help="The new budget")],
-    officer: Annotated[Path, typer.Option("--officer", help="The officer's private key")],
-    delta: Annotated[float | None, typer.Option(help="As before if not given")] = None,
-) -> None:
-    """The officer changes what may be spent."""
-    from pipeline.commands.ledgers import budget_command
-
-    budget_command(home, epsilon, delta, officer)
-
-
-@ledger_app.command("show")
-def ledger_show(home: Home, json: Json = False) -> None:
-    """What was spent on the site's data, by which study, and what is left."""
-    from pipeline.commands.ledgers import show_command
-
-    show_command(home, json)
-
-
-@ledger_app.command("verify")
-def ledger_verify(
-    ledger: Annotated[Path, typer.Argument(help="A home, a ledger file or an export")],
-    anchor: Annotated[
-        Path | None, typer.Option(help="The coordinator's receipts, e.g. RUN/coordinator/receipts: finds a cut end")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Check every hash and signature."""
-    from pipeline.commands.ledgers import verify_command
-
-    verify_command(ledger, anchor, json)
-
-
-@ledger_app.command("export")
-def ledger_export(
-    ledger: Annotated[Path, typer.Argument(help="A home or a ledger file")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write")] = Path("ledger.json"),
-) -> None:
-    """One file for an auditor, which `verify` checks anywhere."""
-    from pipeline.commands.ledgers import export_command
-
-    export_command(ledger, out)
-
-
-@key_app.command("rotate")
-def key_rotate(home: Home, officer: Officer = None) -> None:
-    """A new key for the site: signed by the old one, or, if that is lost, by the officer."""
-    from pipeline.commands.ledgers import rotate_command
-
-    rotate_command(home, officer)
-
-
-@key_app.command("revoke")
-def key_revoke(
-    home: Home,
-    officer: Annotated[Path, typer.Option("--officer", help="The officer's private key")],
-    after: Annotated[int, typer.Option(help="The last entry that is to be believed")],
-    reason: Annotated[str, typer.Option(help="For the record")] = "",
-) -> None:
-    """The officer declares what a stolen key has signed since to be void."""
-    from pipeline.commands.ledgers import revoke_command
-
-    revoke_command(home, officer, after, reason)
-
-
 @app.command()
 def audit(
     run: Annotated[Path, typer.Argument(help="Run folder")],
@@ -308,6 +190,26 @@ def audit(
     from pipeline.commands.auditing import audit_command
 
     audit_command(run, attack, out, data, json)
+
+
+@demo_app.command("hospitals")
+def demo_hospitals(
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Put everything into this folder, and leave it there")
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Leave the dashboard up when the study is over, until Ctrl-C")
+    ] = False,
+    study: Annotated[
+        str, typer.Option(help="What to run; its sites are called site-01, site-02, site-03")
+    ] = "hospitals",
+    sets: Sets = None,
+    json: Json = False,
+) -> None:
+    """A coordinator, three hospitals and a dashboard on this machine, and a short study across them."""
+    from pipeline.commands.demonstrating import hospitals_command
+
+    hospitals_command(study, sets or [], keep, stay, json)
 
 
 def main() -> None:
@@ -328,3 +230,7 @@ def main() -> None:
 def _fail(text: str, code: int) -> None:
     sys.stderr.write(f"error: {text}\n")
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ secure sums. Whatever the rule, an update far longer than the round's usual one 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -25,6 +25,7 @@ FEWEST = 3  # answers of which a median says anything
 class Combine(Component):
     paper: ClassVar[str] = ""
     sees: ClassVar[Sees] = "each"
+    adds: ClassVar[bool] = False  # answers can be added one by one
     absurd: float | None = Field(100.0, gt=1)  # times the median length of the round's updates
 
     @property
@@ -39,19 +40,18 @@ class Combine(Component):
         """Of a sum of which nobody knows the parts."""
         return total
 
-    def outcasts(self, replies: Sequence[Reply]) -> dict[str, str]:
-        """site -> why its update is not to be believed."""
-        if self.absurd is None or len(replies) < FEWEST:
+    def outcasts(self, lengths: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, str]:
+        """site -> why its update is not to be believed; of each answer's `lengths`."""
+        if self.absurd is None or len(lengths) < FEWEST:
             return {}
         found: dict[str, str] = {}
-        for part, what in _parts(replies).items():
-            lengths = [float(vector.double().norm()) for vector in what]
-            usual = float(torch.tensor(lengths, dtype=torch.float64).median())
+        for part in lengths[0][1]:
+            usual = float(torch.tensor([each[part] for _, each in lengths], dtype=torch.float64).median())
             found |= {
-                reply.site: f"quarantined: its {part} is {length / usual:.3g} times as long as the median one; look at "
+                site: f"quarantined: its {part} is {each[part] / usual:.3g} times as long as the median one; look at "
                 "the site's data, or raise combine.absurd"
-                for reply, length in zip(replies, lengths, strict=True)
-                if usual > 0 and length > self.absurd * usual
+                for site, each in lengths
+                if usual > 0 and each[part] > self.absurd * usual
             }
         return found
 
@@ -60,6 +60,7 @@ class Mean(Combine):
     """Weighted by the study's `weighting`."""
 
     sees: ClassVar[Sees] = "totals"
+    adds: ClassVar[bool] = True
     name: Literal["mean"] = "mean"
 
     def total(self, replies: Sequence[Reply]) -> Total:
@@ -137,13 +138,12 @@ class NormBound(Combine):
         return Total.of(_scaled(reply, float(by)) for reply, by in zip(replies, shrink, strict=True))
 
 
-def _parts(replies: Sequence[Reply]) -> dict[str, list[Tensor]]:
-    """What of the answers enters the state: the update, BatchNorm's statistics, and sums of vectors."""
-    sums = [key for key, value in replies[0].update.sum.items() if value.dim()]
-    found = {"update": [_direction(reply) for reply in replies]}
-    if "stats" in replies[0].update.mean:
-        found["stats"] = [reply.update.mean["stats"] for reply in replies]
-    return found | {key: [reply.update.sum[key] for reply in replies] for key in sums}
+def lengths(reply: Reply) -> dict[str, float]:
+    """Of what enters the state: the update, BatchNorm's statistics, and sums of vectors."""
+    found = {"update": _direction(reply)} | {k: v for k, v in reply.update.sum.items() if v.dim()}
+    if "stats" in reply.update.mean:
+        found["stats"] = reply.update.mean["stats"]
+    return {part: float(vector.double().norm()) for part, vector in found.items()}
 
 
 def _direction(reply: Reply) -> Tensor:

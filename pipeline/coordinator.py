@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class Simulated(Engine, Protocol):
     """An engine whose sites' state is checkpointed with the coordinator's."""
 
-    clock: float
+    @property
+    def clock(self) -> float: ...
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None: ...
@@ -76,6 +77,7 @@ class Coordinator:
     combine: Combine | None = None  # the study's, if not given
     masking: Masking | None = None
     watch: Callable[[dict[str, Any]], None] = lambda record: None
+    frugal: bool = False  # with memory: answers are added up one by one
     told: Callable[[], Mapping[str, Any]] = dict  # what sites let be known of their spending, for the record
 
     def __post_init__(self) -> None:
@@ -235,6 +237,7 @@ class Coordinator:
             self.combine or self.study.combine,
             self.study.weighting,
             self.masking if task == "train" else None,
+            self.frugal,
         )
 
     def _checked(self, state: Any, method: str) -> Any:

@@ -15,6 +15,8 @@ HemofedError
 ├── BadLedger      a privacy ledger that cannot be believed, or an entry that may not be added
 ├── BadBudget      noise, rates or budgets that cannot be accounted for
 ├── BadRun         a run folder that is missing, damaged or belongs to another study
+├── Halted         a run across hospitals that rests: it was told to, or too few sites are there
+├── BadService     a coordinator or site agent that cannot be reached, or refuses
 └── NoSpace        the disk is full
 """
 
@@ -65,6 +67,12 @@ class BadBudget(HemofedError): ...
 
 
 class BadRun(HemofedError): ...
+
+
+class Halted(HemofedError): ...
+
+
+class BadService(HemofedError): ...
 
 
 class NoSpace(HemofedError): ...

@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 import torch
 
+from pipeline.blueprint import model_header
 from pipeline.checkpoint import save_tensors
 from pipeline.errors import BadData, BadRun, BadStudy
 from pipeline.messages import Identity, SiteId, Wait
-from pipeline.results import model_header
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import Simulation, assemble, run
 from pipeline.strategies.local import Local

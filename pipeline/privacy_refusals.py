@@ -15,18 +15,19 @@ from sites.build import Population
 FEWEST_MASKED = 3  # with two, each knows the other's
 
 
-def of_privacy(study: Study, spec: Spec, people: Population, turns: Sequence[Turn]) -> Iterator[str]:
+def of_privacy(study: Study, spec: Spec, people: Population, turns: Sequence[Turn], sites: int) -> Iterator[str]:
+    """`sites`: of the study, of which `people` may be one."""
     privacy = study.privacy
     if privacy.at_site is not None:
-        yield from _at_site(study, privacy.at_site, spec, people)
+        yield from _at_site(study, privacy.at_site, spec, people, sites)
         yield from _jobs(study.strategy.name, turns)
     if privacy.at_coordinator is not None:
         yield from _at_coordinator(study, spec, turns)
     if privacy.secure_sum is not None:
-        yield from _secure_sum(study, how_many(len(people.sites), study.selection.fraction))
+        yield from _secure_sum(study, how_many(sites, study.selection.fraction))
 
 
-def _at_site(study: Study, asked: AtSite, spec: Spec, people: Population) -> Iterator[str]:
+def _at_site(study: Study, asked: AtSite, spec: Spec, people: Population, sites: int) -> Iterator[str]:
     local = study.local
     if study.strategy.pools:
         yield f"{study.strategy.name} trains in one place, where there is no site to protect anybody; use a federated strategy"
@@ -45,8 +46,8 @@ def _at_site(study: Study, asked: AtSite, spec: Spec, people: Population) -> Ite
     yield from _unit(asked, people)
     for key in ("epsilon", "budget"):
         given = getattr(asked, key)
-        if isinstance(given, tuple) and len(given) != len(people.sites):
-            yield f"privacy.at_site.{key} has {len(given)} values for {len(people.sites)} sites; give one each, or one for all"
+        if isinstance(given, tuple) and len(given) != sites:
+            yield f"privacy.at_site.{key} has {len(given)} values for {sites} sites; give one each, or one for all"
 
 
 def _unit(asked: AtSite, people: Population) -> Iterator[str]:

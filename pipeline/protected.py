@@ -12,8 +12,8 @@ import torch
 
 from pipeline.combine import Combine
 from pipeline.masked import Form, Masking
-from pipeline.messages import SiteId, Update
-from pipeline.protection import AtCoordinator
+from pipeline.messages import SiteId
+from pipeline.protection import AtCoordinator, AtSite
 from pipeline.rehearsal import Turn
 from pipeline.select import how_many, select
 from pipeline.study import Study
@@ -60,18 +60,26 @@ def promises_of(study: Study, people: Population, turns: Sequence[Turn], recipe:
     asked = study.privacy.at_site
     if asked is None:
         return {}
-    unit, wanted = unit_of(asked, people.unit), each(asked.epsilon, people.sites)
-    codes = None if unit == "example" else people.pool.unit
-    found = {}
-    for site in people.sites:
-        examples = people.examples[site]
-        n, units = examples.n, units_in(examples.train, codes)
-        batch = min(recipe.batch or n, n)
-        steps = steps_of(turns, examples, recipe)
-        invited = times_asked(study, people.sites, site)
-        taken = min(asked.participations or invited, invited)
-        found[site] = promise(asked, wanted[site], unit, units, n, batch, steps, taken)
-    return found
+    return {site: promise_for(study, asked, people, site, people.sites, turns, recipe) for site in people.sites}
+
+
+def promise_for(
+    study: Study,
+    asked: AtSite,
+    people: Population,
+    site: SiteId,
+    sites: Sequence[SiteId],
+    turns: Sequence[Turn],
+    recipe: Recipe,
+) -> Promise:
+    """`sites`: all of the study, of which `people` may be this one alone."""
+    unit = unit_of(asked, people.unit)
+    examples = people.examples[site]
+    n, units = examples.n, units_in(examples.train, None if unit == "example" else people.pool.unit)
+    invited = times_asked(study, sites, site)
+    taken = min(asked.participations or invited, invited)
+    steps, batch = steps_of(turns, examples, recipe), min(recipe.batch or n, n)
+    return promise(asked, each(asked.epsilon, sites)[site], unit, units, n, batch, steps, taken)
 
 
 def protect(
@@ -81,27 +89,28 @@ def protect(
     are only worked out."""
     if run is None:
         promises = promises_of(study, people, turns, recipe)
-        return Protection(people, promises, about=_about(study, people, promises, None))
+        return Protection(people, promises, about=about_privacy(study, people.sites, promises, None))
     own = _homes(study, people, homes or run / "homes")
     people = without_withdrawn(people, own)
     for site, home in own.items():
-        _note_data(home, people, site)
+        note_data(home, people, site)
     promises = {
-        site: _as_committed(made, own[site], study.hash)
+        site: as_committed(made, own[site], study.hash)
         for site, made in promises_of(study, people, turns, recipe).items()
     }
-    masking = _masking(study, len(people.sites), turns[-1].update, own, bool(promises))
-    key, signer = _countersigner(run / "coordinator" if homes is None else homes / ".coordinator")
+    roster = {site: keys.public_bytes(home.key) for site, home in own.items()}
+    masking = masking_of(study, roster, turns, study.hash)
+    key, signer = countersigner_in(run / "coordinator" if homes is None else homes / ".coordinator")
     desks = {}
     for site, home in own.items():
         made = promises.get(site)
         guard = None if made is None else Guard(home, made, study.name, study.hash, signer.countersign, key)
         desks[site] = Desk(site, home, guard, masking, study.weighting)
-    about = _about(study, people, promises, masking)
-    return Protection(people, promises, desks, masking, _site_noise(study, about), about)
+    about = about_privacy(study, people.sites, promises, masking)
+    return Protection(people, promises, desks, masking, site_noise(study, about), about)
 
 
-def _as_committed(made: Promise, home: Home, plan: str) -> Promise:
+def as_committed(made: Promise, home: Home, plan: str) -> Promise:
     """A plan that has begun goes on as it began, whoever withdrew since."""
     begun, data = None, None
     for entry in home.ledger.entries():
@@ -118,17 +127,18 @@ def _as_committed(made: Promise, home: Home, plan: str) -> Promise:
     return replace(made, terms=terms, steps=begun.steps_per_turn, turns=begun.turns)
 
 
-def _masking(study: Study, sites: int, update: Update, homes: Mapping[SiteId, Home], private: bool) -> Masking | None:
+def masking_of(study: Study, roster: Mapping[SiteId, bytes], turns: Sequence[Turn], identity: str) -> Masking | None:
+    """`roster`: public keys of all sites of the study; `identity`: what sums are bound to, so that none is made twice."""
     settings = study.privacy.secure_sum
     if settings is None:
         return None
     if study.privacy.at_coordinator is not None:
         settings = settings.model_copy(update={"clip": study.privacy.at_coordinator.clip})
-    if private:  # a training loss is no mechanism's: it stays at the site
+    update = turns[-1].update
+    if study.privacy.at_site is not None:  # a training loss is no mechanism's: it stays at the site
         update = replace(update, sum={k: v for k, v in update.sum.items() if k != "train_loss"})
-    roster = {site: keys.public_bytes(home.key) for site, home in homes.items()}
-    asked = how_many(sites, study.selection.fraction)
-    return Masking(Form.of(update, asked, settings), roster, study.hash, threshold(asked))
+    asked = how_many(len(roster), study.selection.fraction)
+    return Masking(Form.of(update, asked, settings), roster, identity, threshold(asked))
 
 
 def without_withdrawn(people: Population, homes: Mapping[SiteId, Home]) -> Population:
@@ -160,7 +170,7 @@ def _homes(study: Study, people: Population, where: Path) -> dict[SiteId, Home]:
     return found
 
 
-def _note_data(home: Home, people: Population, site: SiteId) -> None:
+def note_data(home: Home, people: Population, site: SiteId) -> None:
     """What the data set is made of now, if that is news."""
     codes = None if home.ledger.standing.opening.unit == "example" else people.pool.unit
     train = people.examples[site].train
@@ -170,7 +180,7 @@ def _note_data(home: Home, people: Population, site: SiteId) -> None:
         home.ledger.append(now)
 
 
-def _countersigner(folder: Path) -> tuple[str, Countersigner]:
+def countersigner_in(folder: Path) -> tuple[str, Countersigner]:
     """One coordinator, with its public key, for all runs that share the sites' homes."""
     path = folder / "key.pem"
     if not path.exists():
@@ -180,16 +190,16 @@ def _countersigner(folder: Path) -> tuple[str, Countersigner]:
     return keys.public_hex(key), Countersigner(folder / "receipts", key)
 
 
-def _about(
-    study: Study, people: Population, promises: Mapping[SiteId, Promise], masking: Masking | None
+def about_privacy(
+    study: Study, sites: Sequence[SiteId], promises: Mapping[SiteId, Promise], masking: Masking | None
 ) -> dict[str, Any]:
     """privacy.json: what was promised before anything was trained."""
     told: dict[str, Any] = {"at_site": {site: made.dump() for site, made in promises.items()}}
     if study.privacy.at_coordinator is not None:
-        told["at_coordinator"] = _at_coordinator(study, study.privacy.at_coordinator, people.sites, masking)
+        told["at_coordinator"] = _at_coordinator(study, study.privacy.at_coordinator, sites, masking)
     if masking is not None:
         form = masking.form
-        many = how_many(len(people.sites), study.selection.fraction)
+        many = how_many(len(sites), study.selection.fraction)
         told["secure_sum"] = {"asked": many, "threshold": threshold(many), "clip": form.settings.clip,
                               "bits": form.grid.bits, "step": form.grid.step,
                               "fingerprints": {s: keys.fingerprint(k) for s, k in masking.roster.items()}}  # fmt: skip
@@ -208,7 +218,7 @@ def _at_coordinator(
             "accountant": spent.how, "turns": turns, "sites": len(sites), "asked": many}  # fmt: skip
 
 
-def _site_noise(study: Study, about: Mapping[str, Any]) -> Combine | None:
+def site_noise(study: Study, about: Mapping[str, Any]) -> Combine | None:
     made = about.get("at_coordinator")
     return made and SiteNoise(clip=made["clip"], noise=made["noise"], longest=made["longest"], asked=made["asked"])
 

@@ -16,14 +16,15 @@ from sites.build import Population
 from sites.data.base import SPLITS
 
 
-def check(study: Study, spec: Spec, people: Population, turns: Sequence[Turn] = ()) -> None:
-    """`turns`: rehearsed, where the study protects anything."""
+def check(study: Study, spec: Spec, people: Population, turns: Sequence[Turn] = (), among: int | None = None) -> None:
+    """`turns`: rehearsed, where the study protects anything; `among`: how many sites there are, if `people` is one."""
+    sites = among or len(people.sites)
     found = [
-        *_of_evaluation(study, people),
+        *_of_evaluation(study, people, among is not None),
         *_of_training(study, spec, people),
-        *_of_travel(study, how_many(len(people.sites), study.selection.fraction)),
+        *_of_travel(study, how_many(sites, study.selection.fraction)),
         *study.strategy.objections(study.local, spec),
-        *(of_privacy(study, spec, people, turns) if turns else ()),
+        *(of_privacy(study, spec, people, turns, sites) if turns else ()),
     ]
     if found:
         raise Refused("\n".join(found))
@@ -47,13 +48,14 @@ def _of_travel(study: Study, asked: int) -> Iterator[str]:
         yield f"{study.strategy.name} compares networks on public examples; set public.share or public.data"
 
 
-def _of_evaluation(study: Study, people: Population) -> Iterator[str]:
+def _of_evaluation(study: Study, people: Population, alone: bool) -> Iterator[str]:
+    """`alone`: one site of several, which need not have everything."""
     evaluation, classes = study.evaluation, ", ".join(people.classes)
     if evaluation.where == "coordinator" and study.strategy.personalised:
         yield f"{study.strategy.name} gives every site a model of its own, which only the site can judge; set evaluation.where to 'sites' or 'both'"
     if evaluation.patience is not None and "val" not in evaluation.watch:
         yield "evaluation.patience looks at val; put it into evaluation.watch"
-    if evaluation.patience is not None and not any(len(e.val) for e in people.examples.values()):
+    if evaluation.patience is not None and not alone and not any(len(e.val) for e in people.examples.values()):
         yield "evaluation.patience needs validation examples; set data.val > 0"
     if evaluation.target is not None and not evaluation.watch:
         yield "evaluation.target needs a split in evaluation.watch"
@@ -61,7 +63,7 @@ def _of_evaluation(study: Study, people: Population) -> Iterator[str]:
         yield f"evaluation.best = {evaluation.best!r} needs evaluation.positive; classes: {classes}"
     if evaluation.positive is not None and evaluation.positive not in people.classes:
         yield f"evaluation.positive = {evaluation.positive!r} is no class; classes: {classes}"
-    elif evaluation.positive is not None:
+    elif evaluation.positive is not None and not alone:
         which = people.classes.index(evaluation.positive)
         held = {split: sum(people.counts(site)[split][which] for site in people.sites) for split in SPLITS}
         if lacking := [split for split, count in held.items() if not count and _any(people, split)]:

@@ -8,15 +8,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from pipeline.blueprint import model_header
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.run_folder import RunFolder
-from pipeline.study import Study
-
-
-def model_header(study: Study, shape: Sequence[int], classes: Sequence[str], round: int) -> dict[str, Any]:
-    """What a saved model says of itself."""
-    about = {"model": study.dump()["model"], "shape": shape, "classes": classes}
-    return about | {"round": round, "study": study.name, "hash": study.hash}
 
 
 def write_results(

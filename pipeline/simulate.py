@@ -12,28 +12,24 @@ import numpy as np
 import torch
 
 from models.base import Model
-from pipeline.codecs.base import Layout
+from pipeline.blueprint import Blueprint, model_header
 from pipeline.coordinator import Coordinator, Progress
 from pipeline.engines.inprocess import InProcess, Profile
-from pipeline.errors import BadRun, HemofedError, Refused
+from pipeline.errors import BadRun, HemofedError
 from pipeline.files import alone_in
 from pipeline.intervals import DRAWS, FEWEST, LEVEL, Answers, drawn, intervals
 from pipeline.metrics import Focus
-from pipeline.protection import Privacy
 from pipeline.refusals import check
-from pipeline.rehearsal import Turn, rehearse
+from pipeline.rehearsal import Turn
 from pipeline.reports.cells import write_cells
-from pipeline.results import model_header, write_results
+from pipeline.results import write_results
 from pipeline.run_folder import RunFolder
-from pipeline.strategies.base import Plan
 from pipeline.study import Study
-from pipeline.weights import Snapshot, Spec
-from pipeline.wire import Wire
+from pipeline.weights import Snapshot
 from pipeline.work import Job, Result
 from sites.build import COORDINATOR, Population, populate
-from sites.trainers.augment import Augment
 from sites.trainers.base import Bench, Recipe, Ticket
-from sites.trainers.choose import Kind, choose, make_trainer, threads_for
+from sites.trainers.choose import Kind, bench_of, choose, device_of, make_trainer, recipe_of, threads_for
 from sites.trainers.scoring import bins_of, logits_of
 
 if TYPE_CHECKING:
@@ -52,15 +48,6 @@ class Simulation:
     shield: Protection | None = None
 
 
-def device_of(study: Study) -> torch.device:
-    if study.device != "auto":
-        there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        if not there[study.device]:
-            raise Refused(f"device = {study.device!r}, but there is none here; use device = 'auto'")
-        return torch.device(study.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
-
-
 def assemble(
     study: Study,
     folder: RunFolder,
@@ -75,36 +62,19 @@ def assemble(
     `homes`: where simulated sites keep their ledgers, if not in the run's folder; `dry`: nothing is written."""
     device = device_of(study)
     people = people or populate(study, root, device)
-    model: Model = study.model
-    module = model.make(people.shape, len(people.classes), study.seed)
-    spec = Spec.of(module)
-
-    def lr(round: int) -> float:
-        return study.local.rate(round, study.rounds)
-
-    local, recipe = study.local, _recipe(study, lr)
-    plan = Plan(spec, len(people.sites), lr, study.seed, local.epochs, local.steps)
-    turns = rehearse(study.strategy, plan, spec.read(module)) if study.privacy != Privacy() else []
-    check(study, spec, people, turns)
-    shield = _shield(study, people, turns, recipe, None if dry else folder.path, homes)
+    drawn_up = Blueprint(study, people.shape, people.classes, len(people.sites))
+    recipe = recipe_of(study, drawn_up.lr)
+    check(study, drawn_up.spec, people, drawn_up.turns)
+    shield = _shield(study, people, drawn_up.turns, recipe, None if dry else folder.path, homes)
     people = shield.people if shield else people
-    bench = Bench(
-        lambda: model.make(people.shape, len(people.classes), study.seed),
-        spec,
-        people.pool,
-        people.examples,
-        recipe,
-        len(people.classes),
-        study.seed,
-        people.public,
-    )
+    bench = bench_of(drawn_up, people, recipe)
     threads = machine["threads"] if machine else threads_for(study.threads, bench)
     torch.set_num_threads(threads)
     kind: Kind = (
         machine["trainer"] if machine else choose(study.trainer, bench, threads, bool(shield and shield.promises))
     )
     trainer = shield.trainer(kind, bench, study) if shield else make_trainer(kind, bench)
-    wire = Wire(study.up, study.codec.down, Layout(spec.sizes, len(people.sites)), study.seed)
+    plan, wire = drawn_up.plan, drawn_up.wire
     engine = InProcess(people.sites, trainer, study.strategy, plan, study.weighting, _profile(study, people), wire)
     if shield:
         engine.desks = shield.desks
@@ -133,24 +103,9 @@ def assemble(
         combine,
         masking,
         watch,
-        shield.told if shield else dict,
+        told=shield.told if shield else dict,
     )
-    return Simulation(coordinator, engine, people, bench, model, shield)
-
-
-def _recipe(study: Study, lr: Callable[[int], float]) -> Recipe:
-    local = study.local
-    return Recipe(
-        None if local.batch == "all" else local.batch,
-        local.optimiser,
-        local.momentum,
-        local.weight_decay,
-        lr,
-        Augment(**study.augment.model_dump()),
-        local.balance,
-        None if local.trains is None else frozenset(local.trains),
-        study.public.batch,
-    )
+    return Simulation(coordinator, engine, people, bench, study.model, shield)
 
 
 def _shield(

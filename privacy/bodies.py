@@ -1,8 +1,9 @@
 """What a ledger's entries say: one frozen class a kind. None of them names a patient.
 
 `open` starts the ledger of one `dataset_id` and `carried` brings over what was spent in the ledger that it continues.
-`data`, `commit`, `charge`, `receipt`, `refusal` and `forget` are the agent's. `approve`, `withdraw`, `budget`,
-`officer` and `revoke` are for the data protection officer to decide. `rotate` replaces the agent's key.
+`data`, `commit`, `charge`, `receipt`, `refusal` and `forget` are the agent's. `approve`, `budget`, `policy`, `officer`
+and `revoke` are for the data protection officer to decide. `withdraw` is the officer's or the agent's: stopping is easy.
+`rotate` replaces the agent's key.
 """
 
 from __future__ import annotations
@@ -153,13 +154,32 @@ class Forget(Body):
     reason: str = ""
 
 
+class Consent(Strict):
+    """A second person's signature under the officer's decision, made when the ledger's head was `seen`."""
+
+    seen: Digest
+    signature: Signature
+
+
 class Approve(Body):
     kind = "approve"
     plan: Text
     terms: dict[str, JsonValue] = {}
+    consent: Consent | None = None  # where the policy asks for two persons
+
+
+class Policy(Body):
+    """Who must sign approvals beside the officer; nobody if `second` is none. What takes two, one cannot undo: a policy
+    that names somebody is changed with his consent, or, if his key is lost, by a new ledger that continues this one."""
+
+    kind = "policy"
+    second: Digest | None  # public key
+    consent: Consent | None = None
 
 
 class Withdraw(Body):
+    """Signed by the agent alone it counts too: what it does can only be less."""
+
     kind = "withdraw"
     plan: Text
     terms: dict[str, JsonValue] = {}
@@ -193,8 +213,8 @@ class Revoke(Body):
 
 KINDS: dict[str, type[Body]] = {
     body.kind: body
-    for body in (Open, Carried, Data, Commit, Charge, Receipt, Refusal, Forget, Approve, Withdraw, Budget, Rotate,
-                 Officer, Revoke)
+    for body in (Open, Carried, Data, Commit, Charge, Receipt, Refusal, Forget, Approve, Withdraw, Budget, Policy,
+                 Rotate, Officer, Revoke)
 }  # fmt: skip
 
 

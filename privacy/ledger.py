@@ -89,6 +89,12 @@ class Ledger:
             raise BadLedger(f"{self.path} was opened to read; open it with the agent's key to add to it")
         return self._append(body, self._key, officer)
 
+    def refresh(self) -> None:
+        """Takes what other processes have added since. Reads little more than that."""
+        with locked(self.path, os.O_RDONLY) as file:
+            self._catch_up(file)
+        self._refuse_problems()
+
     def rotate(self, new: Ed25519PrivateKey, officer: Ed25519PrivateKey | None = None) -> Entry:
         """Without the officer: routine, by the old key. With him: the old key is lost, so no key is needed to open."""
         if officer is None and self._key is None:

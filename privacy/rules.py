@@ -7,10 +7,23 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from pipeline.errors import BadLedger
-from privacy.bodies import Body, Budget, Carried, Charge, Commit, Open, Receipt, Revoke
+from privacy.bodies import (
+    Approve,
+    Body,
+    Budget,
+    Carried,
+    Charge,
+    Commit,
+    Officer,
+    Open,
+    Policy,
+    Receipt,
+    Revoke,
+    Rotate,
+)
 from privacy.entries import START, Entry, chained
 from privacy.keys import verified
-from privacy.signers import Keys, after, missing, show
+from privacy.signers import Keys, after, consented, missing, show
 
 # Clocks are set right by seconds, and a machine set to a wrong time zone is off by up to 14 hours. Only what the
 # officer signs may go back further: that is the way out after a clock that was ahead by years.
@@ -38,6 +51,7 @@ class Standing:
     charged: int | None = None  # entry of a charge that no receipt covers yet
     carried: bool = False
     receipts: tuple[Receipt, ...] = ()  # the last one of each coordinator
+    second: str | None = None  # public key of whoever must sign approvals beside the officer
 
 
 def check(standing: Standing | None, before: Sequence[Entry], entry: Entry) -> tuple[Standing | None, list[Problem]]:
@@ -98,9 +112,28 @@ def _out_of_order(standing: Standing, before: Sequence[Entry], entry: Entry, bod
             yield from _bad_charge(standing, body)
         case Receipt():
             yield from bad_receipt(standing.opening, before, body)
+        case Approve() | Policy():
+            yield from _unconsented(standing, before, body)
+        case Rotate(agent=key) | Officer(officer=key):
+            if key == standing.second:
+                yield "takes the second person's key; two persons need two keys"
         case Revoke():
             if body.after >= entry.index:
                 yield f"revokes a key from entry {body.after} on, which is not written yet"
+
+
+def _unconsented(standing: Standing, before: Sequence[Entry], body: Approve | Policy) -> Iterator[str]:
+    if isinstance(body, Policy) and body.second in {*standing.keys.agents, *standing.keys.officers}:
+        yield "names the agent's or the officer's key as the second person's; two persons need two keys"
+    if standing.second is None:
+        if body.consent is not None:
+            yield "carries a second person's signature, and the policy names nobody whose it could be"
+    elif body.consent is None:
+        yield f"takes two persons: the signature of the second one, whose key is {show(standing.second)}, is missing"
+    elif not any(body.consent.seen == e.hash for e in before[standing.decided :]):
+        yield "the second person signed it before the officer's last decision, or for another ledger; sign again"
+    elif not consented(standing.second, body, standing.keys.ledger):
+        yield f"the second person's signature does not fit it, or is not by key {show(standing.second)}"
 
 
 def _other_unit(standing: Standing, unit: str) -> Iterator[str]:
@@ -154,6 +187,8 @@ def _settled(standing: Standing | None, entry: Entry, body: Body) -> Standing | 
     match body:
         case Budget():
             return replace(now, budget=body)
+        case Policy():
+            return replace(now, second=body.second)
         case Carried():
             return replace(now, carried=True)
         case Charge():

@@ -2,21 +2,22 @@
 
 The agent's key signs every entry. The officer's word is a decision beside it; only a revocation is written by the
 officer himself. Keys change by entries: an agent's by its old key (routine) or by the officer (lost), an officer's by
-his old key. No key comes back, so an old decision cannot be used again to bring back a thief.
+his old key. A policy may ask for a second person's consent to approvals. No key comes back, so an old decision cannot be used again to bring back a thief.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy.bodies import Approve, Body, Budget, Carried, Officer, Open, Revoke, Rotate, Withdraw
+from privacy.bodies import Approve, Body, Budget, Carried, Consent, Officer, Open, Policy, Revoke, Rotate
 from privacy.entries import START, Entry, decision_on
 from privacy.keys import fingerprint, public_hex, sign, verified
 
-DECIDED = (Open, Carried, Approve, Withdraw, Budget, Officer)
+DECIDED = (Open, Carried, Approve, Budget, Policy, Officer)
 CHANGES_KEYS = ("open", "rotate", "officer", "revoke")
 
 
@@ -52,6 +53,21 @@ def lost(new: Ed25519PrivateKey) -> Rotate:
 def new_officer(keys: Keys, new: Ed25519PrivateKey) -> Officer:
     public = public_hex(new)
     return Officer(officer=public, proof=sign(new, "possession", _hand_over(keys, keys.officer, public)))
+
+
+def consent(second: Ed25519PrivateKey, body: Approve | Policy, ledger: str, seen: str) -> Consent:
+    """The second person's. `ledger` is the hash of its first entry and `seen` its head."""
+    return Consent(seen=seen, signature=sign(second, "decision", _consented(body, ledger, seen)))
+
+
+def consented(second: str, body: Approve | Policy, ledger: str) -> bool:
+    given = body.consent
+    return given is not None and verified(second, "decision", _consented(body, ledger, given.seen), given.signature)
+
+
+def _consented(body: Approve | Policy, ledger: str, seen: str) -> dict[str, Any]:
+    """What the officer decides, without the consent itself."""
+    return decision_on(body.kind, body.model_dump(mode="json", exclude={"consent"}), ledger, seen)
 
 
 def _hand_over(keys: Keys, old: str, new: str) -> dict[str, str]:

@@ -81,6 +81,36 @@ def populate(study: Study, root: Path | None, device: torch.device) -> Populatio
     )
 
 
+def public_population(
+    study: Study,
+    root: Path | None,
+    device: torch.device,
+    sites: tuple[SiteId, ...],
+    shape: tuple[int, ...],
+    classes: tuple[str, ...],
+) -> Population:
+    """What a coordinator of real sites holds: the public examples, if any."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    x, y, digest = torch.zeros((0, *shape)), nothing, ""
+    if study.public.data is not None:
+        common = study.public.data.load(root, seed_of(study.seed, "public"))
+        _same_form(common, shape, classes)
+        normal = study.normalise.apply(common.x, torch.arange(len(common.y)))
+        x, y, digest = common.x if normal is None else normal, common.y, common.fingerprint
+    public = torch.arange(len(y), device=device)
+    held = Examples(public, nothing.to(device), nothing.to(device))
+    pool = Pool(_ready(x).to(device), y.to(device), device)
+    return Population(pool, sites, {COORDINATOR: held}, classes, shape, digest, (), None, public, {})
+
+
+def _same_form(common: Dataset, shape: tuple[int, ...], classes: tuple[str, ...]) -> None:
+    if common.shape != shape or common.classes != classes:
+        raise Refused(
+            f"public.data has examples of shape {common.shape} and the classes {', '.join(common.classes)}, the study's "
+            f"data {shape} and {', '.join(classes)}; set its size and task alike"
+        )
+
+
 def _identity(data: Dataset, shards: list[Shard], public: str) -> str:
     """The fingerprint of who holds what: other keys, class names or splits are other data, whatever the pixels."""
     digest = hashlib.sha256(f"{data.fingerprint} {data.classes} {[s.name for s in shards]} {public}".encode())
@@ -123,11 +153,7 @@ def _public(study: Study, root: Path | None, data: Dataset) -> Common | None:
     if study.public.data is None:
         return None
     common = study.public.data.load(root, seed_of(study.seed, "public"))  # not the study's own rendered cells
-    if common.shape != data.shape or common.classes != data.classes:
-        raise Refused(
-            f"public.data has examples of shape {common.shape} and the classes {', '.join(common.classes)}, the study's "
-            f"data {data.shape} and {', '.join(data.classes)}; set its size and task alike"
-        )
+    _same_form(common, data.shape, data.classes)
     known = {row.tobytes() for row in common.x.numpy()}
     if any(row.tobytes() in known for row in data.x.numpy()):
         raise Refused(

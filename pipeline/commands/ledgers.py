@@ -8,22 +8,50 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pipeline.commands.output import console, print_json, table
+from pipeline.commands.unlocking import unlocked
 from pipeline.errors import BadRun
 from privacy import keys
-from privacy.bodies import Body, Budget, Charge, Commit, Data, Forget, Open, Receipt, Refusal, Rotate
+from privacy.bodies import (
+    Approve,
+    Body,
+    Budget,
+    Charge,
+    Commit,
+    Data,
+    Forget,
+    Open,
+    Policy,
+    Receipt,
+    Refusal,
+    Rotate,
+    Withdraw,
+)
 from privacy.countersigner import Known
 from privacy.ledger import Ledger
 from privacy.verify import export, verify
 from sites.guard import allowance, commitments, history
 from sites.home import Home
+from sites.settings import Settings
 
 
 def init_command(
-    home: Path, site: str, dataset: str, unit: str, epsilon: float, delta: float, officer: Path | None, json: bool
+    home: Path,
+    site: str,
+    dataset: str,
+    unit: str,
+    epsilon: float,
+    delta: float,
+    data: Path | None,
+    plays: str | None,
+    officer: Path | None,
+    json: bool,
 ) -> None:
+    if data is not None and not data.exists():
+        raise BadRun(f"{data} is not there; name the folder of the site's images, or leave --data out")
     made = Home.create(
-        home, site, dataset, unit, Budget(epsilon=epsilon, delta=delta), None if officer is None else keys.load(officer)
+        home, site, dataset, unit, Budget(epsilon=epsilon, delta=delta), None if officer is None else unlocked(officer)
     )
+    Settings(data=data and data.resolve(), plays=plays).save(home)
     about = {"home": str(home), "site": site, "dataset_id": dataset, "fingerprint": keys.fingerprint(keys.public_bytes(made.key))}  # fmt: skip
     if json:
         print_json(about)
@@ -87,6 +115,11 @@ def words(body: Body) -> str:
             return f"now epsilon {body.epsilon:g}, delta {body.delta:g}"
         case Rotate():
             return f"the agent's new key is {keys.fingerprint(bytes.fromhex(body.agent))} ({body.reason})"
+        case Approve() | Withdraw():
+            end = f" until {str(body.terms['expires'])[:10]}" if "expires" in body.terms else ""
+            return f"{body.terms.get('run', body.plan[:12])}{end}"
+        case Policy():
+            return f"second person: {keys.fingerprint(bytes.fromhex(body.second)) if body.second else 'none'}"
         case _:
             return ", ".join(f"{k}: {v}" for k, v in body.model_dump(mode="json").items() if v)
 
@@ -152,13 +185,13 @@ def rotate_command(home: Path, officer: Path | None) -> None:
 
 
 def revoke_command(home: Path, officer: Path, after: int, reason: str) -> None:
-    Ledger.open(home / "ledger.jsonl").revoke(keys.load(officer), after, reason)
+    Ledger.open(home / "ledger.jsonl").revoke(unlocked(officer), after, reason)
     console.print("revoked; go on with: hemofed site key rotate HOME --officer KEY")
 
 
 def budget_command(home: Path, epsilon: float, delta: float | None, officer: Path) -> None:
     own = Home.open(home)
-    own.ledger.append(Budget(epsilon=epsilon, delta=delta or own.ledger.budget.delta), keys.load(officer))
+    own.ledger.append(Budget(epsilon=epsilon, delta=delta or own.ledger.budget.delta), unlocked(officer))
     console.print(f"budget: epsilon {epsilon:g}")
 
 

@@ -42,7 +42,8 @@ def list_command(json: bool) -> None:
 
 def check_command(name: str, sets: list[str], data: Path | None, json: bool) -> None:
     from pipeline.commands.promises import promise_lines
-    from pipeline.simulate import device_of, look
+    from pipeline.simulate import look
+    from sites.trainers.choose import device_of
 
     study = load_study(find_study(name), dict(map(parse_override, sets)))
     sim = look(study, data)

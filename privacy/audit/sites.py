@@ -146,4 +146,5 @@ def _ledger(found: Json) -> Iterator[tuple[str, str]]:
 
 def _approval(one: Json) -> str:
     did = "approved" if one["kind"] == Approve.kind else "withdrew approval of"
-    return f"{one['time']}: officer {one['officer']} {did} plan {one['plan'][:16]}"
+    who = f"officer {one['officer']}" if one["officer"] else "the agent"
+    return f"{one['time']}: {who} {did} plan {one['plan'][:16]}"

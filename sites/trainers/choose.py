@@ -7,13 +7,18 @@ thread each gain a little. On a GPU everything that can be stacked is.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from pipeline.blueprint import Blueprint
+from pipeline.errors import Refused
 from pipeline.messages import SiteId
-from sites.trainers.base import Bench, Trainer
+from pipeline.study import Study
+from sites.build import Population
+from sites.trainers.augment import Augment
+from sites.trainers.base import Bench, Recipe, Trainer
 from sites.trainers.chain import Chain
 from sites.trainers.loop import Loop, has_dropout
 
@@ -21,6 +26,35 @@ if TYPE_CHECKING:
     from sites.trainers.clipping import Mode, Terms
 
 Kind = Literal["loop", "stacked", "pool"]
+
+
+def device_of(study: Study) -> torch.device:
+    if study.device != "auto":
+        there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        if not there[study.device]:
+            raise Refused(f"device = {study.device!r}, but there is none here; use device = 'auto'")
+        return torch.device(study.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def recipe_of(study: Study, lr: Callable[[int], float]) -> Recipe:
+    local = study.local
+    return Recipe(
+        None if local.batch == "all" else local.batch,
+        local.optimiser,
+        local.momentum,
+        local.weight_decay,
+        lr,
+        Augment(**study.augment.model_dump()),
+        local.balance,
+        None if local.trains is None else frozenset(local.trains),
+        study.public.batch,
+    )
+
+
+def bench_of(blueprint: Blueprint, people: Population, recipe: Recipe) -> Bench:
+    make, spec, classes = blueprint.make, blueprint.spec, len(blueprint.classes)
+    return Bench(make, spec, people.pool, people.examples, recipe, classes, blueprint.study.seed, people.public)
 
 
 def choose(

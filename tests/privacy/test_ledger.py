@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 
 from pipeline.errors import BadLedger, NoSpace
-from privacy.bodies import Approve, Budget, Carried, Data, Forget, Receipt, Refusal, Withdraw, pseudonym
+from privacy.bodies import Approve, Budget, Carried, Data, Forget, Policy, Receipt, Refusal, Withdraw, pseudonym
 from privacy.entries import decide
 from privacy.keys import generate, public_hex, save
 from privacy.ledger import Ledger
@@ -135,13 +135,22 @@ def test_without_the_key_it_is_read_only(world):
 # What the officer must sign
 
 
-@pytest.mark.parametrize("body", [Approve(plan=PLAN), Withdraw(plan=PLAN), Budget(epsilon=100.0, delta=1e-5)])
+@pytest.mark.parametrize("body", [Approve(plan=PLAN), Policy(second="ab" * 32), Budget(epsilon=100.0, delta=1e-5)])
 def test_what_only_the_officer_may_decide(world, body):
     ledger = world.create()
     refused(ledger, body, None, "for the officer to decide, and his signature is missing")
     refused(ledger, body, generate(), "is decided with key")
     refused(ledger, body, world.agent, "is decided with key")
     ledger.append(body, world.officer)
+    assert verify(world.path).ok
+
+
+def test_withdrawing_is_easy(world):
+    """The agent may do it alone; but nobody in the officer's name."""
+    ledger = world.create()
+    refused(ledger, Withdraw(plan=PLAN), generate(), "is decided with key")
+    ledger.append(Withdraw(plan=PLAN))
+    ledger.append(Withdraw(plan=PLAN), world.officer)
     assert verify(world.path).ok
 
 

@@ -1,0 +1,161 @@
+"""The service as a whole: which route is for whom, and how errors are told."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException as StarletteError
+
+from pipeline.errors import HemofedError
+from pipeline.logs import Log, open_log
+from pipeline.service import api, downloads, site_api
+from pipeline.service.actions import NotNow
+from pipeline.service.auth import DECLARED, Need, gate
+from pipeline.service.folders import Folders
+from pipeline.service.guards import Failures, Headers, Limits
+from pipeline.service.home import CoordinatorHome
+from pipeline.service.parts import Check, Kits, Origin, Parts
+from pipeline.service.store import Store
+from pipeline.service.streams import Streams
+from pipeline.service.tls import Authority
+from pipeline.service.views import Views
+from privacy import keys
+
+WEB = Path(__file__).parent / "web"
+
+
+def health() -> dict[str, bool]:
+    return {"ok": True}
+
+
+def page() -> FileResponse:
+    if not (WEB / "index.html").is_file():
+        raise HTTPException(404, "this installation has no dashboard; the API is described at /api/openapi.json")
+    return FileResponse(WEB / "index.html", headers={"cache-control": "no-cache"})
+
+
+def authority(request: Request) -> PlainTextResponse:
+    """Known by the fingerprint that an invitation carries; everything else is then checked with it."""
+    return PlainTextResponse(request.app.state.parts.authority.pem)
+
+
+def openapi(request: Request) -> dict[str, Any]:
+    found: dict[str, Any] = request.app.openapi()
+    return found
+
+
+# method, path, who may, what answers: there is no other way in
+ROUTES: tuple[tuple[str, str, Need, Callable[..., Any]], ...] = (
+    ("GET", "/", "anyone", page),
+    ("GET", "/health", "anyone", health),
+    ("GET", "/ca.pem", "anyone", authority),
+    ("GET", "/api/openapi.json", "anyone", openapi),
+    ("POST", "/api/login", "anyone", api.login),
+    ("POST", "/api/logout", "anyone", api.logout),
+    ("GET", "/api/me", "viewer", api.me),
+    ("GET", "/api/events", "viewer", downloads.events),
+    ("GET", "/api/runs", "viewer", api.runs),
+    ("POST", "/api/runs", "lead", api.new_run),
+    ("GET", "/api/runs/{id}", "viewer", api.run),
+    ("GET", "/api/runs/{id}/rounds", "viewer", api.rounds),
+    ("GET", "/api/runs/{id}/results", "viewer", api.results),
+    ("GET", "/api/runs/{id}/privacy", "viewer", api.privacy),
+    ("GET", "/api/runs/{id}/events", "viewer", downloads.run_events),
+    ("GET", "/api/runs/{id}/files", "viewer", downloads.files),
+    ("GET", "/api/runs/{id}/files/{path:path}", "viewer", downloads.file),
+    ("POST", "/api/runs/{id}/begin", "lead", api.begin),
+    ("POST", "/api/runs/{id}/pause", "lead", api.pause),
+    ("POST", "/api/runs/{id}/resume", "lead", api.resume),
+    ("POST", "/api/runs/{id}/stop", "lead", api.stop),
+    ("GET", "/api/sites", "viewer", api.sites),
+    ("POST", "/api/sites/{name}/invite", "lead", api.invite),
+    ("POST", "/api/sites/{name}/remove", "lead", api.remove),
+    ("GET", "/api/approvals", "viewer", api.approvals),
+    ("GET", "/api/users", "lead", api.users),
+    ("POST", "/api/users", "lead", api.new_user),
+    ("POST", "/api/users/{name}/revoke", "lead", api.revoke),
+    ("GET", "/api/log", "officer", api.log),
+    ("POST", "/site/enrol", "anyone", site_api.enrol),
+    ("POST", "/site/beat", "site", site_api.beat),
+    ("GET", "/site/runs/{id}/models/{name:path}", "site", site_api.model),
+    ("POST", "/site/leave", "site", site_api.leave),
+)
+
+
+def make_app(
+    home: CoordinatorHome,
+    store: Store,
+    kits: Kits = lambda site: {},
+    check: Check = lambda study: None,
+    log: Log | None = None,
+    origin: Origin = lambda host, port: host,
+) -> FastAPI:
+    """`app.state.parts.streams.close()` lets go of listeners before the server shuts down."""
+    app = FastAPI(
+        title="hemofed coordinator", version=version("hemofed"), openapi_url=None, docs_url=None, redoc_url=None
+    )
+    folders = Folders(home.runs)
+    app.state.parts = Parts(
+        home, store, log or open_log(home.log), Authority.open(home.path), keys.public_hex(home.key), folders,
+        Views(store, folders), Streams(), Failures(), kits, check, origin,
+    )  # fmt: skip
+    for method, path, need, answer in ROUTES:
+        app.add_api_route(
+            path, answer, methods=[method], response_model=None, dependencies=[Depends(gate(need)), *DECLARED[need]],
+            tags=[path.split("/")[1] or "pages"], openapi_extra={"x-role": need},
+        )  # fmt: skip
+    app.mount("/static", StaticFiles(directory=WEB, check_dir=False))
+    app.add_exception_handler(StarletteError, _refused)
+    app.add_exception_handler(RequestValidationError, _misread)
+    app.add_exception_handler(HemofedError, _unfit)
+    app.add_exception_handler(Exception, _broken)
+    app.add_middleware(Limits)
+    app.add_middleware(Headers)
+    return app
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteError)
+    return _told(request, error.status_code, str(error.detail), dict(error.headers or {}))
+
+
+def _misread(request: Request, error: Exception) -> Response:
+    """Names the fields, never what stood in them: that may be a token."""
+    assert isinstance(error, RequestValidationError)
+    wrong = [f"{'.'.join(str(part) for part in e['loc'][1:]) or 'the body'}: {e['msg']}" for e in error.errors()]
+    return _told(request, 422, "; ".join(wrong))
+
+
+def _unfit(request: Request, error: Exception) -> Response:
+    return _told(request, 409 if isinstance(error, NotNow) else 422, str(error))
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    where = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)[-6:]]
+    return _told(
+        request, 500, f"the service failed ({type(error).__name__}); its log says more", why=repr(error), where=where
+    )
+
+
+def _told(request: Request, status: int, text: str, headers: dict[str, str] | None = None, **more: Any) -> Response:
+    parts: Parts = request.app.state.parts
+    who = getattr(request.state, "caller", None)
+    parts.log.event(
+        "failed" if status >= 500 else "refused",
+        "error" if status >= 500 else "warning",
+        status=status,
+        method=request.method,
+        path=request.url.path,
+        who=who.name if who else None,
+        address=parts.address(request),
+        **({"why": text} | more),
+    )
+    return JSONResponse({"error": text}, status, headers)

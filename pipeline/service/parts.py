@@ -1,0 +1,52 @@
+"""What the service's routes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, Request
+
+from pipeline.logs import Log
+from pipeline.service.folders import Folders
+from pipeline.service.guards import Failures
+from pipeline.service.home import CoordinatorHome
+from pipeline.service.store import Store
+from pipeline.service.streams import Streams
+from pipeline.service.tls import Authority
+from pipeline.service.views import Views
+
+if TYPE_CHECKING:
+    from pipeline.study import Study
+
+Kits = Callable[[str], Mapping[str, str]]  # site -> {relative path: text} of its FLARE kit
+Check = Callable[["Study"], None]  # refuses what hospitals cannot run
+Origin = Callable[[str, int], str]  # the far end of a connection that came through the front
+
+
+@dataclass(frozen=True)
+class Parts:
+    home: CoordinatorHome
+    store: Store
+    log: Log
+    authority: Authority
+    public: str  # the coordinator's public key
+    folders: Folders
+    views: Views
+    streams: Streams
+    failures: Failures
+    kits: Kits
+    check: Check
+    origin: Origin
+
+    def address(self, request: Request) -> str:
+        return self.origin(request.client.host, request.client.port) if request.client else "unknown"
+
+
+def parts(request: Request) -> Parts:
+    found: Parts = request.app.state.parts
+    return found
+
+
+Held = Annotated[Parts, Depends(parts)]

@@ -1,0 +1,130 @@
+"""What of a run may be downloaded, and by whom."""
+
+import json
+import math
+
+import pytest
+
+from tests.pipeline.service.conftest import beating
+
+
+def record(turn, **more):
+    return {"round": turn, "metrics": {"val": {"pooled": {"accuracy": 0.5 + turn / 10}}}, "missed": {}} | more
+
+
+def write_rounds(world, run, *records):
+    world.file(run, "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in records).encode())
+
+
+@pytest.fixture
+def done(world):
+    """A run of three sites in two groups, come to its end."""
+    sites = {name: world.enrol(name) for name in ("a", "b", "c")}
+    run = world.offer()
+    for name in ("a", "b"):
+        sites[name].post("/site/beat", beating(world.approval(run)))
+    write_rounds(world, run, record(0), record(1, groups={"a": "0", "b": "1", "c": "1"}), record(2))
+    for name in ("global", "group/0", "group/1", "site/a", "site/b"):
+        world.file(run, f"models/{name}.safetensors", name.encode())
+    world.file(run, "report.html", b"<p>report")
+    world.file(run, "plots/curve.png")
+    world.file(run, "cells/patient.png")
+    world.file(run, "checkpoint/round-2.safetensors")
+    world.file(run, "results.json", json.dumps({"test": {"pooled": {"accuracy": 0.9, "loss": math.nan}}}).encode())
+    world.store.state(run, "finished")
+    return run, sites
+
+
+def test_rounds_results_and_headline(world, done):
+    run, _ = done
+    assert [r["round"] for r in world.lead.get(f"/api/runs/{run}/rounds").json()] == [0, 1, 2]
+    assert [r["round"] for r in world.lead.get(f"/api/runs/{run}/rounds?after=1").json()] == [2]
+    assert world.lead.get(f"/api/runs/{run}/rounds?after=x").status_code == 422
+    assert world.lead.get(f"/api/runs/{run}/results").json()["test"]["pooled"]["loss"] is None  # NaN is no JSON
+    assert world.lead.get(f"/api/runs/{run}/privacy").status_code == 404
+    shown = world.lead.get(f"/api/runs/{run}").json()
+    assert (shown["round"], shown["headline"]) == (2, {"split": "test", "metric": "accuracy", "value": 0.9})
+    (world.home.runs / run / "results.json").unlink()
+    assert world.lead.get(f"/api/runs/{run}").json()["headline"] == {"split": "val", "metric": "accuracy", "value": 0.7}
+
+
+def test_a_round_that_is_being_written_waits(world, done):
+    run, _ = done
+    with (world.home.runs / run / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "met')
+    assert [r["round"] for r in world.lead.get(f"/api/runs/{run}/rounds").json()] == [0, 1, 2]
+
+
+def test_the_list_is_all_there_is(world, done):
+    run, _ = done
+    listed = {f["path"]: f for f in world.person("viewer").get(f"/api/runs/{run}/files").json()}
+    assert set(listed) == {
+        "models/global.safetensors", "models/group/0.safetensors", "models/group/1.safetensors", "report.html",
+        "plots/curve.png", "results.json", "rounds.jsonl", "study.toml",
+    }  # fmt: skip
+    assert listed["models/global.safetensors"] == {"path": "models/global.safetensors", "bytes": 6, "kind": "model"}
+    for path in listed:
+        told = world.lead.get(f"/api/runs/{run}/files/{path}")
+        assert told.content == (world.home.runs / run / path).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["models/site/a.safetensors", "cells/patient.png", "checkpoint/round-2.safetensors", "control.json", "offer.json",
+     "%2e%2e/%2e%2e/lead.token", "..%2f..%2flead.token", "models/..%2f..%2f..%2f..%2flead.token", "%2fetc%2fpasswd", "",
+     "models", "report.html%00.png", "plots/link.png", "plots/%2e/curve.png", "models//global.safetensors"],
+)  # fmt: skip
+def test_what_is_not_listed_is_not_sent(world, done, path):
+    run, _ = done
+    (world.home.runs / run / "plots" / "link.png").symlink_to(world.home.token)
+    told = world.lead.get(f"/api/runs/{run}/files/{path}")
+    if path == "":
+        assert told.status_code in (307, 404)
+    else:
+        assert told.status_code == 404
+    assert world.lead_token not in told.text
+
+
+def test_a_report_is_shown_in_a_sandbox_and_the_rest_is_saved(world, done):
+    run, _ = done
+    page = world.lead.get(f"/api/runs/{run}/files/report.html")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "sandbox" in page.headers["content-security-policy"]
+    assert "script-src" not in page.headers["content-security-policy"]
+    assert page.headers["content-disposition"].startswith("inline")
+    model = world.lead.get(f"/api/runs/{run}/files/models/global.safetensors")
+    assert model.headers["content-disposition"].startswith("attachment")
+    assert page.headers["cache-control"] == model.headers["cache-control"] == "no-store"
+
+
+def test_a_site_gets_the_common_model_and_its_groups(world, done):
+    run, sites = done
+    (told,) = sites["a"].post("/site/beat", beating()).json()["runs"]
+    assert told == {"id": run, "state": "finished", "models": ["global", "group/0"]}
+    assert sites["a"].get(f"/site/runs/{run}/models/global").content == b"global"
+    assert sites["a"].get(f"/site/runs/{run}/models/group/0").content == b"group/0"
+    assert sites["b"].get(f"/site/runs/{run}/models/group/1").content == b"group/1"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["group/1", "site/a", "site/b", "group/..%2fsite%2fb", "..%2f..%2f..%2flead.token", "%2e%2e/checkpoint/round-2", "nothing",
+     "global.safetensors", "global%00", "Global"],
+)  # fmt: skip
+def test_a_site_gets_nothing_else(world, done, name):
+    run, sites = done
+    assert sites["a"].get(f"/site/runs/{run}/models/{name}").status_code == 404
+
+
+def test_who_did_not_approve_gets_no_model(world, done):
+    run, sites = done
+    (told,) = sites["c"].post("/site/beat", beating()).json()["runs"]
+    assert told["models"] == []
+    assert sites["c"].get(f"/site/runs/{run}/models/global").status_code == 404
+
+
+def test_a_site_outside_of_the_run_gets_nothing(world, done):
+    run, _ = done
+    late = world.enrol("d")
+    assert late.post("/site/beat", beating()).json()["runs"] == []
+    assert late.get(f"/site/runs/{run}/models/global").status_code == 404

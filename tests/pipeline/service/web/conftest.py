@@ -1,0 +1,69 @@
+"""A browser, a stage with recorded runs, and pages opened as somebody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.service.web.recordings import STUDIES, Recording, record
+from tests.pipeline.service.web.scenery import scene
+from tests.pipeline.service.web.stage import Stage, served
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+    where = tmp_path_factory.mktemp("recorded")
+    return {kind: record(kind, where) for kind in STUDIES}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Not for the whole session: playwright keeps a loop running, beside which no test can `asyncio.run`."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    if not CHROMIUM.exists():
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def stage(browser: Any, recordings: dict[str, Recording]) -> Iterator[Stage]:
+    with served(scene(recordings)) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
+    """visit("#/sites", "viewer", width=375): the page, drawn. What a browser complains of fails the test at its end."""
+    contexts, complaints = [], []
+
+    def heard(message: Any) -> None:
+        # 401, 404 and the like are answers; a breach of the content policy or a bug is not
+        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
+            complaints.append(message.text)
+
+    def go(hash: str = "#/", role: str | None = "lead", at: Stage = stage, width: int = 1280, **context: Any) -> Any:
+        made = browser.new_context(viewport={"width": width, "height": 800}, locale="en-GB", **context)
+        contexts.append(made)
+        if role:
+            made.add_cookies([{"name": "hemofed", "value": f"{role}-token", "url": at.url}])
+        page = made.new_page()
+        page.set_default_timeout(8000)
+        page.on("console", heard)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda asked: asked.url.startswith(at.url) or complaints.append(f"outside: {asked.url}"))
+        page.goto(f"{at.url}/{hash}")
+        page.wait_for_selector("h1")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert complaints == []
