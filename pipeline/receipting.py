@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,14 +15,17 @@ from privacy.countersigner import Countersigner
 from privacy.receipts import Request
 
 
-def countersigned(home: Path, site: str, asked: str) -> str:
-    """`site`: whose connection it came by; a request in another's name is refused."""
+def countersigned(home: Path, site: str, asked: str, note: Callable[[Receipt], None] | None = None) -> str:
+    """`site`: whose connection it came by; a request in another's name is refused. `note`: for the coordinator's tables."""
     try:
         request = Request.model_validate_json(asked)
         if request.site != site:
             raise BadLedger(f"{site} asks for a receipt in the name of {request.site}")
         signer = Countersigner(home / "receipts", keys.load(home / "key.pem"))
-        return json.dumps({"receipt": signer.countersign(request).model_dump(mode="json")})
+        receipt = signer.countersign(request)
+        if note is not None:
+            note(receipt)
+        return json.dumps({"receipt": receipt.model_dump(mode="json")})
     except ValidationError:
         return json.dumps({"refused": "this is no request for a receipt; is the site of the same version?"})
     except HemofedError as error:

@@ -33,6 +33,7 @@ from sites.surroundings import environment, free_gb, no_room
 
 EVERY, SLOWEST, WHEN_DENIED = 3.0, 30.0, 60.0  # seconds between beats
 TICK = 0.25
+STUCK = 30.0  # seconds that FLARE's client may take to be known to its server
 FRESH = 10.0  # seconds after which status.json is written even if nothing is new
 AT_WORK = frozenset({"starting", "running", "waiting", "pausing", "stopping"})
 Argv = Callable[[Path, str], list[str]]
@@ -50,6 +51,7 @@ class Agent:
         self._notes = Notes(self.home, say)
         self._models: list[str] = []  # that came, told by another thread
         self._failures, self._deaths = 0, 0
+        self._strange: float | None = None  # since when FLARE's server does not know us
         self._child = Restarting(self._start)
         self._written = (0.0, "")
         self.status = Status(self._member.site, self._member.coordinator.name, self._member.url)
@@ -96,6 +98,7 @@ class Agent:
         except (HemofedError, OSError) as error:
             return self._failed(error)
         fetching.take(heard.runs)
+        self._strange = None if heard.registered is not False else self._strange or time.monotonic()
         warnings = (*news.warnings, *([full] if full else []))
         for text in warnings:
             self._notes.once(("warning", text.partition(";")[2] or text), text, "warning")
@@ -137,6 +140,9 @@ class Agent:
             full = no_room(self.home, Settings.load(self.home).limits) if idle else None
             if self.status.state == "denied":
                 self._child.stop()
+            elif self._is_stuck():
+                self._notes.tell("FLARE's server does not know this site; its client is started again", "warning")
+                self._child.stop(0)
             elif full is None:
                 self._child.tick()
         except (HemofedError, OSError) as error:
@@ -147,6 +153,11 @@ class Agent:
             self._notes.tell(f"FLARE's client ended with code {self._child.ended[-1]}; see {log}", "warning")
         running = self._child.kept is not None and self._child.kept.alive
         self.status = replace(self.status, flare="running" if running else "restarting" if self._child.ended else "off")
+
+    def _is_stuck(self) -> bool:
+        """Long enough up to have registered, and still unknown there: such as with a token of a server that is no more."""
+        kept, now = self._child.kept, time.monotonic()
+        return kept is not None and self._strange is not None and now - max(kept.since, self._strange) > STUCK
 
     def _start(self) -> Kept:
         settings, site = Settings.load(self.home), self._member.site

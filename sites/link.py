@@ -46,6 +46,7 @@ class Beat(BaseModel):
     offers: list[dict[str, Any]] = Field(max_length=MOST_OFFERS)
     runs: tuple[Told, ...] = Field(max_length=MOST_RUNS)
     time: AwareDatetime
+    registered: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Heard:
     unread: tuple[tuple[str, str], ...]  # run and version of offers that this version does not understand
     runs: tuple[Told, ...]
     time: AwareDatetime
+    registered: bool | None  # whether FLARE's server knows our client; None: it cannot say
 
 
 class Link:
@@ -80,7 +82,7 @@ class Link:
         except ValidationError as error:
             raise BadMessage(f"{self.member.url} answers a beat with what this version does not understand ({error.error_count()} fields); install the coordinator's version") from error  # fmt: skip
         offers, unread = _offers(beat.offers)
-        return Heard(offers, unread, beat.runs, beat.time)
+        return Heard(offers, unread, beat.runs, beat.time, beat.registered)
 
     def model(self, run: str, name: str, into: Path, stop: threading.Event | None = None) -> Path:
         """`into`: the file. It has that name only once it is whole and known to hold tensors and nothing else."""

@@ -6,12 +6,13 @@ says so every second; one that has been silent for a while is not waited for any
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Flare:
     """All of FLARE that a run needs, behind `Engine`."""
 
     def __init__(
-        self, send: Callable[[Task, SiteId], None], cancel: Callable[[Task], None], sites: Mapping[SiteId, float], live: Live,
+        self, send: Callable[[Task, SiteId], None], cancel: Callable[[Task], None], sites: MutableMapping[SiteId, float], live: Live,
         halted: Callable[[], str], fewest: int,
     ) -> None:  # fmt: skip
         self._send, self._cancel, self._heard, self._live = send, cancel, sites, live
@@ -117,6 +118,7 @@ class Flare:
                 if end is not None and time.monotonic() > end:
                     break
                 continue
+            self._heard[site] = time.monotonic()
             if site in tasks and of == tasks[site].props["which"]:
                 waiting.discard(site)
                 live.answered.append(site)
@@ -232,11 +234,13 @@ class Federation(Controller):  # type: ignore[misc]
     def _receipt(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         """Countersigns the head of a site's ledger."""
         from pipeline.receipting import countersigned
+        from pipeline.service.home import CoordinatorHome
+        from pipeline.service.store import Store
 
-        site = fl_ctx.get_peer_context().get_identity_name()
+        site, home = fl_ctx.get_peer_context().get_identity_name(), CoordinatorHome.open(Path(os.environ[HOME]))
         reply = make_reply(ReturnCode.OK)
-        with self._lock:
-            reply[TOLD] = countersigned(Path(os.environ[HOME]), site, request.get(TOLD, ""))
+        with self._lock, contextlib.closing(Store(home.database)) as store:
+            reply[TOLD] = countersigned(home.path, site, request.get(TOLD, ""), store.note_receipt)
             spent = request.get("epsilon")
             if isinstance(spent, float):
                 self._spent[site] = spent

@@ -7,16 +7,17 @@ import io
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.engine_topics import HOME
-from pipeline.kits import ADMIN, SERVER, Kit, admin_kit, job, server_kit
 from pipeline.errors import BadService
 from pipeline.files import write_atomically
+from pipeline.kits import ADMIN, SERVER, Kit, admin_kit, job, server_kit
 from pipeline.processes import Kept
-from pipeline.service.tls import Authority, Issued
+from pipeline.service.tls import Authority, Issued, write_private
 
 OVER = ("FINISHED", "FAILED", "ABORTED", "REJECTED", "ABANDONED")
 QUIET = {"PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE", "TOKENIZERS_PARALLELISM": "false"}
@@ -37,8 +38,9 @@ class FlareServer:
         authority = Authority.open(self.home)
         put(kit, server_kit(str(work), self.port))
         put(admin, admin_kit(self.port))
-        _certified(kit, "server", authority, authority.issue_server([self.host, "localhost", "127.0.0.1"], SERVER))
-        _certified(admin, "client", authority, authority.issue_client(ADMIN, "project_admin"))
+        hosts = [self.host, "localhost", "127.0.0.1"]
+        _certified(kit, "server", authority, lambda: authority.issue_server(hosts, SERVER))
+        _certified(admin, "client", authority, lambda: authority.issue_client(ADMIN, "project_admin"))
         (admin / "transfer").mkdir(exist_ok=True)
 
     def start(self, mark: str) -> Kept:
@@ -101,10 +103,14 @@ def put(folder: Path, kit: Kit) -> None:
         write_atomically(folder / name, text.encode())
 
 
-def _certified(kit: Path, name: str, authority: Authority, issued: Issued) -> None:
-    write_atomically(kit / "startup" / f"{name}.crt", issued.certificate.encode())
+def _certified(kit: Path, name: str, authority: Authority, issue: Callable[[], Issued]) -> None:
+    """Once for all restarts: FLARE signs its sites' tokens with this key, and a site that comes with a token of another
+    key is not even answered."""
+    certificate, key = kit / "startup" / f"{name}.crt", kit / "startup" / f"{name}.key"
     write_atomically(kit / "startup" / "rootCA.pem", authority.pem.encode())
-    file = kit / "startup" / f"{name}.key"
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(issued.key)
+    if key.exists() and certificate.exists() and authority.stands(certificate.read_text("utf-8")):
+        return
+    issued = issue()
+    key.unlink(missing_ok=True)
+    write_private(key, issued.key.encode())
+    write_atomically(certificate, issued.certificate.encode())

@@ -22,7 +22,7 @@ from pipeline.service.auth import DECLARED, Need, gate
 from pipeline.service.folders import Folders
 from pipeline.service.guards import Failures, Headers, Limits
 from pipeline.service.home import CoordinatorHome
-from pipeline.service.parts import Check, Kits, Origin, Parts
+from pipeline.service.parts import Check, Origin, Parts, Registered
 from pipeline.service.store import Store
 from pipeline.service.streams import Streams
 from pipeline.service.tls import Authority
@@ -93,7 +93,7 @@ ROUTES: tuple[tuple[str, str, Need, Callable[..., Any]], ...] = (
 def make_app(
     home: CoordinatorHome,
     store: Store,
-    kits: Kits = lambda site: {},
+    registered: Registered = lambda: None,
     check: Check = lambda study: None,
     log: Log | None = None,
     origin: Origin = lambda host, port: host,
@@ -105,7 +105,7 @@ def make_app(
     folders = Folders(home.runs)
     app.state.parts = Parts(
         home, store, log or open_log(home.log), Authority.open(home.path), keys.public_hex(home.key), folders,
-        Views(store, folders), Streams(), Failures(), kits, check, origin,
+        Views(store, folders), Streams(), Failures(), registered, check, origin,
     )  # fmt: skip
     for method, path, need, answer in ROUTES:
         app.add_api_route(

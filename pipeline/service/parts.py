@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ from pipeline.service.views import Views
 if TYPE_CHECKING:
     from pipeline.study import Study
 
-Kits = Callable[[str], Mapping[str, str]]  # site -> {relative path: text} of its FLARE kit
+Registered = Callable[[], set[str] | None]  # sites that FLARE's server knows; None: it cannot be asked just now
 Check = Callable[["Study"], None]  # refuses what hospitals cannot run
 Origin = Callable[[str, int], str]  # the far end of a connection that came through the front
 
@@ -36,7 +36,7 @@ class Parts:
     views: Views
     streams: Streams
     failures: Failures
-    kits: Kits
+    registered: Registered
     check: Check
     origin: Origin
 

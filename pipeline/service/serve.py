@@ -64,13 +64,13 @@ def serving(path: Path, bind: str = "0.0.0.0") -> Iterator[Served]:
         flare = FlareServer(home.path.resolve(), ports[0], home.host)
         front = _front(bind, home.port, ports)
         stack.callback(front.stop)
-        app = make_app(
-            home, store, check=check_hospital_study, log=log, origin=lambda host, port: front.peer(port) or host
-        )
+        supervisor = Supervisor(home.runs, store, flare, log)
+        app = make_app(home, store, lambda: supervisor.registered, check_hospital_study, log,
+                       lambda host, port: front.peer(port) or host)  # fmt: skip
         stack.enter_context(_web(app, home, ports[1]))
         stack.callback(app.state.parts.streams.close)
         front.start()
-        stack.enter_context(_supervised(home, store, flare, log, mark))
+        stack.enter_context(_supervised(supervisor, flare, log, mark))
         log.event("serving", url=home.url, pid=threading.get_native_id())
         yield Served(home, front, home.url)
         log.event("stopped")
@@ -106,8 +106,7 @@ def _web(app: FastAPI, home: CoordinatorHome, port: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _supervised(home: CoordinatorHome, store: Store, flare: FlareServer, log: Log, mark: str) -> Iterator[None]:
-    supervisor = Supervisor(home.runs, store, flare, log)
+def _supervised(supervisor: Supervisor, flare: FlareServer, log: Log, mark: str) -> Iterator[None]:
     over = threading.Event()
 
     def start() -> Kept:

@@ -87,7 +87,6 @@ def enrol(body: Enrol, request: Request, parts: Held) -> Shown:
         certificate = parts.authority.sign_request(body.csr, body.site)
     except BadKey as error:
         refuse(parts, request, wrong, body.site, HTTPException(403, str(error)))
-    kit = dict(parts.kits(body.site))
     credential = accounts.enrol(body.token, Newcomer(body.site, body.key, body.officer, body.version))
     if isinstance(credential, NotEnrolled):
         refuse(parts, request, wrong, body.site, HTTPException(403, credential.cure))
@@ -99,7 +98,6 @@ def enrol(body: Enrol, request: Request, parts: Held) -> Shown:
         "certificate": certificate,
         "ca": parts.authority.pem,
         "coordinator": own,
-        "kit": kit,
     }
 
 
@@ -119,11 +117,13 @@ def beat(body: Beat, who: Who, parts: Held) -> Shown:
             store.withdraw(back.run, who.name, back.at)
     fresh = [run for run in mine if run.state not in OVER and run.digest not in body.have]
     took_part = _took_part(parts, who.name)
+    there = parts.registered()
     may = {run.id: parts.folders.models_of(run.id, who.name) if run.id in took_part else [] for run in mine}
     return {
         "offers": [parts.folders.json(run.id, "offer.json") for run in fresh],
         "runs": [{"id": run.id, "state": run.state, "models": may[run.id]} for run in mine],
         "time": iso(store.clock()),
+        "registered": None if there is None else who.name in there,
     }
 
 

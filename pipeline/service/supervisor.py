@@ -52,6 +52,7 @@ class Supervisor:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     troubles: dict[str, int] = field(default_factory=dict)
     enough_since: dict[str, float] = field(default_factory=dict)
+    registered: set[str] | None = None  # with FLARE's server, at the last look; None: it did not say
 
     def watch(self, stop: threading.Event) -> None:
         while not stop.wait(EVERY):
@@ -67,6 +68,8 @@ class Supervisor:
         self.attempts.clear()
 
     def look(self) -> None:
+        self.registered = None
+        self.registered = self.jobs.connected()
         for run in self.store.runs():
             if run.state in OVER or run.state == "paused":
                 continue
@@ -82,7 +85,7 @@ class Supervisor:
 
     def _begin(self, run: Run) -> None:
         approved = self.store.approved(run.id)
-        ready = [site for site in run.sites if site in approved & self.jobs.connected()]
+        ready = [site for site in run.sites if site in approved & (self.registered or set())]
         if len(ready) < run.fewest:
             self.enough_since.pop(run.id, None)
             missing = ", ".join(self._why_not(site, approved) for site in run.sites if site not in ready)
@@ -93,7 +96,8 @@ class Supervisor:
             return
         self.enough_since.pop(run.id, None)
         folder = self.runs / run.id
-        (folder / "ended.json").unlink(missing_ok=True)
+        for name in ("ended.json", "live.json"):  # of the attempt before
+            (folder / name).unlink(missing_ok=True)
         want(folder, "run")
         job = self.jobs.submit(run.id, run.digest, ready, run.fewest)
         self.attempts[run.id] = Attempt(job, ready, self._round(run))
@@ -137,7 +141,7 @@ class Supervisor:
             return
         live = read_live(self.runs / run.id) or {}
         outside = {site for site in run.sites if site not in attempt.sites} | set(live.get("lost", []))
-        back = outside & self.jobs.connected() & self.store.approved(run.id)
+        back = outside & (self.registered or set()) & self.store.approved(run.id)
         if back:
             self.log.event("taking in", run=run.id, sites=sorted(back))
             attempt.since = time.monotonic()

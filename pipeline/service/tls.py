@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
@@ -71,6 +71,15 @@ class Authority:
     @property
     def pem(self) -> str:
         return self.certificate.public_bytes(Encoding.PEM).decode()
+
+    def stands(self, certificate: str) -> bool:
+        """Whether it is one of ours, and good for another month."""
+        try:
+            given = x509.load_pem_x509_certificate(certificate.encode())
+            given.verify_directly_issued_by(self.certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return given.not_valid_after_utc > datetime.now(UTC) + timedelta(days=30)
 
     def issue_server(self, hosts: Sequence[str], name: str | None = None) -> Issued:
         """For all these hosts; `name`: its common name, by which FLARE's clients know their server."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pipeline.kits import client_kit
 from pipeline.engines.server import FlareServer, put
 from pipeline.files import write_atomically
+from pipeline.kits import client_kit
 from pipeline.live import want
 from pipeline.offers import Offer, offer
 from pipeline.processes import Kept, sweep

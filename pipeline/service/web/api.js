@@ -15,7 +15,10 @@ async function call(path, options) {
   try {
     response = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
   } catch {
-    throw new ApiError(0, "The coordinator does not answer. Is `hemofed coordinator serve` running, and this machine on the network?");
+    throw new ApiError(
+      0,
+      "The coordinator does not answer. Is `hemofed coordinator serve` running, and this machine on the network?",
+    );
   }
   const text = await response.text();
   let told = null;
@@ -26,13 +29,20 @@ async function call(path, options) {
   }
   if (response.ok) return told;
   if (response.status === 401 && path !== "/api/login") signedOut();
-  throw new ApiError(response.status, told?.error ?? `The coordinator answered ${response.status} ${response.statusText} to ${path}.`);
+  throw new ApiError(
+    response.status,
+    told?.error ?? `The coordinator answered ${response.status} ${response.statusText} to ${path}.`,
+  );
 }
 
 export const get = (path) => call(path);
 
 export const post = (path, body = {}) =>
-  call(path, { method: "POST", headers: { "Content-Type": "application/json", "X-Hemofed": "1" }, body: JSON.stringify(body) });
+  call(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Hemofed": "1" },
+    body: JSON.stringify(body),
+  });
 
 /** null where there is nothing yet. */
 export async function find(path) {

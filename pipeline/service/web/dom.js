@@ -15,7 +15,8 @@ function fill(node, attrs, children) {
   return node;
 }
 
-const flat = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+const flat = (children) =>
+  children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
 /** New children, unless `key` says that nothing changed; whoever had the focus keeps it, by id. */
 export function show(node, key, make) {
@@ -36,11 +37,17 @@ export function show(node, key, make) {
 export function panel(id, title, { wide = false, note = null } = {}) {
   const body = h("div", { class: "body" });
   const heading = h("h2", { id: `${id}-title` }, title);
-  const section = h("section", { id, class: wide ? "wide" : null, "aria-labelledby": `${id}-title` }, heading, note && h("p", { class: "quiet" }, note), body);
+  const section = h(
+    "section",
+    { id, class: wide ? "wide" : null, "aria-labelledby": `${id}-title` },
+    heading,
+    note && h("p", { class: "quiet" }, note),
+    body,
+  );
   return { section, body };
 }
 
-/** columns: [{title, number?, words?}]; rows: arrays of text, nodes, or {cell, ...attrs}; the first cell names its row. */
+/** columns: [{title, number?, words?}]; rows: arrays of text, nodes or {cell, ...attrs}; the first names its row. */
 export function table(caption, columns, rows, { hideCaption = false, id = null, stacks = true } = {}) {
   const kind = (column) => [column.number && "number", column.words && "words"].filter(Boolean).join(" ") || null;
   const cell = (value, place) => {
@@ -48,12 +55,37 @@ export function table(caption, columns, rows, { hideCaption = false, id = null, 
     const { cell: inner, ...attrs } = given ? value : { cell: value };
     const first = place === 0;
     // roles by name: a narrow page lays rows out as cards, and browsers then forget that it is a table
-    return h(first ? "th" : "td", { scope: first ? "row" : null, role: first ? "rowheader" : "cell", class: kind(columns[place]), "data-title": columns[place].title, ...attrs }, inner ?? "–");
+    return h(
+      first ? "th" : "td",
+      {
+        scope: first ? "row" : null,
+        role: first ? "rowheader" : "cell",
+        class: kind(columns[place]),
+        "data-title": columns[place].title,
+        ...attrs,
+      },
+      inner ?? "–",
+    );
   };
-  const grid = h("table", { id, role: "table", class: stacks ? "stacks" : null },
+  const grid = h(
+    "table",
+    { id, role: "table", class: stacks ? "stacks" : null },
     h("caption", { class: hideCaption ? "sr" : null }, caption),
-    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, columns.map((column) => h("th", { scope: "col", role: "columnheader", class: kind(column) }, column.title)))),
-    h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, row.map(cell)))));
+    h(
+      "thead",
+      { role: "rowgroup" },
+      h(
+        "tr",
+        { role: "row" },
+        columns.map((column) => h("th", { scope: "col", role: "columnheader", class: kind(column) }, column.title)),
+      ),
+    ),
+    h(
+      "tbody",
+      { role: "rowgroup" },
+      rows.map((row) => h("tr", { role: "row" }, row.map(cell))),
+    ),
+  );
   const box = h("div", { class: "scroll" }, grid);
   widths.observe(box);
   return box;
@@ -64,17 +96,21 @@ const widths = new ResizeObserver((changes) => {
   for (const { target } of changes) {
     const scrolls = target.scrollWidth > target.clientWidth + 1;
     const named = { tabindex: "0", role: "region", "aria-label": target.querySelector("caption").textContent };
-    for (const [name, value] of Object.entries(named)) scrolls ? target.setAttribute(name, value) : target.removeAttribute(name);
+    for (const [name, value] of Object.entries(named))
+      scrolls ? target.setAttribute(name, value) : target.removeAttribute(name);
   }
 });
 
-export const badge = (tone, text) => h("span", { class: `badge ${tone}` }, h("span", { class: "mark", "aria-hidden": "true" }, MARKS[tone] ?? "•"), text);
+export const badge = (tone, text) =>
+  h("span", { class: `badge ${tone}` }, h("span", { class: "mark", "aria-hidden": "true" }, MARKS[tone] ?? "•"), text);
 // shapes beside colours: nothing is said by colour alone
 const MARKS = { good: "✓", busy: "▶", wait: "…", warn: "!", bad: "✕", still: "■", quiet: "–" };
 
-export const empty = (title, ...next) => h("div", { class: "empty" }, h("p", null, h("strong", null, title)), next.length ? h("p", null, next) : null);
+export const empty = (title, ...next) =>
+  h("div", { class: "empty" }, h("p", null, h("strong", null, title)), next.length ? h("p", null, next) : null);
 export const link = (to, ...children) => h("a", { href: to }, children);
-export const command = (text) => h("pre", { class: "command", tabindex: "0", "aria-label": "command" }, h("code", null, text));
+export const command = (text) =>
+  h("pre", { class: "command", tabindex: "0", "aria-label": "command" }, h("code", null, text));
 
 /** Says it to screen readers once; for changes of state, not for ticks. */
 export function announce(text) {

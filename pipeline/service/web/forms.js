@@ -2,17 +2,30 @@
 
 import { announce, h } from "./dom.js";
 
-export const NAME = "[A-Za-z0-9][A-Za-z0-9_\\-]{0,47}"; // of a site or a user: it becomes a path and a certificate's name
+export const NAME = "[A-Za-z0-9][A-Za-z0-9_\\-]{0,47}"; // of a site or a user: becomes a path, a certificate
 
 export function field(id, label, attrs = {}, hint = null) {
   const help = hint ? `${id}-hint` : null;
-  return h("p", { class: "field" }, h("label", { for: id }, label),
-    h("input", { id, name: id, "aria-describedby": help, autocomplete: "off", ...attrs }), hint && h("small", { id: help }, hint));
+  return h(
+    "p",
+    { class: "field" },
+    h("label", { for: id }, label),
+    h("input", { id, name: id, "aria-describedby": help, autocomplete: "off", ...attrs }),
+    hint && h("small", { id: help }, hint),
+  );
 }
 
 export function choice(id, label, options, chosen) {
-  return h("p", { class: "field" }, h("label", { for: id }, label),
-    h("select", { id, name: id }, options.map(([value, text]) => h("option", { value, selected: value === chosen }, text))));
+  return h(
+    "p",
+    { class: "field" },
+    h("label", { for: id }, label),
+    h(
+      "select",
+      { id, name: id },
+      options.map(([value, text]) => h("option", { value, selected: value === chosen }, text)),
+    ),
+  );
 }
 
 /** `send` gets the form's values; what it throws is shown with its text. */

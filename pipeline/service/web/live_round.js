@@ -4,7 +4,12 @@ import { badge, h } from "./dom.js";
 import { running } from "./times.js";
 import { countOf, duration } from "./words.js";
 
-const PHASES = { train: "training", judge: "judging the model", keep: "sites keep their models", about: "sites describe their data" };
+const PHASES = {
+  train: "training",
+  judge: "judging the model",
+  keep: "sites keep their models",
+  about: "sites describe their data",
+};
 const SLOW = 3; // times a site's usual time
 
 /** Remembers when a phase was first seen: live.json tells only when it was last written. */
@@ -25,11 +30,17 @@ export function liveRound(live, began, records) {
   const waited = asked.filter((site) => !answered.has(site) && !(site in missed));
   const usual = usualSeconds(records);
   const words = `Round ${live.round} of ${live.rounds}: ${PHASES[live.phase] ?? live.phase}. ${answered.size} of ${countOf(asked.length, "site")} answered`;
-  const rest = waited.length ? [", ", countOf(waited.length, "site"), " waited for, ", running(began), " by now."] : ".";
+  const rest = waited.length
+    ? [", ", countOf(waited.length, "site"), " waited for, ", running(began), " by now."]
+    : ".";
   const order = [...waited, ...asked.filter((site) => !waited.includes(site))];
   return [
     h("p", { class: "live-words" }, words, rest),
-    h("ul", { class: "people", id: "people" }, order.map((site) => person(site, { answered, missed, began, usual: usual.get(site), phase: live.phase }))),
+    h(
+      "ul",
+      { class: "people", id: "people" },
+      order.map((site) => person(site, { answered, missed, began, usual: usual.get(site), phase: live.phase })),
+    ),
   ];
 }
 
@@ -38,14 +49,21 @@ function person(site, { answered, missed, began, usual, phase }) {
   if (answered.has(site)) return h("li", { class: "answered" }, name, badge("good", "answered"));
   if (site in missed) return h("li", { class: "missed" }, name, badge("bad", "missed"), h("small", null, missed[site]));
   const late = phase === "train" && usual && (Date.now() - Date.parse(began)) / 1000 > Math.max(SLOW * usual, 5);
-  return h("li", { class: "waited" }, name, badge(late ? "warn" : "wait", late ? "slow" : "waited for"), h("small", null, running(began), usual && phase === "train" ? `, usually ${duration(usual)}` : ""));
+  return h(
+    "li",
+    { class: "waited" },
+    name,
+    badge(late ? "warn" : "wait", late ? "slow" : "waited for"),
+    h("small", null, running(began), usual && phase === "train" ? `, usually ${duration(usual)}` : ""),
+  );
 }
 
 /** The median of what each site took for its last rounds. */
 function usualSeconds(records) {
   const taken = new Map();
   for (const record of records.slice(-9)) {
-    for (const [site, work] of Object.entries(record.work ?? {})) taken.set(site, [...(taken.get(site) ?? []), work.seconds]);
+    for (const [site, work] of Object.entries(record.work ?? {}))
+      taken.set(site, [...(taken.get(site) ?? []), work.seconds]);
   }
   return new Map([...taken].map(([site, all]) => [site, [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)]]));
 }

@@ -6,7 +6,11 @@ import { busy, choice, field } from "./forms.js";
 import { toTheSecond } from "./words.js";
 
 const TONES = { info: "quiet", warning: "warn", error: "bad" };
-const LENGTHS = [["50", "50"], ["200", "200"], ["1000", "1000"]];
+const LENGTHS = [
+  ["50", "50"],
+  ["200", "200"],
+  ["1000", "1000"],
+];
 
 export async function logPage() {
   const { section, body } = panel("records", "Records", { wide: true });
@@ -16,17 +20,24 @@ export async function logPage() {
 
   const draw = () => {
     const fitting = [...records].reverse().filter((record) => JSON.stringify(record).toLowerCase().includes(wanted));
-    show(body, [fitting, wanted], () => fitting.length
-      ? table(`${fitting.length} of the last ${records.length} records`, [{ title: "Time" }, { title: "Level" }, { title: "Event", words: true }, { title: "Details", words: true }], fitting.map(row))
-      : empty(records.length ? "No record has these words." : "Nothing has been noted yet."));
+    show(body, [fitting, wanted], () =>
+      fitting.length
+        ? table(
+            `${fitting.length} of the last ${records.length} records`,
+            [{ title: "Time" }, { title: "Level" }, { title: "Event", words: true }, { title: "Details", words: true }],
+            fitting.map(row),
+          )
+        : empty(records.length ? "No record has these words." : "Nothing has been noted yet."),
+    );
   };
   const search = field("words", "Only with these words", { type: "search" });
   const length = choice("last", "How many", LENGTHS, "200");
   const again = h("button", { type: "button", class: "plain" }, "Read again");
-  const read = () => busy(again, error, async () => {
-    records = await get(`/api/log?last=${length.querySelector("select").value}`);
-    draw();
-  });
+  const read = () =>
+    busy(again, error, async () => {
+      records = await get(`/api/log?last=${length.querySelector("select").value}`);
+      draw();
+    });
   search.querySelector("input").addEventListener("input", (event) => {
     wanted = event.target.value.trim().toLowerCase();
     draw();
@@ -40,6 +51,18 @@ export async function logPage() {
 
 function row(record) {
   const { time, level = "info", event, ...rest } = record;
-  const details = Object.entries(rest).map(([key, value]) => h("span", { class: "pair" }, h("span", { class: "quiet" }, `${key} `), typeof value === "string" ? value : JSON.stringify(value)));
-  return [toTheSecond(time), badge(TONES[level] ?? "quiet", String(level)), event ?? "–", { cell: details, class: "words pairs" }];
+  const details = Object.entries(rest).map(([key, value]) =>
+    h(
+      "span",
+      { class: "pair" },
+      h("span", { class: "quiet" }, `${key} `),
+      typeof value === "string" ? value : JSON.stringify(value),
+    ),
+  );
+  return [
+    toTheSecond(time),
+    badge(TONES[level] ?? "quiet", String(level)),
+    event ?? "–",
+    { cell: details, class: "words pairs" },
+  ];
 }

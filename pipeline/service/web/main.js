@@ -36,7 +36,8 @@ async function route() {
   const page = PAGES.find((one) => one.path.test(path));
   drawBar(page);
   if (!page) return refuse("There is no such page", "The address may be old. Go to the overview.");
-  if (!page.roles.includes(me.role)) return refuse("This page is not for you", `You are signed in as ${me.role}; it needs ${page.roles.join(" or ")}.`);
+  if (!page.roles.includes(me.role))
+    return refuse("This page is not for you", `You are signed in as ${me.role}; it needs ${page.roles.join(" or ")}.`);
   try {
     const found = await page.make(me, ...path.match(page.path).slice(1).map(decodeURIComponent));
     if (turn !== shown) return found.leave?.();
@@ -58,7 +59,11 @@ function put(title, nodes) {
 }
 
 function refuse(title, text) {
-  put(title, [h("h1", null, title), h("p", { class: "notice bad", role: "alert" }, text), h("p", null, h("a", { href: "#/" }, "Overview"))]);
+  put(title, [
+    h("h1", null, title),
+    h("p", { class: "notice bad", role: "alert" }, text),
+    h("p", null, h("a", { href: "#/" }, "Overview")),
+  ]);
 }
 
 function signIn(text = "") {
@@ -87,11 +92,35 @@ function drawBar(page) {
   const links = PAGES.filter((one) => one.to && one.roles.includes(me.role));
   bar.hidden = false;
   bar.replaceChildren(
-    h("a", { class: "brand", href: "#/" }, h("img", { src: "/static/icon.svg", alt: "", width: "22", height: "22" }), "hemofed"),
-    h("nav", { "aria-label": "Pages" }, h("ul", null, links.map((one) =>
-      h("li", null, h("a", { href: one.to, "aria-current": one === page ? "page" : null }, one.name))))),
-    h("p", { class: "who" }, h("span", { title: me.coordinator?.fingerprint ? `key ${me.coordinator.fingerprint}` : null }, me.coordinator?.name ?? ""),
-      h("span", null, h("strong", null, me.name), `, ${me.role}`), h("button", { type: "button", class: "plain", id: "sign-out", onclick: signOut }, "Log out")));
+    h(
+      "a",
+      { class: "brand", href: "#/" },
+      h("img", { src: "/static/icon.svg", alt: "", width: "22", height: "22" }),
+      "hemofed",
+    ),
+    h(
+      "nav",
+      { "aria-label": "Pages" },
+      h(
+        "ul",
+        null,
+        links.map((one) =>
+          h("li", null, h("a", { href: one.to, "aria-current": one === page ? "page" : null }, one.name)),
+        ),
+      ),
+    ),
+    h(
+      "p",
+      { class: "who" },
+      h(
+        "span",
+        { title: me.coordinator?.fingerprint ? `key ${me.coordinator.fingerprint}` : null },
+        me.coordinator?.name ?? "",
+      ),
+      h("span", null, h("strong", null, me.name), `, ${me.role}`),
+      h("button", { type: "button", class: "plain", id: "sign-out", onclick: signOut }, "Log out"),
+    ),
+  );
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {

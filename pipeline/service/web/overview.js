@@ -23,7 +23,11 @@ export async function overviewPage(me) {
     sum.textContent = `${countOf(active, "run")} under way, ${here.filter((site) => site.connected).length} of ${countOf(here.length, "site")} connected.`;
     show(runs.body, now.runs.map(quietly), () => runTable(now.runs, me));
     show(pending.body, [now.approvals, now.runs.map((run) => run.name)], () => pendingTable(now.approvals, now.runs));
-    show(sites.body, now.sites.map(steady), () => (now.sites.length ? table("Health of the sites", SITE_COLUMNS, siteRows(now.sites), { hideCaption: true }) : noSites(me)));
+    show(sites.body, now.sites.map(steady), () =>
+      now.sites.length
+        ? table("Health of the sites", SITE_COLUMNS, siteRows(now.sites), { hideCaption: true })
+        : noSites(me),
+    );
   }
 
   const leave = listen(() => "/api/events", {
@@ -43,28 +47,55 @@ export async function overviewPage(me) {
   });
   draw();
   const offer = me.role === "lead" && h("a", { class: "button main", href: "#/offer" }, "Offer a study");
-  const head = h("div", { class: "head" }, h("div", null, h("h1", null, "Overview"), sum), h("p", { class: "actions" }, offer));
+  const head = h(
+    "div",
+    { class: "head" },
+    h("div", null, h("h1", null, "Overview"), sum),
+    h("p", { class: "actions" }, offer),
+  );
   return { title: "Overview", nodes: [head, runs.section, pending.section, sites.section], leave };
 }
 
 // what beats all the time draws nothing anew
 const quietly = (run) => ({ ...run, live: null, sites: run.sites.map(steady) });
-const standing = (runs) => JSON.stringify(runs.map((run) => [run.id, run.state, run.sites.map((site) => [site.approved, site.expires, site.withdrawn])]));
+const standing = (runs) =>
+  JSON.stringify(
+    runs.map((run) => [run.id, run.state, run.sites.map((site) => [site.approved, site.expires, site.withdrawn])]),
+  );
 
 function runTable(runs, me) {
   if (!runs.length) {
     return me.role === "lead"
-      ? empty("No runs yet.", "Offer a study to the hospitals: ", link("#/offer", "Offer a study"), ", or ", h("code", null, "hemofed coordinator run STUDY"), " on the coordinator's machine.")
+      ? empty(
+          "No runs yet.",
+          "Offer a study to the hospitals: ",
+          link("#/offer", "Offer a study"),
+          ", or ",
+          h("code", null, "hemofed coordinator run STUDY"),
+          " on the coordinator's machine.",
+        )
       : empty("No runs yet.", "They appear here as soon as a lead offers a study.");
   }
-  const columns = [{ title: "Run" }, { title: "State" }, { title: "Round" }, { title: "Score", number: true }, { title: "Connected", number: true }, { title: "Approved", number: true }, { title: "Started" }];
-  const rows = [...runs].sort((a, b) => Date.parse(b.created) - Date.parse(a.created)).map((run) => [
-    [link(toRun(run), run.name), h("small", null, run.strategy, run.id === run.name ? "" : ` · ${run.id}`)],
-    [stateBadge(run.state), run.reason && h("small", null, run.reason)],
-    progress(run), headline(run),
-    `${connected(run).length} of ${run.sites.length}`, `${approvals(run).length} of ${run.sites.length}`,
-    run.started ? since(run.started) : ["not yet", h("small", null, "offered ", since(run.created))],
-  ]);
+  const columns = [
+    { title: "Run" },
+    { title: "State" },
+    { title: "Round" },
+    { title: "Score", number: true },
+    { title: "Connected", number: true },
+    { title: "Approved", number: true },
+    { title: "Started" },
+  ];
+  const rows = [...runs]
+    .sort((a, b) => Date.parse(b.created) - Date.parse(a.created))
+    .map((run) => [
+      [link(toRun(run), run.name), h("small", null, run.strategy, run.id === run.name ? "" : ` · ${run.id}`)],
+      [stateBadge(run.state), run.reason && h("small", null, run.reason)],
+      progress(run),
+      headline(run),
+      `${connected(run).length} of ${run.sites.length}`,
+      `${approvals(run).length} of ${run.sites.length}`,
+      run.started ? since(run.started) : ["not yet", h("small", null, "offered ", since(run.created))],
+    ]);
   return table("All runs, the newest first", columns, rows, { hideCaption: true, id: "run-table" });
 }
 
@@ -77,17 +108,38 @@ function pendingTable(all, runs) {
     const run = names.get(approval.run);
     const place = run?.sites.find((site) => site.site === approval.site);
     const from = { pending: run?.created, expired: approval.expires, withdrawn: place?.withdrawn }[approval.state];
-    return [approval.site, link(toRun(approval.run), run?.name ?? approval.run), badge(...(kind[approval.state] ?? ["quiet", approval.state])), since(from)];
+    return [
+      approval.site,
+      link(toRun(approval.run), run?.name ?? approval.run),
+      badge(...(kind[approval.state] ?? ["quiet", approval.state])),
+      since(from),
+    ];
   });
   return [
-    h("p", { class: "quiet" }, "The hospital's officer approves there, with ", h("code", null, "hemofed site approve HOME"), "."),
-    table("Approvals that a run waits for", [{ title: "Site" }, { title: "Run" }, { title: "Approval" }, { title: "Since" }], rows, { hideCaption: true }),
+    h(
+      "p",
+      { class: "quiet" },
+      "The hospital's officer approves there, with ",
+      h("code", null, "hemofed site approve HOME"),
+      ".",
+    ),
+    table(
+      "Approvals that a run waits for",
+      [{ title: "Site" }, { title: "Run" }, { title: "Approval" }, { title: "Since" }],
+      rows,
+      { hideCaption: true },
+    ),
   ];
 }
 
-const noSites = (me) => me.role === "lead"
-  ? empty("No sites yet.", link("#/sites", "Invite a hospital"), ": it gets a one-time token and joins with one command.")
-  : empty("No sites yet.", "A lead invites them.");
+const noSites = (me) =>
+  me.role === "lead"
+    ? empty(
+        "No sites yet.",
+        link("#/sites", "Invite a hospital"),
+        ": it gets a one-time token and joins with one command.",
+      )
+    : empty("No sites yet.", "A lead invites them.");
 
 /** Only a change of state is read out. */
 function tellChanges(before, after) {
@@ -95,4 +147,3 @@ function tellChanges(before, after) {
   const changed = after.filter((run) => was.get(run.id) !== run.state);
   if (changed.length) announce(changed.map((run) => `${run.name} is ${run.state}.`).join(" "));
 }
-

@@ -9,19 +9,35 @@ export function siteTable(run, records, metric = "accuracy", split = "val") {
   if (!names.length) return empty("No site is in this run.");
   const judged = records.filter((record) => record.metrics?.[split]?.sites).at(-1);
   const columns = [
-    { title: "Site" }, { title: "Connection" }, { title: `${metricName(metric)}, ${splitName(split)}`, number: true }, { title: "Examples", number: true },
-    { title: "Counted", number: true }, { title: "Missed", number: true }, { title: "Last reason", words: true }, { title: "Work", number: true }, { title: "Cut short", number: true },
+    { title: "Site" },
+    { title: "Connection" },
+    { title: `${metricName(metric)}, ${splitName(split)}`, number: true },
+    { title: "Examples", number: true },
+    { title: "Counted", number: true },
+    { title: "Missed", number: true },
+    { title: "Last reason", words: true },
+    { title: "Work", number: true },
+    { title: "Cut short", number: true },
   ];
   const rows = run.sites.map((site) => {
     const sum = summary(site.site, records);
     return [
-      h("strong", null, site.site), site.connected ? badge("good", "connected") : badge("warn", "not connected"),
-      score(metric, judged?.metrics[split].sites[site.site]?.[metric]), whole(sum.examples), whole(sum.counted), whole(sum.missed.length),
-      sum.missed.length ? [sum.reason, h("small", null, `round ${ranges(sum.missed.slice(-1))}`)] : "–", duration(sum.seconds),
-      sum.partial ? [countOf(sum.partial, "round"), h("small", null, `${Math.round(100 * sum.share)} % of the steps`)] : "–",
+      h("strong", null, site.site),
+      site.connected ? badge("good", "connected") : badge("warn", "not connected"),
+      score(metric, judged?.metrics[split].sites[site.site]?.[metric]),
+      whole(sum.examples),
+      whole(sum.counted),
+      whole(sum.missed.length),
+      sum.missed.length ? [sum.reason, h("small", null, `round ${ranges(sum.missed.slice(-1))}`)] : "–",
+      duration(sum.seconds),
+      sum.partial
+        ? [countOf(sum.partial, "round"), h("small", null, `${Math.round(100 * sum.share)} % of the steps`)]
+        : "–",
     ];
   });
-  const caption = judged ? `Scores as of round ${judged.round}; rounds, work and misses since the start` : "Rounds, work and misses since the start";
+  const caption = judged
+    ? `Scores as of round ${judged.round}; rounds, work and misses since the start`
+    : "Rounds, work and misses since the start";
   return table(caption, columns, rows, { id: "site-table" });
 }
 
@@ -67,10 +83,34 @@ export function traffic(records) {
     down.push([round, (sum.down += (bytes.down ?? 0) + (bytes.judge_down ?? 0))]);
   }
   const all = totals(records);
-  const lines = [{ name: "down", kind: "down", shade: "c1", points: down }, { name: "up", kind: "up", shade: "c0", points: up }];
-  const rows = [["Up, from the sites", size(all.up), size(all.judgeUp), size(all.allUp)], ["Down, to the sites", size(all.down), size(all.judgeDown), size(all.allDown)]];
+  const lines = [
+    { name: "down", kind: "down", shade: "c1", points: down },
+    { name: "up", kind: "up", shade: "c0", points: up },
+  ];
+  const rows = [
+    ["Up, from the sites", size(all.up), size(all.judgeUp), size(all.allUp)],
+    ["Down, to the sites", size(all.down), size(all.judgeDown), size(all.allDown)],
+  ];
   return [
-    chart({ id: "chart-traffic", title: "Traffic, added up", desc: `Up ${size(all.allUp)}, down ${size(all.allDown)} in ${records.length} rounds.`, lines, format: sizeTick, exact: size, from: 0 }),
-    table("Traffic so far", [{ title: "Way" }, { title: "Training", number: true }, { title: "Judging", number: true }, { title: "Together", number: true }], rows, { hideCaption: true }),
+    chart({
+      id: "chart-traffic",
+      title: "Traffic, added up",
+      desc: `Up ${size(all.allUp)}, down ${size(all.allDown)} in ${records.length} rounds.`,
+      lines,
+      format: sizeTick,
+      exact: size,
+      from: 0,
+    }),
+    table(
+      "Traffic so far",
+      [
+        { title: "Way" },
+        { title: "Training", number: true },
+        { title: "Judging", number: true },
+        { title: "Together", number: true },
+      ],
+      rows,
+      { hideCaption: true },
+    ),
   ];
 }

@@ -4,7 +4,14 @@ import { badge, h } from "./dom.js";
 import { since } from "./times.js";
 import { countOf, isNumber, size } from "./words.js";
 
-export const SITE_COLUMNS = [{ title: "Site" }, { title: "Connection" }, { title: "Last seen" }, { title: "Doing" }, { title: "Free disk", number: true }, { title: "Version" }];
+export const SITE_COLUMNS = [
+  { title: "Site" },
+  { title: "Connection" },
+  { title: "Last seen" },
+  { title: "Doing" },
+  { title: "Free disk", number: true },
+  { title: "Version" },
+];
 const LOW_DISK = 10e9; // bytes; an agent begins no work below its limit, which is this unless site.toml says
 
 /** The same as long as it is connected, however often it is seen. */
@@ -12,10 +19,27 @@ export const steady = (site) => ({ ...site, last_seen: site.connected ? "now" : 
 
 export function siteRows(sites, keys = false, extra = () => []) {
   const order = (site) => `${site.left ? 1 : 0}${site.site}`;
-  return [...sites].sort((a, b) => order(a).localeCompare(order(b))).map((site) => [
-    [h("strong", null, site.site), keys && [h("small", null, `agent ${site.fingerprint ?? "?"}`), h("small", null, `officer ${site.officer ?? "?"}`)]],
-    connection(site), site.connected ? "now" : since(site.last_seen), doing(site), disk(site.status ?? {}), site.version ?? "–", ...extra(site),
-  ]);
+  return [...sites]
+    .sort((a, b) => order(a).localeCompare(order(b)))
+    .map((site) => [
+      [
+        h("strong", null, site.site),
+        keys &&
+          h(
+            "details",
+            { id: `keys-${site.site}` },
+            h("summary", { "aria-label": `Keys of ${site.site}` }, "keys"),
+            h("small", null, `agent ${site.fingerprint ?? "?"}`),
+            h("small", null, `officer ${site.officer ?? "?"}`),
+          ),
+      ],
+      connection(site),
+      site.connected ? "now" : since(site.last_seen),
+      doing(site),
+      disk(site.status ?? {}),
+      site.version ?? "–",
+      ...extra(site),
+    ]);
 }
 
 export function connection(site) {
@@ -27,8 +51,17 @@ export function connection(site) {
 /** As the agent's beats tell: the run it takes part in, the engine's state, how many warnings it has. */
 function doing(site) {
   const { run, flare, warnings, state } = site.status ?? {};
-  const notes = [flare === "restarting" && "its engine restarts", warnings && `${countOf(warnings, "warning")}: see hemofed site status there`].filter(Boolean);
-  const words = run ? ["in ", h("a", { href: `#/runs/${encodeURIComponent(run)}` }, run)] : site.connected ? "waits for work" : state === "stopped" ? "its agent was stopped" : "–";
+  const notes = [
+    flare === "restarting" && "its engine restarts",
+    warnings && `${countOf(warnings, "warning")}: see hemofed site status there`,
+  ].filter(Boolean);
+  const words = run
+    ? ["in ", h("a", { href: `#/runs/${encodeURIComponent(run)}` }, run)]
+    : site.connected
+      ? "waits for work"
+      : state === "stopped"
+        ? "its agent was stopped"
+        : "–";
   return [words, notes.length > 0 && h("small", null, notes.join("; "))];
 }
 

@@ -39,19 +39,24 @@ function objection(action, run, role) {
   if (role !== "lead") return `Only a lead may do this; you are signed in as ${role}.`;
   const approved = approvals(run).length;
   const needed = run.fewest ?? 1;
-  if (action === "begin" && approved < needed) return `${countOf(approved, "site")} approved of at least ${needed}; ask the hospitals' officers.`;
+  if (action === "begin" && approved < needed)
+    return `${countOf(approved, "site")} approved of at least ${needed}; ask the hospitals' officers.`;
   return "";
 }
 
-export const approvals = (run) => (run.sites ?? []).filter((site) => site.approved && !site.withdrawn && !past(site.expires));
+export const approvals = (run) =>
+  (run.sites ?? []).filter((site) => site.approved && !site.withdrawn && !past(site.expires));
 export const connected = (run) => (run.sites ?? []).filter((site) => site.connected);
 export const past = (iso) => Boolean(iso) && Date.parse(iso) < Date.now();
 
 export function progress(run) {
   const done = Math.min(run.round ?? 0, run.rounds ?? 0);
-  return h("span", { class: "progress" },
+  return h(
+    "span",
+    { class: "progress" },
     h("progress", { max: run.rounds || 1, value: done, "aria-label": `round ${done} of ${run.rounds}` }),
-    h("span", null, `${done} of ${run.rounds ?? "?"}`));
+    h("span", null, `${done} of ${run.rounds ?? "?"}`),
+  );
 }
 
 export function headline(run) {

@@ -6,7 +6,10 @@ import { get } from "./api.js";
 const FIRST_PAUSE = 1000;
 const LONGEST_PAUSE = 30000;
 
-/** `path` is asked at every connection; handlers: event name -> function of its JSON; `opened` runs at every (re)connection. Returns what closes it. */
+/**
+ * `path` is asked and `opened` runs at every (re)connection; handlers: event name -> function of its JSON.
+ * Returns what closes it.
+ */
 export function listen(path, handlers, opened = () => {}) {
   let source = null;
   let timer = null;

@@ -12,7 +12,9 @@ const lasting = (iso) => duration(Math.max(0, Math.round(elapsed(iso)))).replace
 
 /** "1 min 12 s", growing. */
 export function running(iso) {
-  return iso ? h("time", { datetime: iso, title: `since ${moment(iso)}`, "data-says": "running" }, lasting(iso)) : NOTHING;
+  return iso
+    ? h("time", { datetime: iso, title: `since ${moment(iso)}`, "data-says": "running" }, lasting(iso))
+    : NOTHING;
 }
 
 export const at = (iso) => (iso ? h("time", { datetime: iso }, moment(iso)) : NOTHING);

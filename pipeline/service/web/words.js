@@ -1,9 +1,16 @@
 // Numbers and times as people read them. Names of metrics and units are those of the report pages.
 
 const METRICS = {
-  accuracy: "Accuracy", balanced_accuracy: "Balanced accuracy", macro_f1: "Macro F1", auroc: "AUROC", auprc: "AUPRC",
-  positive_auroc: "AUROC, positive class", positive_auprc: "AUPRC, positive class", loss: "Loss",
-  sensitivity_at_specificity: "Sensitivity at fixed specificity", calibration_error: "Calibration error",
+  accuracy: "Accuracy",
+  balanced_accuracy: "Balanced accuracy",
+  macro_f1: "Macro F1",
+  auroc: "AUROC",
+  auprc: "AUPRC",
+  positive_auroc: "AUROC, positive class",
+  positive_auprc: "AUPRC, positive class",
+  loss: "Loss",
+  sensitivity_at_specificity: "Sensitivity at fixed specificity",
+  calibration_error: "Calibration error",
 };
 const PERCENT = new Set(["accuracy", "balanced_accuracy", "sensitivity_at_specificity"]);
 const SPLITS = { val: "validation", test: "test", train: "training" };
@@ -25,13 +32,20 @@ export function score(name, value) {
 
 /** As many decimals as tell ticks of this step apart. */
 export function tickWords(tick, step) {
-  const places = [0, 1, 2, 3].find((digits) => Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) < 1e-6) ?? 4;
+  const places =
+    [0, 1, 2, 3].find((digits) => Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) < 1e-6) ?? 4;
   return tick.toFixed(places);
 }
 
 /** All ticks in the unit of the highest. */
 export function sizeTick(tick, step, highest) {
-  const [unit, name] = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]].find(([least]) => highest >= least) ?? [1, "B"];
+  const [unit, name] = [
+    [1e12, "TB"],
+    [1e9, "GB"],
+    [1e6, "MB"],
+    [1e3, "kB"],
+    [1, "B"],
+  ].find(([least]) => highest >= least) ?? [1, "B"];
   return tick ? `${tickWords(tick / unit, step / unit)} ${name}` : "0";
 }
 
@@ -58,7 +72,12 @@ export function duration(seconds) {
 }
 
 const RELATIVE = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
-const STEPS = [[60, "second", 1], [3600, "minute", 60], [86400, "hour", 3600], [Infinity, "day", 86400]];
+const STEPS = [
+  [60, "second", 1],
+  [3600, "minute", 60],
+  [86400, "hour", 3600],
+  [Infinity, "day", 86400],
+];
 
 /** "3 minutes ago", in the reader's language. */
 export function ago(iso) {

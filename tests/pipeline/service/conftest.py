@@ -153,6 +153,6 @@ def world(built: Path, tmp_path: Path):
     shutil.copytree(built, tmp_path / "home")
     home, clock = CoordinatorHome.open(tmp_path / "home"), Clock()
     store = Store(home.database, clock)
-    app = make_app(home, store, kits=lambda site: {"startup/fed_client.json": site})
+    app = make_app(home, store, registered=lambda: {"a"})
     yield World(home, store, app, clock, home.token.read_text().strip())
     store.close()

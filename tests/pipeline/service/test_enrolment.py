@@ -22,7 +22,6 @@ def test_an_invited_site_gets_all_it_needs(world):
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(told["ca"].encode()))
     own = {"name": "Test Trust", "key": keys.public_hex(world.home.key), "host": "localhost", "port": 8443}
     assert told["coordinator"] == own
-    assert told["kit"] == {"startup/fed_client.json": "ward-1"}
     assert Web(world.app, told["credential"]).post("/site/beat", beating()).status_code == 200
     (site,) = world.lead.get("/api/sites").json()
     assert (site["site"], site["connected"], site["left"]) == ("ward-1", True, None)

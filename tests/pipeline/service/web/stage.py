@@ -227,13 +227,15 @@ def add_runs(app: FastAPI, stage: Stage, refuse: Any) -> None:
 @contextmanager
 def served(stage: Stage) -> Iterator[Stage]:
     with listening(app_of(stage)) as stage.url:
-        yield stage
-        stage.deaf = True
+        try:
+            yield stage
+        finally:
+            stage.deaf = True  # streams end, else the server would wait for them
 
 
 @contextmanager
 def listening(app: FastAPI, **tls: Any) -> Iterator[str]:
-    config = uvicorn.Config(app, port=0, log_level="error", ws="none", timeout_graceful_shutdown=1, **tls)
+    config = uvicorn.Config(app, port=0, log_level="error", ws="none", timeout_graceful_shutdown=20, **tls)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -243,4 +245,5 @@ def listening(app: FastAPI, **tls: Any) -> Iterator[str]:
         yield f"http{'s' if tls else ''}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(30)
+        assert not thread.is_alive()

@@ -148,6 +148,8 @@ def test_names_and_reasons_are_text_whatever_they_say(visit, recordings):
             assert NASTY in page.locator("main").inner_text(), hash
             assert page.locator("main img").count() == 0
             assert page.title() != "broken in"
+            page.context.close()
         page = visit("#/sites", at=nasty)
         page.locator("[aria-label^='Remove <img']").click()
         assert NASTY in page.locator("dialog h2").inner_text()
+        page.context.close()

@@ -70,7 +70,7 @@ def test_a_study_from_offer_to_model(world, recordings, browser):
         with page.expect_download() as found:
             page.click("#files >> text=models/global.safetensors")
         assert Path(found.value.path()).read_bytes() == recorded.files["models/global.safetensors"].read_bytes()
-        for hash, words in (("#/", "55.5 GB"), ("#/sites", "agent "), ("#/users", "lead"), ("#/log", "run offered")):
+        for hash, words in (("#/", "55.5 GB"), ("#/sites", "keys"), ("#/users", "lead"), ("#/log", "run offered")):
             page.evaluate("(hash) => { location.hash = hash; }", hash)
             page.wait_for_selector(f"main >> text={words} >> nth=0")
         page.click("#sign-out")

@@ -1,0 +1,179 @@
+"""What a round across processes costs beside its training: 28 MB to and from two sites, ours and FLARE as it comes.
+
+    .venv/bin/python benchmarks/across.py [--json] [--rounds 8]
+
+Both run here, one after the other, as real processes with mTLS on the loopback. FLARE as it comes: kits as `nvflare
+provision` makes them, its own ScatterAndGather and NPTrainer, which only adds a number to the same 28 MB. Ours: through
+the coordinator's service, its one port and the sites' agents. The overhead of a round is its time without the longest
+site's own work; the median of all rounds but the first counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.miniature import Miniature
+from pipeline.processes import Kept, sweep
+from pipeline.run_folder import RunFolder
+from pipeline.service.serve import free_ports
+
+NUMBERS = 7_000_000  # 28 MB
+SITES = ("site-01", "site-02")
+STUDY = """
+name = "heavy"
+rounds = {rounds}
+data = {{ name = "moons", points = 60 }}
+model = {{ name = "mlp", hidden = [2644, 2644] }}
+sites = {{ count = 2 }}
+local = {{ steps = 1, batch = 8, lr = 0.01 }}
+evaluation = {{ where = "sites", every = 1000 }}
+"""
+
+
+def ours(folder: Path, rounds: int) -> list[float]:
+    study = folder / "study.toml"
+    study.write_text(STUDY.format(rounds=rounds))
+    with closing(Miniature(folder)) as small:
+        small.coordinate()
+        for site in SITES:
+            small.enrol(site, "--plays", site)
+        run = small.offer(str(study), [])
+        for site in SITES:
+            small.approve(run, site)
+        small.until(lambda: small.look(run)["state"] in ("finished", "failed"), "the run", 600)
+        records = RunFolder(small.home / "runs" / run).rounds()
+    return [r["seconds"]["train"] - max(w["seconds"] for w in r["work"].values()) for r in records[2:]]
+
+
+def as_it_comes(folder: Path, rounds: int) -> list[float]:
+    (port,) = free_ports(1)
+    mark = f"bench-{folder}"
+    kits = provision(folder, port)
+    np.save(folder / "model.npy", np.zeros(NUMBERS, np.float32))
+    env = {**os.environ, "PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE"}
+    quick = ["--set", "secure_train=true", "org=hemofed", "config_folder=config"]
+    app = "nvflare.private.fed.app"
+    commands = {"localhost": [f"{app}.server.server_train", "-s", "fed_server.json", *quick]}
+    commands |= {s: [f"{app}.client.client_train", "-s", "fed_client.json", *quick, f"uid={s}"] for s in SITES}
+    try:
+        for name, (module, *rest) in commands.items():
+            kit = kits / name
+            Kept.start([sys.executable, "-m", module, "-m", str(kit), *rest], kit, env, folder / f"{name}.log", mark)
+        return measured(folder, kits, rounds)
+    finally:
+        sweep(mark)
+
+
+def provision(folder: Path, port: int) -> Path:
+    project = {
+        "api_version": 3,
+        "name": "raw",
+        "participants": [
+            {"name": "localhost", "type": "server", "org": "hemofed", "fed_learn_port": port},
+            *({"name": site, "type": "client", "org": "hemofed"} for site in SITES),
+            {"name": "admin@hemofed.org", "type": "admin", "org": "hemofed", "role": "project_admin"},
+        ],
+        "builders": [
+            {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
+            {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config", "scheme": "grpc"}},
+            {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+        ],
+    }  # fmt: skip
+    (folder / "project.yml").write_text(json.dumps(project))  # JSON is YAML
+    tool = Path(sys.executable).with_name("nvflare")
+    subprocess.run([tool, "provision", "-p", "project.yml", "-w", "ws"], cwd=folder, check=True, capture_output=True)
+    kits = folder / "ws" / "raw" / "prod_00"
+    resources = (kits / "localhost" / "local" / "resources.json.default").read_text()
+    # its stores would be shared with whatever else runs on this machine
+    (kits / "localhost" / "local" / "resources.json").write_text(resources.replace("/tmp/nvflare", f"{folder}/store"))
+    return kits
+
+
+def measured(folder: Path, kits: Path, rounds: int) -> list[float]:
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    job = folder / "job"
+    parts = "nvflare.app_common"
+    server = {
+        "format_version": 2,
+        "components": [
+            {"id": "persistor", "path": f"{parts}.np.np_model_persistor.NPModelPersistor",
+             "args": {"source_ckpt_file_full_name": str(folder / "model.npy")}},
+            {"id": "generator", "path": f"{parts}.shareablegenerators.full_model_shareable_generator.FullModelShareableGenerator", "args": {}},
+            {"id": "aggregator", "path": f"{parts}.aggregators.intime_accumulate_model_aggregator.InTimeAccumulateWeightedAggregator",
+             "args": {"expected_data_kind": "WEIGHTS"}},
+        ],
+        "workflows": [{"id": "fedavg", "path": f"{parts}.workflows.scatter_and_gather.ScatterAndGather",
+                       "args": {"min_clients": 2, "num_rounds": rounds, "start_round": 0, "wait_time_after_min_received": 0,
+                                "aggregator_id": "aggregator", "persistor_id": "persistor",
+                                "shareable_generator_id": "generator", "train_task_name": "train", "train_timeout": 0}}],
+    }  # fmt: skip
+    client = {"format_version": 2, "executors": [{"tasks": ["train"], "executor": {"path": f"{parts}.np.np_trainer.NPTrainer", "args": {"delta": 1, "sleep_time": 0}}}], "components": []}  # fmt: skip
+    meta = {"name": "job", "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}, "min_clients": 2}
+    (job / "app" / "config").mkdir(parents=True)
+    for name, content in (("app/config/config_fed_server.json", server), ("app/config/config_fed_client.json", client), ("meta.json", meta)):  # fmt: skip
+        (job / name).write_text(json.dumps(content))
+    session = None
+    end = time.monotonic() + 300
+    while session is None and time.monotonic() < end:
+        try:
+            session = new_secure_session("admin@hemofed.org", str(kits / "admin@hemofed.org"), timeout=5)
+            if len(session.get_system_info().client_info) < len(SITES):
+                session.close()
+                session = None
+        except Exception:
+            session = None
+        time.sleep(1)
+    assert session is not None, f"FLARE did not start; logs are in {folder}"
+    try:
+        number = session.submit_job(str(job))
+        log = kits / "localhost" / number / "log.txt"
+        began = re.compile(r"^(\S+ \S+?) - ScatterAndGather.* Round (\d+) (?:started|finished)", re.M)
+        while time.monotonic() < end:
+            times = began.findall(log.read_text()) if log.exists() else []
+            if len({turn for _, turn in times}) >= rounds:
+                break
+            time.sleep(1)
+    finally:
+        session.close()
+    first = {}
+    for moment, turn in times:
+        first.setdefault(int(turn), datetime.strptime(moment, "%Y-%m-%d %H:%M:%S,%f"))
+    return [(first[n + 1] - first[n]).total_seconds() for n in range(1, rounds - 1)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=8)
+    asked = parser.parse_args()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        for who, run in (("hemofed", ours), ("FLARE as it comes", as_it_comes)):
+            folder = Path(name) / who.partition(" ")[0]
+            folder.mkdir()
+            found[who] = statistics.median(run(folder, asked.rounds))
+    found["ratio"] = found["hemofed"] / found["FLARE as it comes"]
+    if asked.json:
+        print(json.dumps(found))
+        return
+    print(f"a round of 28 MB to and from two sites, without its training: hemofed {found['hemofed']:.2f} s, "
+          f"FLARE as it comes {found['FLARE as it comes']:.2f} s ({found['ratio']:.2f}x)")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""A node of FLARE's network that does what it likes: run as a process, told on its standard input what to try.
+
+It uses FLARE's own cells, certificates and registration, as a hospital's administrator with a grudge would.
+    {"kit": folder, "port": n, "fqcn": claimed address, "name": claimed client, "tries": [[what, ...], ...]}
+Answers with one line of JSON: whether it was let in, and what came back on each try.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 4.0  # seconds for an answer
+
+
+def attack(kit: Path, port: int, fqcn: str, name: str, *tries: list[Any]) -> subprocess.Popen[str]:
+    """To be read with `outcome`; several may be under way at once."""
+    env = {**os.environ, "GRPC_VERBOSITY": "NONE", "PYTHONWARNINGS": "ignore"}
+    told = {"kit": str(kit), "port": port, "fqcn": fqcn, "name": name, "tries": tries}
+    process = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(told))
+    process.stdin.close()
+    return process
+
+
+def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    with process.stdout as said:
+        lines = [line for line in said if line.startswith('{"in"')]
+    process.wait(10)
+    assert lines, "the attacker itself failed"
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+class Node:
+    def __init__(self, kit: Path, port: int, fqcn: str, name: str) -> None:
+        from nvflare.fuel.f3.cellnet.cell import Cell
+        from nvflare.fuel.f3.drivers.driver_params import DriverParams
+        from nvflare.private.fed.utils.fed_utils import fobs_initialize
+
+        fobs_initialize()
+        self.name, start = name, kit / "startup"
+        self._files = [str(start / part) for part in ("rootCA.pem", "client.key", "client.crt")]
+        papers = dict(zip((DriverParams.CA_CERT, DriverParams.CLIENT_KEY, DriverParams.CLIENT_CERT), self._files, strict=True))
+        credentials = {part.value: file for part, file in papers.items()} | {DriverParams.CONNECTION_SECURITY.value: "mtls"}
+        self.cell = Cell(fqcn, f"grpc://localhost:{port}", True, credentials, create_internal_listener=False)
+        self.cell.start()
+
+    def register(self) -> None:
+        """As FLARE's client does; raises if it is refused."""
+        from nvflare.apis.fl_context import FLContext
+        from nvflare.apis.signal import Signal
+        from nvflare.fuel.sec.authn import set_add_auth_headers_filters
+        from nvflare.private.defs import ClientType
+        from nvflare.private.fed.authenticator import Authenticator
+
+        ca, key, certificate = self._files
+        desk = Authenticator(self.cell, "hemofed", self.name, ClientType.REGULAR, "coordinator", True, ca, key, certificate,
+                             PATIENCE, 1.0, PATIENCE)  # fmt: skip
+        token, signature, session, _ = desk.authenticate(FLContext(), Signal())
+        set_add_auth_headers_filters(self.cell, self.name, token, signature, session)
+
+    def admin(self, target: str, topic: str, body: str) -> str:
+        """A command of the administrator, sent straight to a site, without a word about who gave it."""
+        from nvflare.private.admin_defs import Message
+        from nvflare.private.defs import CellChannel
+
+        return self.send(target, CellChannel.CLIENT_MAIN, topic, Message(topic, body))
+
+    def receipt(self, target: str, topic: str, told: str, identity: str, epsilon: float) -> str:
+        """A message aside in the name of another site."""
+        from nvflare.apis.fl_constant import ReservedKey
+        from nvflare.apis.fl_context import FLContext
+        from nvflare.apis.shareable import Shareable
+
+        context = FLContext()
+        context.set_prop(ReservedKey.IDENTITY_NAME, identity, private=False, sticky=False)
+        asked = Shareable({"told": told, "epsilon": epsilon})
+        asked.set_peer_context(context)
+        return self.send(target, "aux_communication", topic, asked)
+
+    def send(self, target: str, channel: str, topic: str, payload: Any = None) -> str:
+        from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+        from nvflare.private.defs import new_cell_message
+
+        answer = self.cell.send_request(channel, topic, target, new_cell_message({}, payload), PATIENCE)
+        said = getattr(answer.payload, "body", answer.payload)
+        return f"{answer.get_header(MessageHeaderKey.RETURN_CODE)}: {str(said)[:2000]}"
+
+
+def as_administrator(kit: Path, user: str) -> list[str]:
+    """What an administrator's session is good for, if there is one."""
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    session = new_secure_session(user, str(kit), timeout=PATIENCE)
+    tries = {"list": session.list_jobs, "sites": session.get_system_info, "stop": lambda: session.shutdown("client")}
+    done = []
+    for name, call in tries.items():
+        try:
+            done.append(f"{name}: {call()}")
+        except Exception as error:
+            done.append(f"{name} refused: {error}")
+    return done
+
+
+def _main() -> None:
+    told = json.loads(sys.stdin.read())
+    kit, results = Path(told["kit"]), []
+    try:
+        if told["fqcn"] == "administrator":
+            results = as_administrator(kit, told["name"])
+        else:
+            node = Node(kit, told["port"], told["fqcn"], told["name"])
+            node.register()
+            results = [getattr(node, what)(*details) for what, *details in told["tries"]]
+        found = {"in": True, "tries": results}
+    except BaseException as error:
+        found = {"in": False, "why": f"{type(error).__name__}: {error}", "tries": results}
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads of FLARE's would hold it
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,242 @@
+"""A coordinator's backups, and what comes back: never an older receipt, run or database over a newer one."""
+
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.archives import is_sealed, unpack
+from pipeline.commands.coordinator_keeping import backup_command, restore_command
+from pipeline.errors import BadLedger, BadRun
+from pipeline.files import alone_in
+from pipeline.receipting import countersigned
+from pipeline.run_folder import RunFolder
+from pipeline.service.backup import backup, restore
+from pipeline.service.home import CoordinatorHome
+from pipeline.service.store import Store
+from pipeline.study_file import read_study
+from privacy import keys
+from privacy.bodies import Budget, Data
+from privacy.countersigner import Countersigner
+from privacy.receipts import request
+from sites.home import Home
+from tests.pipeline.service.conftest import STUDY, World
+
+
+def grown(home, rounds):
+    """A run of so many rounds, as its process writes it."""
+    folder = RunFolder(home.runs / "run-1")
+    if not folder.path.exists():
+        folder = RunFolder.create(folder.path, read_study(STUDY, "study", {}))
+    for turn in range(len(folder.rounds()), rounds):
+        folder.next_attempt(turn)
+        folder.append({"round": turn})
+        folder.checkpoint(turn, {"round": turn}, {"w": torch.full((4,), float(turn))})
+    return folder
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A hospital that asks for receipts of its ledger."""
+    made = Home.create(tmp_path / "site", "st-anne", "smears", "patient", Budget(epsilon=8.0, delta=1e-5))
+
+    def spend(home):
+        made.ledger.append(Data(fingerprint="sha256:1", units=7, examples=9))
+        return ask(home)
+
+    def ask(home, since=None):
+        public = keys.public_hex(home.key)
+        receipt = Countersigner(home.receipts, home.key).countersign(request(made.ledger, made.key, public, since))
+        made.ledger.append(receipt)
+        return receipt
+
+    return SimpleNamespace(spend=spend, ask=ask, home=made, path=tmp_path / "site")
+
+
+def copied(world, tmp_path, name="copy.tar", passphrase=None):
+    backup(world.home.path, tmp_path / name, passphrase)
+    return tmp_path / name
+
+
+def test_what_is_in_it(world: World, site, tmp_path):
+    world.enrol("north")
+    run = grown(world.home, 5)
+    site.spend(world.home)
+    for name in ("live.json", "ended.json", ".lock", ".x.tmp"):
+        (run.path / name).write_text("{}")
+    for name in ("kit/startup/server.key", "admin/startup/client.key", "flare/jobs/x", "log/coordinator.jsonl"):
+        (world.home.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (world.home.path / name).write_text("not this")
+    copy = copied(world, tmp_path)
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    about = unpack(copy, tmp_path / "out", None)
+    assert (about["kind"], about["name"], about["key"]) == (
+        "coordinator",
+        "Test Trust",
+        keys.public_hex(world.home.key),
+    )
+    found = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    (receipt,) = world.home.receipts.glob("*.json")
+    assert found == {
+        "coordinator.toml", "key.pem", "ca.pem", "ca.key", "web.crt", "web.key", "lead.token", "hemofed.db",
+        "runs/run-1/study.toml", "runs/run-1/rounds.jsonl", "runs/run-1/checkpoint/attempt.json",
+        "runs/run-1/checkpoint/round-000004.safetensors", f"receipts/{receipt.name}",
+    }  # fmt: skip
+    with sqlite3.connect(tmp_path / "out" / "hemofed.db") as rows:
+        assert rows.execute("SELECT name FROM sites").fetchall() == [("north",)]
+    rows.close()
+
+
+def test_a_new_machine_serves_it_and_runs_go_on(world: World, tmp_path):
+    credential = world.enrol("north").token
+    open_one = world.store.accounts.invite("south", 1, "lead")[0]
+    grown(world.home, 3)
+    made = restore(copied(world, tmp_path), tmp_path / "new" / "home")
+    assert made.database
+    assert made.runs == ("run-1",)
+    home = CoordinatorHome.open(tmp_path / "new" / "home")
+    modes = {n: stat.S_IMODE((home.path / n).stat().st_mode) for n in ("key.pem", "ca.key", "hemofed.db", "lead.token")}
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
+    run = RunFolder.open(home.runs / "run-1")
+    header, tensors = run.load_checkpoint()
+    assert header == {"round": 2}
+    assert [r["round"] for r in run.rounds()] == [0, 1, 2]
+    assert tensors["w"].tolist() == [2.0] * 4
+    store = Store(home.database)
+    try:
+        found = store.accounts.site(credential)
+        assert found is not None
+        assert found.name == "north"
+        assert store.accounts.user(home.token.read_text().strip()) is not None
+        assert not store.accounts.invited(open_one, "south")  # it may have been used since
+        assert store.events()[-1].what == "restored"
+    finally:
+        store.close()
+
+
+def test_of_a_run_that_goes_on_the_copy_can_go_on(world: World, tmp_path):
+    """Backups beside a process that writes rounds and clears old checkpoints away."""
+    grown(world.home, 1)
+    over = threading.Event()
+    writer = threading.Thread(target=lambda: [grown(world.home, n) for n in range(2, 2000) if not over.is_set()])
+    writer.start()
+    try:
+        for nth in range(12):
+            copy = copied(world, tmp_path, f"{nth}.tar")
+            restore(copy, tmp_path / f"home-{nth}")
+            run = RunFolder.open(tmp_path / f"home-{nth}" / "runs" / "run-1")
+            last = run.load_checkpoint()[0]["round"]
+            assert {r["round"] for r in run.rounds()} >= set(range(last + 1))
+    finally:
+        over.set()
+        writer.join()
+    assert last > 0
+
+
+def test_the_database_is_of_one_moment(world: World, tmp_path):
+    """While transactions are open and being made."""
+    over = threading.Event()
+
+    def note() -> None:
+        while not over.is_set():
+            world.store.note("somebody", "something")
+
+    writer = threading.Thread(target=note)
+    writer.start()
+    try:
+        for nth in range(5):
+            restore(copied(world, tmp_path, f"{nth}.tar"), tmp_path / f"home-{nth}")
+            with sqlite3.connect(tmp_path / f"home-{nth}" / "hemofed.db") as rows:
+                assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            rows.close()
+    finally:
+        over.set()
+        writer.join()
+
+
+def test_what_is_newer_in_the_home_stays(world: World, site, tmp_path):
+    grown(world.home, 2)
+    site.spend(world.home)
+    copy = copied(world, tmp_path)
+    grown(world.home, 4)
+    last = site.spend(world.home)
+    world.store.accounts.add_user("later", "viewer", "lead")
+    (world.home.path / "coordinator.toml").write_text('name = "Test Trust"\nhost = "new.example"\nport = 8443\n')
+    made = restore(copy, world.home.path)
+    assert (made.database, made.runs, made.receipts, made.newer, made.files) == (False, (), 0, 1, 0)
+    assert Countersigner(world.home.receipts, world.home.key).last("st-anne", "smears") == last
+    assert RunFolder(world.home.runs / "run-1").load_checkpoint()[0] == {"round": 3}
+    assert "later" in [user.name for user in world.store.accounts.users()]
+    assert CoordinatorHome.open(world.home.path).host == "new.example"
+
+
+def test_what_is_lost_or_damaged_comes_back(world: World, site, tmp_path):
+    grown(world.home, 2)
+    site.spend(world.home)
+    copy = copied(world, tmp_path)
+    world.store.close()
+    shutil.rmtree(world.home.runs / "run-1" / "checkpoint")
+    (world.home.path / "hemofed.db").write_bytes(b"not a database at all" * 100)
+    (world.home.path / "web.key").unlink()
+    (receipt,) = world.home.receipts.glob("*.json")
+    receipt.write_text("{")
+    made = restore(copy, world.home.path)
+    assert (made.database, made.runs, made.receipts) == (True, ("run-1",), 1)
+    assert RunFolder(world.home.runs / "run-1").load_checkpoint()[0] == {"round": 1}
+    store = Store(CoordinatorHome.open(world.home.path).database)
+    store.close()
+
+
+def test_a_site_that_moved_on_extends_and_one_that_is_behind_is_refused(world: World, site, tmp_path):
+    site.spend(world.home)
+    shutil.copytree(site.path, tmp_path / "behind")
+    known = site.spend(world.home)
+    copy = copied(world, tmp_path)
+    ahead = site.spend(world.home)
+    restore(copy, tmp_path / "new")
+    home = CoordinatorHome.open(tmp_path / "new")
+    with pytest.raises(BadLedger, match=f"needs the digests since entry {known.index + 1}"):
+        site.spend(home)
+    assert site.ask(home, since=known.index + 1).index > ahead.index  # shows what is missing here
+    behind = Home.open(tmp_path / "behind")
+    behind.ledger.append(Data(fingerprint="sha256:1", units=7, examples=9))
+    asked = request(behind.ledger, behind.key, keys.public_hex(home.key))
+    refused = json.loads(countersigned(home.path, "st-anne", asked.model_dump_json()))
+    assert "older than" in refused["refused"]
+
+
+def test_never_while_it_is_served_nor_over_another(world: World, tmp_path):
+    copy = copied(world, tmp_path)
+    with alone_in(world.home.path), pytest.raises(BadRun, match="stop it first"):
+        restore(copy, world.home.path)
+    keys.save(keys.generate(), tmp_path / "other.pem")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other.pem").replace(tmp_path / "other" / "key.pem")
+    with pytest.raises(BadRun, match="another coordinator"):
+        restore(copy, tmp_path / "other")
+    with pytest.raises(BadRun, match="lies in the home"):
+        backup(world.home.path, world.home.path / "copy.tar")
+    assert not [p for p in tmp_path.iterdir() if "restoring" in p.name]
+
+
+def test_commands(world: World, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HEMOFED_PASSPHRASE", "correct horse")
+    backup_command(world.home.path, tmp_path / "sealed", encrypt=True, json=True)
+    assert json.loads(capsys.readouterr().out)["encrypted"] is True
+    assert is_sealed(tmp_path / "sealed")
+    assert b"PRIVATE KEY" not in (tmp_path / "sealed").read_bytes()
+    restore_command(tmp_path / "sealed", tmp_path / "new", json=False)
+    assert "invite again" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setitem(os.environ, "HEMOFED_PASSPHRASE", "wrong")
+    with pytest.raises(BadRun, match="passphrase is wrong"):
+        restore_command(tmp_path / "sealed", tmp_path / "newer", json=False)
+    assert not (tmp_path / "newer").exists()
+    with pytest.raises(BadRun, match="there is no backup"):
+        restore_command(tmp_path / "nothing", tmp_path / "newer", json=True)
