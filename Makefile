@@ -37,6 +37,7 @@ bench: env system
 	$(BIN)/python benchmarks/codecs.py
 	$(BIN)/python benchmarks/private_step.py
 	$(BIN)/python benchmarks/secure_sum.py
+	$(BIN)/python benchmarks/across.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

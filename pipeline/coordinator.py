@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.asking import Asking, Engine, Log
 from pipeline.checkpoint import freeze, shallow, thaw
 from pipeline.combine import Combine
-from pipeline.errors import BadStrategy, HemofedError, TooFew
+from pipeline.errors import BadStrategy, Halted, HemofedError, TooFew
 from pipeline.judging import Judged, judge_round, value_of
 from pipeline.messages import BUDGET, Identity, SiteId, Wait
 from pipeline.metrics import Focus
@@ -77,6 +77,7 @@ class Coordinator:
     combine: Combine | None = None  # the study's, if not given
     masking: Masking | None = None
     watch: Callable[[dict[str, Any]], None] = lambda record: None
+    patient: bool = False  # a round with too few answers is not void, but done again when more are there
     frugal: bool = False  # with memory: answers are added up one by one
     told: Callable[[], Mapping[str, Any]] = dict  # what sites let be known of their spending, for the record
 
@@ -144,6 +145,9 @@ class Coordinator:
         try:
             state = self._checked(self.study.strategy.round(progress.state, chosen, asking, self.plan), "round")
         except TooFew as error:
+            if self.patient and not any(why.startswith(BUDGET) for why in asking.log.missed.values()):
+                reasons = "; ".join(f"{site}: {why}" for site, why in list(asking.log.missed.items())[:3])
+                raise Halted(f"{error} ({reasons})") from error
             state, void, asking.log.accepted = progress.state, str(error), []
         self._check_finite(state, progress.round)
         trained = time.perf_counter()

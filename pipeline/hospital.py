@@ -122,7 +122,7 @@ def _coordinator(
     positive = study.evaluation.positive
     focus = Focus(None if positive is None else people.classes.index(positive), study.evaluation.specificity)
     return Coordinator(study, drawn_up.plan, tuple(offer.sites), engine, run_here, folder, focus, machine, drawn_up.wire,
-                       combine, masking, watch, frugal=True, told=told)  # fmt: skip
+                       combine, masking, watch, patient=True, frugal=True, told=told)  # fmt: skip
 
 
 def _protection(drawn_up: Blueprint, offer: Offer) -> tuple[Combine | None, Masking | None]:

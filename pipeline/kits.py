@@ -130,7 +130,7 @@ def job(run: str, digest: str, sites: list[str], fewest: int) -> Kit:
         }),
         "app/config/config_fed_server.json": _text({
             "format_version": 2,
-            "workflows": [{"id": "federation", "path": CONTROLLER, "args": ours}],
+            "workflows": [{"id": "federation", "path": CONTROLLER, "args": {**ours, "fewest": fewest}}],
             "components": [],
             "task_data_filters": [],
             "task_result_filters": [],

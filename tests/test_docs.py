@@ -3,21 +3,23 @@
 ```console          lines with `$ ` are run in order, one temporary folder a page, and must succeed
                     (`> ` continues a command); other lines must occur in the block's output
 ```console fails    its commands must fail
+```console soon     tried again until they succeed and show what is promised, for a minute or two
 ```console slow     only with `make test-all`
 ```console fashion  needs Fashion-MNIST; without it the page is skipped
 ```console cells    needs real cells, in HEMOFED_DATA or ../shared/data; without them the page is skipped
 ```toml study       becomes study.toml, and must be a valid study
 ```python file=a.py becomes a.py (any language); a pyproject.toml with entry points counts as installed
 ```sh               is not run: its make targets and extras must exist
+
+In console blocks variables that a command sets hold for those after it. A command that ends in `&` goes on beside them
+until the page is over; then it is told to stop, must do so well, and leave no process behind. 8443 becomes a free port.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from pipeline.protection import Privacy
 from pipeline.study import Section, Study, load_study
 from pipeline.study_file import _toml_value
 from tests.conftest import REAL_CELLS
+from tests.shell import Shell, shell
 
 ROOT = Path(__file__).parents[1]
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -43,6 +46,9 @@ LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
 KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "normalise": "normalisers", "model": "models",
          "strategy": "strategies", "codec": "codecs", "combine": "combines"}  # fmt: skip
 TIMEOUT = 300  # seconds a command; a slow block may take as long as it needs
+SOON = 120.0  # seconds
+PORT = "8443"  # on the pages
+INVOKED = re.compile(r"(?:^|\$\(|\bdo )(hemofed [^|;&<>()]*)", re.MULTILINE)
 FENCE = re.compile(r"^```(\w*)[ \t]*([^\n]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
@@ -124,11 +130,12 @@ def play(page: Path, folder: Path, todo: list[Block]) -> None:
         pytest.skip("Fashion-MNIST is not installed: apt-get install dataset-fashion-mnist")
     if any("cells" in b.marks for b in todo) and REAL_CELLS is None:
         pytest.skip("chula_rbc12.npz is neither in HEMOFED_DATA nor in ../shared/data: name its folder there")
-    for block in todo:
-        if block.file:
-            write(block, folder)
-        if block.language == "console":
-            run(block, folder)
+    with shell(folder) as commands:
+        for block in todo:
+            if block.file:
+                write(block, folder)
+            if block.language == "console":
+                run(block, commands)
 
 
 def write(block: Block, folder: Path) -> None:
@@ -154,23 +161,29 @@ def as_installed(project: dict[str, Any], folder: Path) -> None:
     (info / "entry_points.txt").write_text("\n".join(lines), "utf-8")
 
 
-def run(block: Block, folder: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200", "TERM": "dumb"}
+def run(block: Block, commands: Shell) -> None:
     if "cells" in block.marks:
-        env["HEMOFED_DATA"] = str(REAL_CELLS)
+        commands.env["HEMOFED_DATA"] = str(REAL_CELLS)
+    end = time.monotonic() + SOON
+    while (problem := tried(block, commands)) and "soon" in block.marks and time.monotonic() < end:
+        assert not (dead := commands.gone()), f"{problem}\nmeanwhile {commands.said(dead[0])} has ended"
+        time.sleep(0.5)
+    assert not problem, problem
+
+
+def tried(block: Block, commands: Shell) -> str | None:
+    """What is not as the page says."""
     output = ""
-    for command in block.commands:
-        limit = None if "slow" in block.marks else TIMEOUT
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env=env, timeout=limit, capture_output=True, text=True, check=False
-        )
-        said = done.stdout + done.stderr
-        assert (done.returncode != 0) == ("fails" in block.marks), f"{block.place}: $ {command}\n{said}"
-        assert "Traceback" not in said, f"{block.place}: $ {command}\n{said}"
+    for command in (c.replace(PORT, commands.port) for c in block.commands):
+        if command.endswith(" &"):
+            commands.start(command.removesuffix(" &"))
+            continue
+        code, said = commands.run(command, None if "slow" in block.marks else TIMEOUT)
+        if (code != 0) != ("fails" in block.marks) or "Traceback" in said:
+            return f"{block.place}: $ {command}\n{said}"
         output += said
-    for line in block.shown:
-        assert squeeze(line) in squeeze(output), f"{block.place}: {line!r} is not in\n{output}"
+    missing = [line for line in block.shown if squeeze(line.replace(PORT, commands.port)) not in squeeze(output)]
+    return f"{block.place}: {missing[0]!r} is not in\n{output}" if missing else None
 
 
 def squeeze(text: str) -> str:
@@ -193,16 +206,15 @@ def command_lines() -> Iterator[tuple[str, str]]:
         for block in blocks(page):
             if block.language in ("console", "sh"):
                 lines = block.commands if block.language == "console" else block.text.splitlines()
-                yield from ((block.place, line) for line in lines if line.startswith("hemofed"))
-        yield from ((name_of(page), code) for code in re.findall(r"`(hemofed[^`\n]*)`", prose(page)))
+                yield from ((block.place, part) for line in lines for part in INVOKED.findall(line))
+        quoted = re.findall(r"`(hemofed[^`\n]*)`", prose(page))
+        yield from ((name_of(page), part) for code in quoted for part in INVOKED.findall(code))
 
 
 def test_every_hemofed_command_is_known() -> None:
     for place, line in command_lines():
         known: Any = typer.main.get_command(app)
         for word in shlex.split(line, comments=True)[1:]:
-            if word in ("|", ">", ";", "&&"):
-                break
             if word.startswith("-"):
                 options = {o for p in known.params for o in p.opts} | {"--help"}
                 assert word.partition("=")[0] in options, f"{place}: {line}: no option {word}"

@@ -163,9 +163,9 @@ def _excuse(site: SiteId, reason: str) -> bytes:
 class Federation(Controller):  # type: ignore[misc]
     """The workflow of a job: everything that it does is in the run's folder, which the job only names."""
 
-    def __init__(self, run: str, digest: str) -> None:
+    def __init__(self, run: str, digest: str, fewest: int = 1) -> None:
         super().__init__(task_check_period=LOOK)
-        self._run, self._digest = run, digest
+        self._run, self._digest, self._fewest = run, digest, fewest
         self._heard: dict[SiteId, float] = {}
         self._spent: dict[SiteId, float] = {}
         self._lock = threading.Lock()
@@ -220,7 +220,7 @@ class Federation(Controller):  # type: ignore[misc]
             self._heard,
             live,
             halted,
-            max(study.waiting.quorum, 1),
+            max(study.waiting.quorum, self._fewest),
         )
         conduct(folder, offer, engine, live, told)
         _ended(folder.path, "finished", "")

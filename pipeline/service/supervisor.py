@@ -23,6 +23,7 @@ from pipeline.service.store import Store
 
 EVERY = 1.0  # seconds between two looks
 PATIENCE = 10.0  # seconds that a run waits for the last sites once enough are there
+SLOWEST = 60.0  # seconds between two attempts
 TROUBLES = 8  # attempts in a row that ended without a new round: then a person has to look
 
 
@@ -52,6 +53,7 @@ class Supervisor:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     troubles: dict[str, int] = field(default_factory=dict)
     enough_since: dict[str, float] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
     registered: set[str] | None = None  # with FLARE's server, at the last look; None: it did not say
 
     def watch(self, stop: threading.Event) -> None:
@@ -80,7 +82,7 @@ class Supervisor:
             elif run.state == "offered":
                 if self.store.approved(run.id) >= set(run.sites):
                     self.store.state(run.id, "starting", "all sites have approved", only=["offered"])
-            else:
+            elif time.monotonic() >= self.not_before.get(run.id, 0.0):
                 self._begin(run)
 
     def _begin(self, run: Run) -> None:
@@ -132,6 +134,7 @@ class Supervisor:
         if self.troubles[run.id] >= TROUBLES:
             self._rest(run, "failed", f"{TROUBLES} attempts in a row came to nothing; the last one: {why}")
             return
+        self.not_before[run.id] = time.monotonic() + (min(SLOWEST, 2.0 ** self.troubles[run.id]) if stuck else 0.0)
         if run.state not in ("pausing", "stopping"):
             self._move(run, "waiting", "" if why == "regroup" else f"{why}; it goes on from round {self._round(run)}")
 
@@ -149,6 +152,7 @@ class Supervisor:
 
     def _rest(self, run: Run, state: str, why: str = "") -> None:
         self.troubles.pop(run.id, None)
+        self.not_before.pop(run.id, None)
         self.store.state(run.id, state, why)  # type: ignore[arg-type]
 
     def _move(self, run: Run, state: str, why: str) -> None:

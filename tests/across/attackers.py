@@ -11,10 +11,12 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 PATIENCE = 4.0  # seconds for an answer
+ADMINISTRATOR = "administrator"  # instead of an address: a session as FLARE's console opens it
 
 
 def attack(kit: Path, port: int, fqcn: str, name: str, *tries: list[Any]) -> subprocess.Popen[str]:
@@ -47,10 +49,14 @@ class Node:
         from nvflare.private.fed.utils.fed_utils import fobs_initialize
 
         fobs_initialize()
-        self.name, start = name, kit / "startup"
+        self.name, self._fqcn, start = name, fqcn, kit / "startup"
         self._files = [str(start / part) for part in ("rootCA.pem", "client.key", "client.crt")]
-        papers = dict(zip((DriverParams.CA_CERT, DriverParams.CLIENT_KEY, DriverParams.CLIENT_CERT), self._files, strict=True))
-        credentials = {part.value: file for part, file in papers.items()} | {DriverParams.CONNECTION_SECURITY.value: "mtls"}
+        papers = dict(
+            zip((DriverParams.CA_CERT, DriverParams.CLIENT_KEY, DriverParams.CLIENT_CERT), self._files, strict=True)
+        )
+        credentials = {part.value: file for part, file in papers.items()} | {
+            DriverParams.CONNECTION_SECURITY.value: "mtls"
+        }
         self.cell = Cell(fqcn, f"grpc://localhost:{port}", True, credentials, create_internal_listener=False)
         self.cell.start()
 
@@ -63,7 +69,8 @@ class Node:
         from nvflare.private.fed.authenticator import Authenticator
 
         ca, key, certificate = self._files
-        desk = Authenticator(self.cell, "hemofed", self.name, ClientType.REGULAR, "coordinator", True, ca, key, certificate,
+        kind = ClientType.ADMIN if self._fqcn.startswith("_admin_") else ClientType.REGULAR
+        desk = Authenticator(self.cell, "hemofed", self.name, kind, "coordinator", True, ca, key, certificate,
                              PATIENCE, 1.0, PATIENCE)  # fmt: skip
         token, signature, session, _ = desk.authenticate(FLContext(), Signal())
         set_add_auth_headers_filters(self.cell, self.name, token, signature, session)
@@ -74,18 +81,6 @@ class Node:
         from nvflare.private.defs import CellChannel
 
         return self.send(target, CellChannel.CLIENT_MAIN, topic, Message(topic, body))
-
-    def receipt(self, target: str, topic: str, told: str, identity: str, epsilon: float) -> str:
-        """A message aside in the name of another site."""
-        from nvflare.apis.fl_constant import ReservedKey
-        from nvflare.apis.fl_context import FLContext
-        from nvflare.apis.shareable import Shareable
-
-        context = FLContext()
-        context.set_prop(ReservedKey.IDENTITY_NAME, identity, private=False, sticky=False)
-        asked = Shareable({"told": told, "epsilon": epsilon})
-        asked.set_peer_context(context)
-        return self.send(target, "aux_communication", topic, asked)
 
     def send(self, target: str, channel: str, topic: str, payload: Any = None) -> str:
         from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
@@ -101,26 +96,20 @@ def as_administrator(kit: Path, user: str) -> list[str]:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     session = new_secure_session(user, str(kit), timeout=PATIENCE)
-    tries = {"list": session.list_jobs, "sites": session.get_system_info, "stop": lambda: session.shutdown("client")}
-    done = []
-    for name, call in tries.items():
-        try:
-            done.append(f"{name}: {call()}")
-        except Exception as error:
-            done.append(f"{name} refused: {error}")
-    return done
+    return [str(session.list_jobs()), str(session.get_system_info())]
 
 
 def _main() -> None:
     told = json.loads(sys.stdin.read())
-    kit, results = Path(told["kit"]), []
+    kit, results = Path(told["kit"]), list[str]()
     try:
-        if told["fqcn"] == "administrator":
+        if told["fqcn"] == ADMINISTRATOR:
             results = as_administrator(kit, told["name"])
         else:
             node = Node(kit, told["port"], told["fqcn"], told["name"])
             node.register()
-            results = [getattr(node, what)(*details) for what, *details in told["tries"]]
+            with ThreadPoolExecutor(16) as hands:
+                results = list(hands.map(lambda one: getattr(node, one[0])(*one[1:]), told["tries"]))
         found = {"in": True, "tries": results}
     except BaseException as error:
         found = {"in": False, "why": f"{type(error).__name__}: {error}", "tries": results}

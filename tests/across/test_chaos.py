@@ -6,35 +6,16 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("nvflare")
 
-from pipeline.miniature import Miniature
-from tests.across.world import CLIENT, RUNNER, SERVER, SITES, STUDY, WORKER, World
+from tests.across.world import CLIENT, RUNNER, SERVER, SITES, WORKER, World
 
 pytestmark = pytest.mark.slow
 CHANCE = random.Random(os.environ.get("HEMOFED_CHAOS", "6"))  # another seed: other moments
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("chaos")
-    study = folder / "study.toml"
-    study.write_text(STUDY)
-    small = Miniature(folder)
-    try:
-        small.coordinate()
-        for site in SITES:
-            small.enrol(site, "--plays", site, "--unit", "example")
-            settings = (folder / site / "site.toml").read_text()
-            (folder / site / "site.toml").write_text(settings + "\n[limits]\ndisk_gb = 0.05\n")
-        yield World(small, study)
-    finally:
-        small.close()
 
 
 def some_round() -> int:

@@ -46,6 +46,7 @@ class Server:
 @pytest.fixture
 def scene(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr(module, "SLOWEST", 0.0)
     store = Store(f"sqlite:///{tmp_path / 'x.db'}")
     for site, key in KEYS.items():
         token, _ = store.accounts.invite(site, 1, "lead")
