@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Parts = tuple[
     tuple[str, str, tuple[int, ...], torch.dtype], ...
 ]  # (mean or sum, key, shape, type) of all that was sent
+AT_ONCE = 256 << 20  # bytes of answers that a frugal coordinator still takes in all at once
 SIGHT: Sequence[Sees] = ("totals", "groups", "each")
 
 
@@ -69,7 +70,7 @@ class Asking:
 
             self._first(sends)
             return self.combine.summed(masked_total(self, self.masking, sends))
-        if self.frugal and self.combine.adds:
+        if self.frugal and self.combine.adds and _bytes(sends) > AT_ONCE:
             return self._added(sends)
         return self.combine.total(self._replies(sends, 1))
 
@@ -206,6 +207,11 @@ class Asking:
             self.log.missed[site] = f"late: {work.done} of {work.asked} steps"
             return None
         return answer
+
+
+def _bytes(sends: Mapping[SiteId, Vectors]) -> int:
+    """As much as goes down comes up, more or less."""
+    return sum(vector.numel() * vector.element_size() for vectors in sends.values() for vector in vectors.values())
 
 
 def _bare(reply: Reply) -> Reply:

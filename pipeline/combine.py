@@ -143,13 +143,14 @@ def lengths(reply: Reply) -> dict[str, float]:
     found = {"update": _direction(reply)} | {k: v for k, v in reply.update.sum.items() if v.dim()}
     if "stats" in reply.update.mean:
         found["stats"] = reply.update.mean["stats"]
-    return {part: float(vector.double().norm()) for part, vector in found.items()}
+    floats = {part: v if v.is_floating_point() else v.double() for part, v in found.items()}
+    return {part: float(torch.linalg.vector_norm(v, dtype=torch.float64)) for part, v in floats.items()}
 
 
 def _direction(reply: Reply) -> Tensor:
     """(P,) all that the site wants averaged; neither statistics nor single numbers are a direction."""
     parts = [v.float() for k, v in reply.update.mean.items() if _directed(k, v)]
-    return torch.cat(parts) if parts else torch.zeros(0)
+    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.zeros(0)
 
 
 def _directed(key: str, value: Tensor) -> bool:

@@ -83,7 +83,10 @@ def models(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {str(file.relative_to(folder)): load_tensors(file)[1] for file in files}
 
 
-@pytest.mark.parametrize("name", STUDIES)
+QUICK = {"fedprox-partial", "private", "secure-sum"}  # the others take `make test-all`
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
 def test_engines_agree(name: str, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = read_study(BASE, name, STUDIES[name])
     offer = stage.offered(f"agree-{name}", study)

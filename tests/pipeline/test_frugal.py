@@ -12,6 +12,11 @@ from pipeline.parcels import reply_bytes
 from pipeline.shelf import Shelf
 
 
+@pytest.fixture(autouse=True)
+def _little_room(monkeypatch):
+    monkeypatch.setattr(asking_module, "AT_ONCE", 0)
+
+
 class Far:
     """Sites that answer one after the other; each answer is made when it is its turn."""
 
@@ -67,4 +72,6 @@ def most_at_once(frugal, monkeypatch):
 
 def test_memory_does_not_grow_with_the_number_of_sites(monkeypatch):
     assert most_at_once(True, monkeypatch) <= 3
+    monkeypatch.setattr(asking_module, "AT_ONCE", 10_000)  # few enough: they need not be read twice
+    assert most_at_once(True, monkeypatch) == 20
     assert most_at_once(False, monkeypatch) == 20
