@@ -138,6 +138,29 @@ def coordinator_users(
     users_command(home, add, role, revoke, json)
 
 
+@coordinator_app.command("backup")
+def coordinator_backup(
+    home: Home,
+    file: Annotated[Path, typer.Argument(help="The file to write")],
+    encrypt: Annotated[bool, typer.Option("--encrypt", help="Passphrase: typed in, or HEMOFED_PASSPHRASE")] = False,
+    json: Json = False,
+) -> None:
+    """The home in one file; also while it is served."""
+    from pipeline.commands.coordinator_keeping import backup_command
+
+    backup_command(home, file, encrypt, json)
+
+
+@coordinator_app.command("restore")
+def coordinator_restore(
+    file: Annotated[Path, typer.Argument(help="The backup")], home: Home, json: Json = False
+) -> None:
+    """Bring a backup back; newer receipts of sites' ledgers stay."""
+    from pipeline.commands.coordinator_keeping import restore_command
+
+    restore_command(file, home, json)
+
+
 def _act(home: Path | None, run: str, action: str, json: bool) -> None:
     from pipeline.commands.coordinating import act_command
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,12 +12,12 @@ import torch
 from pipeline.blueprint import Blueprint
 from pipeline.combine import Combine
 from pipeline.coordinator import Coordinator, Simulated
-from pipeline.errors import BadReply, Halted, Refused
+from pipeline.errors import BadReply, BadRun, Halted, Refused
 from pipeline.live import Live, wanted
 from pipeline.masked import Masking
 from pipeline.messages import SiteId
 from pipeline.metrics import Focus
-from pipeline.offers import Offer
+from pipeline.offers import RUN_NAME, Offer
 from pipeline.reports.run_report import write_report
 from pipeline.results import write_results
 from pipeline.run_folder import RunFolder
@@ -153,4 +154,8 @@ def _privacy(
 
 
 def run_path(home: Path, run: str) -> Path:
-    return home / "runs" / run
+    """Of a run that there is: a job's words lead nowhere else, and leave nothing behind where there is none."""
+    folder = home / "runs" / run
+    if not re.fullmatch(RUN_NAME, run) or not (folder / "offer.json").is_file():
+        raise BadRun(f"there is no run {run!r} in {home}; a job is for one that was offered")
+    return folder

@@ -20,7 +20,7 @@ NOBODY = dict.fromkeys(LEAD, "none")
 QUICK = {"job_heartbeat_interval": 2.0, "task_check_interval": 1.0,
          "dead_client_grace_period": 10.0, "dead_client_check_lead_time": 5.0}  # fmt: skip
 # models go in few large pieces, without waiting for their receipt in between
-STREAMING = {"streaming_chunk_size": 1 << 20, "streaming_window_size": 128 << 20, "streaming_ack_interval": 32 << 20}
+STREAMING = {"streaming_chunk_size": 4 << 20, "streaming_window_size": 128 << 20, "streaming_ack_interval": 32 << 20}
 POLL = 0.05  # seconds after which a site that has nothing to do asks again; FLARE's default is 2
 Kit = dict[str, str]
 
@@ -56,6 +56,7 @@ def server_kit(folder: str, port: int) -> Kit:
             },
         },
         "components": [
+            _part("wall", "pipeline.engines.wall.Wall"),
             _part("job_scheduler", "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
                   max_jobs=8, min_schedule_interval=1.0, max_schedule_interval=2.0),
             _part("job_manager", "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
@@ -87,6 +88,7 @@ def client_kit(site: str, host: str, port: int) -> Kit:
         "allow_log_streaming": False,
         "client": {"retry_timeout": 30, "compression": "None"},
         "components": [
+            _part("wall", "sites.wall.Wall"),
             _part("resource_manager", "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
                   num_of_gpus=0, mem_per_gpu_in_GiB=0, expiration_period=300),
             _part("resource_consumer", "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),

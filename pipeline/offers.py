@@ -56,6 +56,11 @@ def offer(run: str, study: Study, sites: dict[str, str], coordinator: str) -> Of
     )
 
 
+def statement(made: Offer, site: str, once: str) -> dict[str, str]:
+    """What a site signs to show that it is the one the offer names; `once`: the coordinator's number used once."""
+    return {"offer": made.digest, "site": site, "once": once}
+
+
 def read_offer(text: str | bytes) -> Offer:
     try:
         return Offer.model_validate_json(text)

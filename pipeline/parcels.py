@@ -21,6 +21,7 @@ from pipeline.work import Work
 
 _MAGIC = b"HF2\0"
 HEAVIEST = 1e9  # examples that a site may hold; in float32 nothing would be left of the others beside more
+LONGEST = 2000  # characters of an excuse: it is kept with the round, and shown
 _PART = "@"  # stands between a vector's name and that of a part of its encoding
 
 
@@ -39,11 +40,20 @@ def unpack(parcel: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = load(body)
         (length,) = struct.unpack("<Q", body[:8])
         header = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["hemofed"])
-    except (SafetensorError, KeyError, ValueError, struct.error) as error:
+    except (SafetensorError, KeyError, ValueError, struct.error, RecursionError) as error:
         raise BadMessage(f"a message cannot be read ({error}); is the other side of the same version?") from error
     if not isinstance(header, dict):
         raise BadMessage("a message's header is no table; is the other side of the same version?")
     return header, tensors
+
+
+def task_of(parcel: bytes) -> str:
+    """Without reading the rest of it, and only to be shown: "" if it cannot be told."""
+    try:
+        (length,) = struct.unpack("<Q", parcel[8:16])
+        return str(json.loads(json.loads(parcel[16 : 16 + length])["__metadata__"]["hemofed"])["task"])
+    except (struct.error, ValueError, KeyError, TypeError):
+        return ""
 
 
 Open = Callable[[Packed], Tensor]  # decodes
@@ -134,7 +144,7 @@ def read_reply(site: SiteId, parcel: bytes, unseal: Open = closed) -> Reply | Ex
     tensors = _opened(header, found, unseal)
     try:
         if "reason" in header:
-            return Excuse(site, header["task"], int(header["turn"]), str(header["reason"]))
+            return Excuse(site, header["task"], int(header["turn"]), str(header["reason"])[:LONGEST])
         weight = float(header["weight"])
         work = header["work"] and _read_work(header["work"])
         turn, attempt, group = int(header["turn"]), int(header["attempt"]), int(header["group"])

@@ -29,7 +29,7 @@ from privacy.verify import read_shared, verify
 from sites.settings import Settings
 
 LEDGER = "ledger.jsonl"
-LEFT_OUT = ("log", ".lock")
+LEFT_OUT = ("log", ".lock", "officer.pem")  # an officer's key is his own, wherever it lies
 OF_THE_KIT = ("startup", "local")  # the rest of it is caches and logs
 FORWARD = ("outbox", "unmasked.json", "runs")  # with the ledger they only go on
 

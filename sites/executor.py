@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import traceback
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,12 +17,23 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from pipeline.engine_topics import ABOUT, ALIVE, ASK, BEAT, PARCEL, RECEIPT, SITE_HOME, TOLD
-from pipeline.errors import BadLedger, BadMessage, HemofedError
+from pipeline.errors import (
+    BadBudget,
+    BadData,
+    BadLedger,
+    BadMessage,
+    BadRun,
+    BadStudy,
+    HemofedError,
+    MissingData,
+    NoSpace,
+)
 from pipeline.messages import Excuse
-from pipeline.offers import Offer, read_offer
+from pipeline.offers import Offer, read_offer, statement
 from pipeline.parcels import reply_bytes, unpack
 from pipeline.receipting import read_receipt
 from privacy.bodies import Receipt
+from privacy.keys import sign
 from privacy.receipts import Request
 from sites.home import Home
 from sites.place import Place, open_place
@@ -30,6 +42,20 @@ from sites.settings import Settings
 from sites.worker import take_over
 
 PATIENCE = 30.0  # seconds for a receipt
+
+
+class NotPermitted(BadMessage):
+    """By the site's own policy; names no file."""
+
+
+TOLD_WHOLE = (NotPermitted, BadStudy, BadBudget)  # about the study alone
+KINDS: Mapping[type[HemofedError], str] = {
+    NoSpace: "no space left on the site's disk",
+    BadData: "its data cannot be used; `hemofed site check` says why there",
+    MissingData: "its data are not where site.toml says; `hemofed site check` says more there",
+    BadRun: "what it remembers of the run cannot be used; its log says why",
+    BadLedger: "its ledger refuses; its log says why",
+}
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
@@ -52,7 +78,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         reply = make_reply(ReturnCode.OK)
         try:
             if task_name == ABOUT:
-                reply[TOLD] = self._about(site)
+                reply[TOLD] = self._about(site, str(shareable.get(TOLD, "")))
             elif task_name == ASK:
                 reply[PARCEL] = self._answer(site, shareable)
             else:
@@ -62,12 +88,21 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         return reply
 
-    def _about(self, site: str) -> str:
+    def _about(self, site: str, once: str) -> str:
         try:
             self._permitted("about")
-            return json.dumps(self._opened(site).about())
+            proof = sign(self._policy.home.key, "possession", statement(self._offer(), site, once))
+            return json.dumps(self._opened(site).about() | {"proof": proof})
         except HemofedError as error:
-            return json.dumps({"refused": str(error)})
+            return json.dumps({"refused": self._outward(error)})
+
+    def _outward(self, error: HemofedError) -> str:
+        """What may leave the site of an error: texts may name files, and those may name patients. The log has it all."""
+        assert self._context is not None
+        self.log_error(self._context, f"{type(error).__name__}: {error}")
+        return (
+            str(error) if isinstance(error, TOLD_WHOLE) else KINDS.get(type(error), f"failed ({type(error).__name__})")
+        )
 
     def _answer(self, site: str, shareable: Shareable) -> bytes:
         parcel = shareable.get(PARCEL)
@@ -79,12 +114,12 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             self._permitted(task)
             return self._opened(site).answer(parcel)
         except HemofedError as error:
-            return reply_bytes(Excuse(site, task, turn, str(error)))
+            return reply_bytes(Excuse(site, task, turn, self._outward(error)))
 
     def _permitted(self, task: str) -> None:
         refused = self._policy.permits(self._offer(), task, datetime.now(UTC))
         if refused:
-            raise BadMessage(f"refused: {refused}")
+            raise NotPermitted(f"refused: {refused}".replace(str(self._home), "its home"))
 
     def _offer(self) -> Offer:
         """By its digest, which is also recomputed: a file that was changed is none."""

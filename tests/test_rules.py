@@ -28,3 +28,13 @@ def test_nothing_is_unpickled(room):
     for file in (ROOT / room).rglob("*.py"):
         assert not imported(file) & {"pickle", "dill", "cloudpickle", "joblib", "shelve"}, file
         assert "torch.load(" not in file.read_text(encoding="utf-8"), file
+
+
+def test_only_the_engine_knows_flare():
+    engine = {"pipeline/engines/nvflare.py", "pipeline/engines/server.py", "sites/executor.py"}
+    knows = engine | {"pipeline/engines/wall.py", "sites/wall.py"}
+    files = [
+        file for room in ("pipeline", "sites", "models", "privacy", "deploy") for file in (ROOT / room).rglob("*.py")
+    ]
+    found = {str(f.relative_to(ROOT)) for f in files if any(name.startswith("nvflare") for name in imported(f))}
+    assert found == knows

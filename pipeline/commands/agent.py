@@ -32,7 +32,9 @@ def join_command(
         return
     if not joined(home):
         if coordinator_url is None:
-            raise BadRun(f"{home} belongs to no coordinator yet; name it: hemofed site join {home} https://HOST:PORT")
+            raise BadRun(
+                f"{home} belongs to no coordinator yet; name it: hemofed site join {home} --coordinator https://HOST:PORT"
+            )
         member = enrol(own, coordinator_url.rstrip("/"), site or name, _invitation())
         shown = about(member)
         _line(

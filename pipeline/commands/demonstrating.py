@@ -11,12 +11,16 @@ from typing import Any
 
 from pipeline.commands.output import console, print_json
 from pipeline.errors import BadService
+from pipeline.hospital import check_hospital_study
 from pipeline.miniature import Miniature, told
+from pipeline.study import load_study
+from pipeline.study_file import find_study, parse_override
 
 SITES = ("site-01", "site-02", "site-03")
 
 
 def hospitals_command(study: str, sets: list[str], keep: Path | None, stay: bool, json: bool) -> None:
+    check_hospital_study(load_study(find_study(study), dict(map(parse_override, sets))))
     say: Callable[[str], None] = (lambda text: None) if json else (lambda text: console.print(text, soft_wrap=True))
     with _folder(keep) as folder, contextlib.closing(Miniature(folder)) as small:
         small.coordinate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pipeline.commands.output import console, print_json, table
 from pipeline.commands.unlocking import unlocked
 from pipeline.errors import BadRun
+from pipeline.offers import SITE_NAME
 from privacy import keys
 from privacy.bodies import (
     Approve,
@@ -29,9 +31,8 @@ from privacy.bodies import (
 from privacy.countersigner import Known
 from privacy.ledger import Ledger
 from privacy.verify import export, verify
-from sites.guard import allowance, commitments, history
 from sites.home import Home
-from sites.settings import Settings
+from sites.settings import Limits, Settings
 
 
 def init_command(
@@ -46,12 +47,17 @@ def init_command(
     officer: Path | None,
     json: bool,
 ) -> None:
+    if not re.match(SITE_NAME, site):
+        raise BadRun(
+            f"a site cannot be called {site!r}: up to 48 letters, digits, dashes and underscores, a letter first"
+        )
     if data is not None and not data.exists():
         raise BadRun(f"{data} is not there; name the folder of the site's images, or leave --data out")
     made = Home.create(
         home, site, dataset, unit, Budget(epsilon=epsilon, delta=delta), None if officer is None else unlocked(officer)
     )
-    Settings(data=data and data.resolve(), plays=plays).save(home)
+    limits = Limits(disk_gb=0.1) if plays else Limits()  # a rehearsal keeps next to nothing
+    Settings(data=data and data.resolve(), plays=plays, limits=limits).save(home)
     about = {"home": str(home), "site": site, "dataset_id": dataset, "fingerprint": keys.fingerprint(keys.public_bytes(made.key))}  # fmt: skip
     if json:
         print_json(about)
@@ -78,6 +84,7 @@ def show_command(home: Path, json: bool) -> None:
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Spent as the ledger says; what is left for the plans so far."""
     from privacy.budget import spent
+    from sites.guard import allowance, commitments, history  # they bring torch along
 
     opening = ledger.standing.opening
     now = spent(history(ledger), commitments(ledger), allowance(ledger)).epsilon
@@ -196,7 +203,7 @@ def budget_command(home: Path, epsilon: float, delta: float | None, officer: Pat
 
 
 def _officer(path: Path | None) -> Ed25519PrivateKey | None:
-    return None if path is None else keys.load(path)
+    return None if path is None else unlocked(path)
 
 
 def _file(given: Path) -> Path:

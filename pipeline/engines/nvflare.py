@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -31,9 +33,10 @@ from pipeline.files import alone_in, write_atomically
 from pipeline.hospital import conduct, run_path
 from pipeline.live import Live, wanted
 from pipeline.messages import Excuse, SiteId, Wait
-from pipeline.offers import read_offer
-from pipeline.parcels import reply_bytes
+from pipeline.offers import read_offer, statement
+from pipeline.parcels import reply_bytes, task_of
 from pipeline.run_folder import RunFolder
+from privacy.keys import verified
 
 LOOK = 0.02  # seconds between two looks for answers
 SLACK = 5.0  # seconds that an answer may be on its way after the deadline
@@ -46,10 +49,11 @@ class Flare:
 
     def __init__(
         self, send: Callable[[Task, SiteId], None], cancel: Callable[[Task], None], sites: MutableMapping[SiteId, float], live: Live,
-        halted: Callable[[], str], fewest: int,
+        halted: Callable[[], str], fewest: int, proven: Callable[[SiteId, str, str], bool] = lambda *_: True,
     ) -> None:  # fmt: skip
+        """`proven`: whether a site's answer to a number used once is signed by the key that it is known by."""
         self._send, self._cancel, self._heard, self._live = send, cancel, sites, live
-        self._halted, self._fewest = halted, fewest
+        self._halted, self._fewest, self._proven = halted, fewest, proven
         self._answers: queue.Queue[tuple[SiteId, str, Shareable]] = queue.Queue()
         self._open: dict[SiteId, Task] = {}  # questions whose late answers are welcome
         self._began = time.monotonic()
@@ -69,22 +73,33 @@ class Flare:
         self._live.phase = "about"
         found: dict[SiteId, dict[str, Any]] = {}
         refused: dict[SiteId, str] = {}
-        for site, answer in self._ask(ABOUT, {site: Shareable() for site in self._heard}, None, FIRST):
+        once = secrets.token_hex(16)
+        for site, answer in self._ask(ABOUT, {site: Shareable({TOLD: once}) for site in self._heard}, None, FIRST):
             try:
                 told = json.loads(answer[TOLD])
-                found[site] = told if "refused" not in told else {}
                 if "refused" in told:
                     refused[site] = str(told["refused"])
-            except (KeyError, ValueError, TypeError):
+                elif not self._proven(site, once, str(told.get("proof"))):
+                    # an old certificate opens the line, but whoever holds it has to hold the agent's key, too
+                    refused[site] = "is not signed by the site's key; did it lose its place to another machine?"
+                else:
+                    found[site] = told
+            except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
                 refused[site] = f"could not say what data it has ({answer.get_return_code()})"
-        found = {site: told for site, told in found.items() if told}
+        self._heard_only(found)
         if len(found) < self._fewest:
             reasons = "; ".join(f"{site}: {why}" for site, why in refused.items()) or "they do not answer"
             raise Halted(f"{len(found)} of {len(self._heard)} sites are ready, {self._fewest} are needed ({reasons})")
         return {site: found[site] for site in self._heard if site in found}
 
+    def _heard_only(self, sites: Mapping[SiteId, object]) -> None:
+        """Nobody else is asked in this job."""
+        for site in [site for site in self._heard if site not in sites]:
+            del self._heard[site]
+
     def exchange(self, parcels: Mapping[SiteId, bytes], wait: Wait) -> Iterator[tuple[SiteId, bytes]]:
-        questions = {site: Shareable({PARCEL: parcel}) for site, parcel in parcels.items()}
+        self._live.phase = next((task_of(parcel) for parcel in parcels.values()), "")
+        questions = {site: Shareable({PARCEL: parcel}) for site, parcel in parcels.items() if site in self._heard}
         limit = max([LARGEST, *(4 * len(parcel) for parcel in parcels.values())])
         for site, answer in self._ask(ASK, questions, wait, SILENCE):
             parcel = answer.get(PARCEL)
@@ -118,7 +133,8 @@ class Flare:
                 if end is not None and time.monotonic() > end:
                     break
                 continue
-            self._heard[site] = time.monotonic()
+            if site in self._heard:
+                self._heard[site] = time.monotonic()
             if site in tasks and of == tasks[site].props["which"]:
                 waiting.discard(site)
                 live.answered.append(site)
@@ -221,6 +237,7 @@ class Federation(Controller):  # type: ignore[misc]
             live,
             halted,
             max(study.waiting.quorum, self._fewest),
+            lambda site, once, proof: verified(offer.sites[site], "possession", statement(offer, site, once), proof),
         )
         conduct(folder, offer, engine, live, told)
         _ended(folder.path, "finished", "")
@@ -242,7 +259,8 @@ class Federation(Controller):  # type: ignore[misc]
         with self._lock, contextlib.closing(Store(home.database)) as store:
             reply[TOLD] = countersigned(home.path, site, request.get(TOLD, ""), store.note_receipt)
             spent = request.get("epsilon")
-            if isinstance(spent, float):
+            granted = "receipt" in json.loads(reply[TOLD])  # signed by that site's key, whoever passed it on
+            if granted and isinstance(spent, float) and math.isfinite(spent):
                 self._spent[site] = spent
         return reply
 

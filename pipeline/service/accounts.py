@@ -12,12 +12,14 @@ from typing import Literal
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
+from pipeline.errors import BadService
 from pipeline.service.database import Database, Event, Invitation, Login, Site, User
 from privacy.ledger import Clock
 
 Role = Literal["viewer", "officer", "lead"]
 ROLES: tuple[Role, ...] = ("viewer", "officer", "lead")  # each may do what the ones before it may
 SESSION = timedelta(hours=12)
+RESERVED = frozenset({"server", "server_job", "coordinator"})  # a certificate of that name would speak for it
 
 
 def fresh() -> str:
@@ -109,6 +111,8 @@ class Accounts:
 
     def invite(self, site: str, hours: float, by: str) -> tuple[str, datetime]:
         """A one-time token and when it expires; earlier ones for the same name are void."""
+        if site.lower() in RESERVED:
+            raise BadService(f"a site cannot be called {site!r}: FLARE's server goes by that name; choose another")
         token, now = fresh(), self._clock()
         until = now + timedelta(hours=hours)
         with self._database.writing() as session:

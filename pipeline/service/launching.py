@@ -65,7 +65,11 @@ def plain_words(study: dict[str, Any]) -> list[str]:
     """What a study does, for who does not read TOML. `study`: the resolved file."""
     data, model, local = study.get("data", {}), study.get("model", {}), study.get("local", {})
     privacy, share = study.get("privacy", {}), study.get("selection", {}).get("fraction", 1.0)
-    much = f"{local['steps']} steps" if "steps" in local else f"{local.get('epochs', 1)} epochs"
+    much = (
+        f"{local['steps']} steps"
+        if "steps" in local
+        else ("1 epoch" if local.get("epochs", 1) == 1 else f"{local['epochs']} epochs")
+    )
     asked = "every site" if share == 1.0 else f"{share:.0%} of the sites"
     lines = [
         study.get("about", ""),

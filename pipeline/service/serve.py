@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from pipeline.engines.server import FlareServer
 from pipeline.errors import BadService
-from pipeline.files import alone_in
+from pipeline.files import alone_in, write_atomically
 from pipeline.hospital import check_hospital_study
 from pipeline.logs import Log, open_log
 from pipeline.processes import Kept, Restarting, sweep
@@ -24,6 +24,7 @@ from pipeline.service.front import Front
 from pipeline.service.home import CoordinatorHome
 from pipeline.service.store import Store
 from pipeline.service.supervisor import Supervisor
+from pipeline.service.tls import Authority, write_private
 
 LOOPBACK = "127.0.0.1"
 Say = Callable[[str], None]
@@ -58,6 +59,7 @@ def serving(path: Path, bind: str = "0.0.0.0") -> Iterator[Served]:
         log = open_log(home.log)
         if swept := sweep(mark):
             log.event("swept", "warning", processes=swept, why="left by a coordinator that was killed")
+        _renewed(home, log)
         store = Store(home.database)
         stack.callback(store.close)
         ports = free_ports(2)
@@ -74,6 +76,18 @@ def serving(path: Path, bind: str = "0.0.0.0") -> Iterator[Served]:
         log.event("serving", url=home.url, pid=threading.get_native_id())
         yield Served(home, front, home.url)
         log.event("stopped")
+
+
+def _renewed(home: CoordinatorHome, log: Log) -> None:
+    """The web certificate, before it expires; agents and browsers know the authority, which lasts longer."""
+    authority, file = Authority.open(home.path), home.path / "web.crt"
+    if authority.stands(file.read_text("utf-8")):
+        return
+    issued = authority.issue_server([home.host, "localhost", LOOPBACK])
+    (home.path / "web.key").unlink(missing_ok=True)
+    write_private(home.path / "web.key", issued.key.encode())
+    write_atomically(file, issued.certificate.encode())
+    log.event("web certificate renewed")
 
 
 def _front(bind: str, port: int, ports: list[int]) -> Front:

@@ -78,8 +78,8 @@ class Stage:
             client_argv(path, site), path / "kit", env, path / "log" / "flare.log", self.mark
         )
 
-    def offered(self, run: str, study: Study) -> Offer:
-        """Offered to all and approved by all."""
+    def offered(self, run: str, study: Study, approved: bool = True) -> Offer:
+        """Offered to all and approved by all, or by nobody."""
         folder = RunFolder.create(self.home / "runs" / run, study)
         agents = {site: keys.public_hex(Home.open(path).key) for site, path in self.homes.items()}
         made = offer(run, study, agents, keys.public_hex(keys.load(self.home / "key.pem")))
@@ -87,7 +87,8 @@ class Stage:
         want(folder.path, "run")
         for path in self.homes.values():
             write_atomically(path / "offers" / f"{made.digest}.json", made.model_dump_json().encode())
-            approve(Home.open(path), made, keys.load(path / "officer.pem"), datetime.now(UTC) + timedelta(days=1))
+            if approved:
+                approve(Home.open(path), made, keys.load(path / "officer.pem"), datetime.now(UTC) + timedelta(days=1))
         return made
 
     def run(self, made: Offer, seconds: float = 120, meanwhile: Callable[[], None] = lambda: None) -> dict[str, str]:

@@ -4,67 +4,44 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import ssl
-import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from pipeline.engines.server import put
-from pipeline.kits import ADMIN, admin_kit, job
-from pipeline.service.tls import Authority
+from pipeline.engine_topics import SITE_HOME
+from pipeline.errors import BadMessage
+from pipeline.run_folder import RunFolder
 from pipeline.study_file import read_study
 from privacy import keys
 from privacy.receipts import request
+from sites.approvals import approve, withdraw
 from sites.home import Home
 from sites.settings import Limits, Settings
-from tests.across.attackers import ADMINISTRATOR, attack, outcome
+from tests.across.exposed import betrays_nothing, outside
 from tests.across.stage import Stage, federation, until
+from tests.across.storm import EVIL, Storm, arm, judged, weathered
 from tests.across.test_engines_agree import BASE
 
 pytest.importorskip("nvflare")
 
 SITES = ("site-01", "site-02", "site-03")
 LIES = ("honest", "replay", "nan", "shape", "name", "oversize", "garbage", "weight")
-EVIL = "touch"  # a file that code from outside would leave
-
-
-@dataclass
-class Storm:
-    """A run under attack, and what was seen of it meanwhile."""
-
-    run: str
-    ended: dict[str, str] = field(default_factory=dict)
-    job: str = ""
-    argv: dict[int, list[str]] = field(default_factory=dict)
-    listening: list[tuple[int, str, int]] = field(default_factory=list)
-    attacks: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def certified(kit: Path, authority: Authority, name: str, role: str | None = None) -> Path:
-    issued = authority.issue_client(name, role)
-    put(kit, {"startup/client.crt": issued.certificate, "startup/client.key": issued.key, "startup/rootCA.pem": authority.pem})
-    return kit
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("security")
+    """The third site lies (tests/across/hostile)."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).with_name("hostile")), os.environ.get("PYTHONPATH", "")]))
     hostile = {"site-03": {"PYTHONPATH": path, "LIES": " ".join(LIES)}}
-    with federation(folder, {site: Settings(plays=site, limits=Limits(disk_gb=0.01)) for site in SITES}, hostile) as made:
-        assert made.server is not None
-        own, port = Authority.open(made.home), made.server.port
-        (folder / "abroad").mkdir()
-        certified(folder / "mallory", own, "mallory")
-        certified(folder / "foreign", Authority.create(folder / "abroad", "abroad"), "site-01")
-        put(folder / "mallory", admin_kit(port))
-        certified(folder / "insider", own, ADMIN, "project_admin")
+    sites = {site: Settings(plays=site, limits=Limits(disk_gb=0.01)) for site in SITES}
+    with federation(tmp_path_factory.mktemp("security"), sites, hostile) as made:
+        arm(made)
         until(lambda: made.server is not None and made.server.connected() >= set(SITES), 60)
         yield made
 
@@ -73,56 +50,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def storm(stage: Stage) -> Storm:
     made = stage.offered("storm", read_study(BASE, "storm", {"rounds": len(LIES)}))
     first = Home.open(stage.homes["site-01"])
-    stolen = request(first.ledger, first.key, keys.public_hex(keys.load(stage.home / "key.pem")))
+    stolen = request(first.ledger, first.key, made.coordinator)
     (stage.homes["site-03"] / "stolen.json").write_text(stolen.model_dump_json())
-    seen = Storm(made.run)
-
-    def look() -> None:
-        if not seen.job and (stage.home / "runs" / made.run / "rounds.jsonl").exists():
-            _notice(stage, seen)
-            seen.attacks = _attacked(stage, seen.job)
-
-    seen.ended = stage.run(made, meanwhile=look)
-    return seen
-
-
-def _notice(stage: Stage, seen: Storm) -> None:
-    for process in psutil.process_iter():
-        try:
-            if stage.mark in process.environ().get("HEMOFED_MARK", ""):
-                seen.argv[process.pid] = process.cmdline()
-                found = process.net_connections(kind="inet")
-                seen.listening += [(process.pid, *c.laddr) for c in found if c.status == psutil.CONN_LISTEN]
-        except psutil.Error:
-            continue
-    (runner,) = [argv for argv in seen.argv.values() if any("runner_process" in part for part in argv)]
-    seen.job = runner[runner.index("-n") + 1]
-
-
-def _attacked(stage: Stage, job: str) -> dict[str, dict[str, Any]]:
-    """All at once."""
-    assert stage.server is not None
-    port, folder = stage.server.port, stage.folder
-    secret = stage.homes["site-01"] / "agent.pem"
-    commands = [
-        ["admin", "site-01", "sys.shell", f"cat {secret}"],
-        ["admin", "site-01", "sys.info", ""],
-        ["send", "site-01", "_net_manager", "process_info"],
-        ["send", f"site-01.{job}", "client_command", "check_status"],
-        ["send", "server", "server_parent_listener", "get_clients"],
-        ["send", "server", "_net_manager", "cells"],
-        ["send", f"server.{job}", "server_command", "get_run_info"],
-    ]
-    under_way = {
-        "foreign": attack(folder / "foreign", port, "site-01", "site-01"),
-        "posing": attack(folder / "mallory", port, "site-01", "site-01"),
-        "naming": attack(folder / "mallory", port, "mallory", "site-01"),
-        "serving": attack(folder / "mallory", port, f"server.{job}", "mallory"),
-        "administrator": attack(folder / "mallory", port, ADMINISTRATOR, ADMIN),
-        "commands": attack(folder / "mallory", port, "mallory", "mallory", *commands),
-        "insider": attack(folder / "insider", port, f"_admin_{uuid.uuid4()}", ADMIN, ["admin", "site-01", "sys.shell", f"cat {secret}"]),
-    }
-    return {name: outcome(process) for name, process in under_way.items()}
+    return weathered(stage, made)
 
 
 def logged(stage: Stage) -> str:
@@ -131,64 +61,157 @@ def logged(stage: Stage) -> str:
 
 def test_a_node_without_a_certificate_of_ours_is_not_let_in(stage: Stage) -> None:
     assert stage.server is not None
-    context = ssl.create_default_context(cafile=str(stage.home / "ca.pem"))
-    context.set_alpn_protocols(["h2"])
-    for paper in (None, stage.folder / "foreign" / "startup"):
-        if paper is not None:
-            context.load_cert_chain(paper / "client.crt", paper / "client.key")
-        with socket.create_connection(("127.0.0.1", stage.server.port), timeout=5) as raw, pytest.raises(OSError):
-            with context.wrap_socket(raw, server_hostname="localhost") as speaking:
-                speaking.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-                if not speaking.recv(1000):
-                    raise ConnectionResetError
+    stranger, abroad = (ssl.create_default_context(cafile=str(stage.home / "ca.pem")) for _ in range(2))
+    abroad.load_cert_chain(*(stage.folder / "foreign" / "startup" / name for name in ("client.crt", "client.key")))
+    for context in (stranger, abroad):
+        context.set_alpn_protocols(["h2"])
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            _greet(context, stage.server.port)
+    with socket.create_connection(("127.0.0.1", stage.server.port), timeout=5) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert b"200" not in plain.recv(1000)
+
+
+def _greet(context: ssl.SSLContext, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw, context.wrap_socket(raw, server_hostname="localhost") as over:  # fmt: skip
+        over.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        if not over.recv(1000):
+            raise ConnectionResetError
 
 
 # jobs
 
 
-def submitted(stage: Stage, name: str, **changes: Any) -> str:
-    """The administrator's own session, with a job that it should never have made. The job's id."""
-    kit = job(changes.pop("run", "none"), changes.pop("digest", "0" * 64), ["site-01"], 1)
-    folder = stage.home / "admin" / "transfer" / name
-    for end in ("server", "client"):
-        path = f"app/config/config_fed_{end}.json"
-        kit[path] = json.dumps(json.loads(kit[path]) | changes.pop(end, {}))
-    put(folder, kit | changes)
-    assert stage.server is not None
-    return str(stage.server._admin().submit_job(str(folder)))
-
-
 @pytest.fixture(scope="module")
 def jobs(stage: Stage) -> dict[str, dict[str, Any]]:
-    """What became of each."""
-    evil = stage.folder / EVIL
-    code = f"from nvflare.apis.executor import Executor\nopen({str(evil)!r}, 'w')\nclass Evil(Executor): pass\n"
-    popen = {"path": "subprocess.Popen", "args": {"args": ["touch", str(evil)]}}
-    ours = json.loads(job("none", "0" * 64, [], 1)["app/config/config_fed_client.json"])["executors"][0]
-    numbers = "nvflare.app_common.np.np_trainer.NPTrainer"
-    given = {
-        "code": submitted(stage, "code", **{"app/custom/evil.py": code}, client={"executors": [_doing("evil.Evil")]}),
-        "code-there": submitted(stage, "code-there", **{"app/custom/evil.py": code}, server={"workflows": [{"id": "x", "path": "evil.Evil"}]}),
-        "class": submitted(stage, "class", client={"executors": [_doing(numbers)]}),
-        "part": submitted(stage, "part", client={"components": [{"id": "x", **popen}]}),
-        "part-there": submitted(stage, "part-there", server={"components": [{"id": "x", **popen}]}),
-        "nested": submitted(stage, "nested", client={"executors": [ours | {"executor": ours["executor"] | {"args": {"run": "none", "digest": popen}}}]}),
-        "escape": submitted(stage, "escape", run="../../escape"),
-    }  # fmt: skip
-    server = stage.server
-    assert server is not None
-    until(lambda: all(server.over(one) for one in given.values()), 90)
-    return {name: server._admin().get_job_meta(one) for name, one in given.items()}
+    return judged(stage)
 
 
-def _doing(path: str) -> dict[str, Any]:
-    return {"tasks": ["about", "ask"], "executor": {"path": path, "args": {}}}
+def test_a_job_brings_no_code(jobs: dict[str, dict[str, Any]], stage: Stage) -> None:
+    assert all("BYOC not permitted" in str(jobs[name]["job_deploy_detail"]) for name in ("code", "code-there"))
+    assert not (stage.folder / EVIL).exists()
 
 
-def test_jobs(jobs, stage):
-    for k, v in jobs.items():
-        print(k, {a: b for a, b in v.items() if a in ("status","job_deploy_detail","schedule_history")})
-    print(list(stage.folder.rglob("ended.json")), (stage.folder/EVIL).exists())
-    print(logged(stage)[-6000:])
-    for f in (stage.homes["site-01"]/"kit").rglob("*log*.txt"): print(f, f.read_text()[-3000:])
-    assert 0
+@pytest.mark.parametrize("name", ["class", "part", "part-there", "nested"])
+def test_a_job_builds_nothing_but_our_two_classes(name: str, jobs: dict[str, dict[str, Any]], stage: Stage) -> None:
+    assert jobs[name]["status"] in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
+    site = stage.homes["site-01"] / "kit" / jobs[name]["job_id"] / "log.txt"
+    log = stage.home / "log" / "flare.log" if name == "part-there" else site
+    assert "is not in allow_list" in log.read_text()
+    assert not (stage.folder / EVIL).exists()
+
+
+def test_a_job_names_no_other_folder(jobs: dict[str, dict[str, Any]], stage: Stage) -> None:
+    assert jobs["escape"]["status"] == "FINISHED:EXECUTION_EXCEPTION"
+    assert not [*stage.folder.rglob("ended.json"), *stage.folder.rglob("escape/.lock")]
+
+
+def test_no_work_without_an_approval_that_stands(jobs: dict[str, dict[str, Any]], stage: Stage) -> None:
+    """Offered to all; the first has not approved it, the second's approval has ended, the third took it back."""
+    made = stage.offered("lapsed", read_study(BASE, "lapsed", {}), approved=False)
+    second, third = (Home.open(stage.homes[site]) for site in SITES[1:])
+    now = datetime.now(UTC)
+    past = {"expires": now - timedelta(seconds=1), "now": now - timedelta(days=1)}
+    approve(second, made, keys.load(second.path / "officer.pem"), **past)
+    approve(third, made, keys.load(third.path / "officer.pem"), now + timedelta(days=1))
+    withdraw(third, made.run)
+    ended = stage.run(made)
+    assert ended["how"] == "halted"
+    for site, why in zip(SITES, ("is not approved", "approval ended", "approval was withdrawn"), strict=True):
+        assert re.search(rf"{site}: [^;]*{why}", ended["why"]), ended["why"]
+    assert not (stage.home / "runs" / made.run / "rounds.jsonl").exists()
+
+
+@pytest.mark.parametrize("digest", ["../agent", "../../../etc/passwd", "0" * 64, "/" * 64, "", "é" * 64])
+def test_a_digest_is_no_path(digest: str, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sites.executor import SiteExecutor
+
+    monkeypatch.setenv(SITE_HOME, str(stage.homes["site-01"]))
+    with pytest.raises(BadMessage, match="was not offered"):
+        SiteExecutor("run", digest)._offer()
+
+
+# a run under attack
+
+
+def test_the_study_finishes_all_the_same(storm: Storm, stage: Stage) -> None:
+    assert storm.ended == {"how": "finished", "why": ""}
+    assert [r["round"] for r in rounds(stage, storm)] == list(range(len(LIES) + 1))
+
+
+def rounds(stage: Stage, storm: Storm) -> list[dict[str, Any]]:
+    return RunFolder.open(stage.home / "runs" / storm.run).rounds()
+
+
+LIE = {
+    "replay": "answered turn 1 (train) when asked turn 2",
+    "nan": "is not finite",
+    "shape": "where others sent",
+    "name": "answered in the name of 'site-01'",
+    "oversize": "more than 67108864",
+    "garbage": "damaged or cut short",
+    "weight": "claims a weight of 1e+08",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_quarantined(lie: str, storm: Storm, stage: Stage) -> None:
+    record = rounds(stage, storm)[1 + LIES.index(lie)]
+    honest = lie == "honest"
+    assert sorted(record["counted"]) == sorted(SITES if honest else SITES[:2])
+    if not honest:
+        assert record["missed"]["site-03"].startswith("quarantined: ")
+        assert LIE[lie] in record["missed"]["site-03"]
+
+
+@pytest.mark.parametrize("who", ["foreign", "posing", "naming", "serving", "administrator", "ousted"])
+def test_a_node_is_who_its_certificate_says(who: str, storm: Storm, stage: Stage) -> None:
+    assert storm.attacks[who]["in"] is False
+    told = {
+        "posing": "authenticated as 'mole' but claimed endpoint 'site-01'",
+        "serving": "authenticated as 'mole' but claimed endpoint 'server.",
+        "ousted": "ousted: refused: it has left, or was removed",
+    }
+    assert told.get(who, "") in logged(stage)
+
+
+def test_sites_cannot_speak_to_each_other(storm: Storm, stage: Stage) -> None:
+    assert storm.attacks["commands"]["in"] is True  # it is a member, after all
+    assert {said.partition(":")[0] for said in storm.attacks["commands"]["tries"]} == {"timeout"}
+    for what in (
+        "a message to site-01;",
+        f"a message to site-01.{storm.job};",
+        "get_clients on",
+        "cells on",
+        "get_run_info on",
+    ):
+        assert f"mallory: refused: {what}" in logged(stage)
+
+
+def test_nor_can_the_coordinator_read_files_or_bring_code(storm: Storm, stage: Stage) -> None:
+    """With the server's own key, past the server's rules, straight to the site."""
+    assert storm.attacks["insider"]["in"] is True
+    *files, code = storm.attacks["insider"]["tries"]
+    assert files == ["ok: invalid_request"] * 3
+    assert "BYOC not permitted" in code
+    assert not (stage.folder / EVIL).exists()
+
+
+def test_a_receipt_is_for_who_asks(storm: Storm, stage: Stage) -> None:
+    garbage, stolen, posing = json.loads((stage.homes["site-03"] / "heard.json").read_text())
+    assert "this is no request for a receipt" in garbage
+    assert "site-03 asks for a receipt in the name of site-01" in stolen
+    assert "this is no request for a receipt" in posing
+    assert not list((stage.home / "receipts").glob("*.json"))
+    assert not any("epsilon" in record for record in rounds(stage, storm))  # it was told 99, for another site
+
+
+def test_only_the_loopback_is_listened_on(storm: Storm) -> None:
+    assert len(storm.argv) == 8  # a server, three clients, and the job's process at each
+    assert len(storm.listening) >= 4
+    assert not outside(storm.listening)
+
+
+def test_no_secret_is_in_a_log_or_an_argument(storm: Storm, stage: Stage) -> None:
+    assert len(storm.secrets) >= 7  # tokens of three sites, signatures of four processes
+    betrays_nothing(stage.folder, storm.argv.values(), storm.secrets)

@@ -1,9 +1,13 @@
 """What travels survives the trip or is refused."""
 
+import struct
+import zlib
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from pipeline.errors import BadMessage, BadReply
 from pipeline.messages import Excuse, Message, Reply, Total, Update
@@ -82,6 +86,17 @@ def test_an_excuse_comes_back():
     assert read_reply("a", reply_bytes(Excuse("a", "train", 3, "budget spent"))) == Excuse(
         "a", "train", 3, "budget spent"
     )
+
+
+def test_what_nests_without_end_is_no_message():
+    """The library that reads it gives up with an error of its own, which would end the run."""
+    body = save({"x": torch.zeros(1)}, {"hemofed": "[" * 100_000})
+    with pytest.raises(BadMessage, match="cannot be read"):
+        read_reply("a", b"HF2\0" + struct.pack("<I", zlib.crc32(body)) + body)
+
+
+def test_an_excuse_is_short():
+    assert len(read_reply("a", reply_bytes(Excuse("a", "train", 2, "x" * 10**6))).reason) == 2000
 
 
 def test_totals_by_hand():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import contextmanager
@@ -130,3 +131,21 @@ def test_oversized_and_failed_answers_become_excuses(tmp_path, monkeypatch):
     assert told["a"].reason.startswith("quarantined: sent 1000 bytes")
     assert "EXECUTION_EXCEPTION" in told["b"].reason
     assert got["d"] == b"ok"
+
+
+def test_a_site_that_cannot_sign_as_itself_takes_no_part(tmp_path):
+    """An old certificate is enough for FLARE; the agent's key is what counts."""
+    sites = Sites(tmp_path, {"a": 0.0, "b": 0.0, "c": 0.0}, answer=lambda site, parcel: b"!")
+    sites.flare._proven = lambda site, once, proof: proof == f"{site} {once}"
+
+    def send(task, site):
+        once = task.data["told"]
+        said = {"a": {"proof": f"a {once}"}, "b": {"proof": f"a {once}"}, "c": {"refused": "not approved"}}[site]
+        result = make_reply(ReturnCode.OK)
+        result["told"] = json.dumps(said)
+        task.result_received_cb(SimpleNamespace(client=SimpleNamespace(name=site), result=result), None)
+
+    real, sites.flare._send = sites.flare._send, send
+    assert list(sites.flare.about()) == ["a"]
+    sites.flare._send = real
+    assert sites.ask(b"1") == {"a": b"!"}

@@ -1,5 +1,6 @@
 """A coordinator's backups, and what comes back: never an older receipt, run or database over a newer one."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -25,8 +26,10 @@ from privacy import keys
 from privacy.bodies import Budget, Data
 from privacy.countersigner import Countersigner
 from privacy.receipts import request
+from sites.guard import Guard
 from sites.home import Home
 from tests.pipeline.service.conftest import STUDY, World
+from tests.privacy.ledgers import charge
 
 
 def grown(home, rounds):
@@ -64,6 +67,11 @@ def copied(world, tmp_path, name="copy.tar", passphrase=None):
     return tmp_path / name
 
 
+def rows(home, query):
+    with contextlib.closing(sqlite3.connect(home / "hemofed.db")) as database:
+        return database.execute(query).fetchall()
+
+
 def test_what_is_in_it(world: World, site, tmp_path):
     world.enrol("north")
     run = grown(world.home, 5)
@@ -88,9 +96,7 @@ def test_what_is_in_it(world: World, site, tmp_path):
         "runs/run-1/study.toml", "runs/run-1/rounds.jsonl", "runs/run-1/checkpoint/attempt.json",
         "runs/run-1/checkpoint/round-000004.safetensors", f"receipts/{receipt.name}",
     }  # fmt: skip
-    with sqlite3.connect(tmp_path / "out" / "hemofed.db") as rows:
-        assert rows.execute("SELECT name FROM sites").fetchall() == [("north",)]
-    rows.close()
+    assert rows(tmp_path / "out", "SELECT name FROM sites") == [("north",)]
 
 
 def test_a_new_machine_serves_it_and_runs_go_on(world: World, tmp_path):
@@ -121,44 +127,30 @@ def test_a_new_machine_serves_it_and_runs_go_on(world: World, tmp_path):
         store.close()
 
 
-def test_of_a_run_that_goes_on_the_copy_can_go_on(world: World, tmp_path):
-    """Backups beside a process that writes rounds and clears old checkpoints away."""
+def test_beside_a_run_and_a_service_that_go_on(world: World, tmp_path):
+    """Rounds are written, old checkpoints cleared away, transactions made: each copy is of one moment and can go on."""
     grown(world.home, 1)
     over = threading.Event()
-    writer = threading.Thread(target=lambda: [grown(world.home, n) for n in range(2, 2000) if not over.is_set()])
-    writer.start()
+
+    def work() -> None:
+        for count in range(2, 2000):
+            if not over.is_set():
+                grown(world.home, count)
+                world.store.note("somebody", "something")
+
+    worker = threading.Thread(target=work)
+    worker.start()
     try:
         for nth in range(12):
-            copy = copied(world, tmp_path, f"{nth}.tar")
-            restore(copy, tmp_path / f"home-{nth}")
+            restore(copied(world, tmp_path, f"{nth}.tar"), tmp_path / f"home-{nth}")
             run = RunFolder.open(tmp_path / f"home-{nth}" / "runs" / "run-1")
             last = run.load_checkpoint()[0]["round"]
             assert {r["round"] for r in run.rounds()} >= set(range(last + 1))
+            assert rows(tmp_path / f"home-{nth}", "PRAGMA integrity_check") == [("ok",)]
     finally:
         over.set()
-        writer.join()
+        worker.join()
     assert last > 0
-
-
-def test_the_database_is_of_one_moment(world: World, tmp_path):
-    """While transactions are open and being made."""
-    over = threading.Event()
-
-    def note() -> None:
-        while not over.is_set():
-            world.store.note("somebody", "something")
-
-    writer = threading.Thread(target=note)
-    writer.start()
-    try:
-        for nth in range(5):
-            restore(copied(world, tmp_path, f"{nth}.tar"), tmp_path / f"home-{nth}")
-            with sqlite3.connect(tmp_path / f"home-{nth}" / "hemofed.db") as rows:
-                assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            rows.close()
-    finally:
-        over.set()
-        writer.join()
 
 
 def test_what_is_newer_in_the_home_stays(world: World, site, tmp_path):
@@ -190,8 +182,7 @@ def test_what_is_lost_or_damaged_comes_back(world: World, site, tmp_path):
     made = restore(copy, world.home.path)
     assert (made.database, made.runs, made.receipts) == (True, ("run-1",), 1)
     assert RunFolder(world.home.runs / "run-1").load_checkpoint()[0] == {"round": 1}
-    store = Store(CoordinatorHome.open(world.home.path).database)
-    store.close()
+    Store(CoordinatorHome.open(world.home.path).database).close()
 
 
 def test_a_site_that_moved_on_extends_and_one_that_is_behind_is_refused(world: World, site, tmp_path):
@@ -210,6 +201,18 @@ def test_a_site_that_moved_on_extends_and_one_that_is_behind_is_refused(world: W
     asked = request(behind.ledger, behind.key, keys.public_hex(home.key))
     refused = json.loads(countersigned(home.path, "st-anne", asked.model_dump_json()))
     assert "older than" in refused["refused"]
+
+
+def test_it_does_so_by_itself_before_it_trains(world: World, site, tmp_path):
+    site.spend(world.home)
+    copy = copied(world, tmp_path)
+    site.spend(world.home)
+    restore(copy, tmp_path / "new")
+    home = CoordinatorHome.open(tmp_path / "new")
+    site.home.ledger.append(charge(1, 0.5))
+    signer = Countersigner(home.receipts, home.key)
+    Guard(site.home, None, "moons", "0" * 64, signer.countersign, keys.public_hex(home.key))._have_receipt()
+    assert signer.last("st-anne", "smears").index == site.home.ledger.index - 1
 
 
 def test_never_while_it_is_served_nor_over_another(world: World, tmp_path):

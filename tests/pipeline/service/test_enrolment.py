@@ -103,6 +103,14 @@ def test_a_name_is_no_path(world, name):
     assert world.store.sites() == []
 
 
+@pytest.mark.parametrize("name", ["server", "server_job", "coordinator", "Coordinator"])
+def test_nobody_is_called_as_the_server_is(world, name):
+    """A certificate of that name would speak for it."""
+    told = world.lead.post(f"/api/sites/{name}/invite", {})
+    assert told.status_code == 422
+    assert "choose another" in told.json()["error"]
+
+
 def test_no_secret_is_in_the_log_or_the_database(world):
     token = parse_invitation(world.lead.post("/api/sites/a/invite", {}).json()["token"]).token
     asked = enrolment(token, "a")
