@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.blueprint import Blueprint
 from pipeline.combine import Combine
@@ -18,6 +19,7 @@ from pipeline.masked import Masking
 from pipeline.messages import SiteId
 from pipeline.metrics import Focus
 from pipeline.offers import RUN_NAME, Offer
+from pipeline.parcels import HEAVIEST
 from pipeline.reports.run_report import write_report
 from pipeline.results import write_results
 from pipeline.run_folder import RunFolder
@@ -80,7 +82,23 @@ def conduct(folder: RunFolder, offer: Offer, engine: Remote, live: Live, told: T
     return results
 
 
+class About(BaseModel):
+    """What a site says of its data; within bounds, for a model is built from it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    shape: list[Annotated[int, Field(gt=0, le=4096)]] = Field(min_length=1, max_length=4)
+    classes: list[Annotated[str, Field(max_length=100)]] = Field(min_length=2, max_length=1000)
+    examples: dict[Literal["train", "val", "test"], Annotated[int, Field(ge=0, le=int(HEAVIEST))]]
+
+
 def _agreed(abouts: Mapping[SiteId, Mapping[str, Any]]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    for site, about in abouts.items():
+        try:
+            About.model_validate(about)
+        except ValidationError as error:
+            wrong = ", ".join(sorted({str(e["loc"][0]) for e in error.errors()}))
+            raise BadReply(f"{site} says of its data what cannot be ({wrong}); is it of the same version?") from error
     forms = {site: (tuple(a["shape"]), tuple(a["classes"])) for site, a in abouts.items()}
     first = next(iter(forms))
     for site, form in forms.items():

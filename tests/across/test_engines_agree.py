@@ -83,7 +83,7 @@ def models(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {str(file.relative_to(folder)): load_tensors(file)[1] for file in files}
 
 
-QUICK = {"fedprox-partial", "private", "secure-sum"}  # the others take `make test-all`
+QUICK = {"private", "secure-sum"}  # the others take `make test-all`
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
