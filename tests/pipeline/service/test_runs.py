@@ -40,7 +40,12 @@ def test_an_offer_is_what_the_sites_are_sent(world, sites):
 def test_only_the_named_sites_are_asked(world, sites):
     run = world.offer(sites=["c", "a"], fewest=2)
     assert world.store.run(run).sites == ["c", "a"]
-    assert sites["b"].post("/site/beat", beating()).json() | {"time": ""} == {"offers": [], "runs": [], "time": "", "registered": False}
+    assert sites["b"].post("/site/beat", beating()).json() | {"time": ""} == {
+        "offers": [],
+        "runs": [],
+        "time": "",
+        "registered": False,
+    }
     stranger = sites["b"].post("/site/beat", beating(world.approval(run)))
     assert stranger.status_code == 200
     assert world.store.approved(run) == set()
