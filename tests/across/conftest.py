@@ -12,6 +12,7 @@ from tests.across.world import SITES, STUDY, World
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     from pipeline.miniature import Miniature
+    from sites.settings import Limits, Settings
 
     folder = tmp_path_factory.mktemp("world")
     study = folder / "study.toml"
@@ -21,8 +22,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         small.coordinate()
         for site in SITES:
             small.enrol(site, "--plays", site, "--unit", "example")
-            settings = (folder / site / "site.toml").read_text()
-            (folder / site / "site.toml").write_text(settings + "\n[limits]\ndisk_gb = 0.001\n")
+            # a file system of some kilobytes is to be full for the system, not for the policy
+            Settings(plays=site, limits=Limits(disk_gb=0.0001)).save(folder / site)
         yield World(small, study)
     finally:
         small.close()
