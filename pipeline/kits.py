@@ -19,8 +19,6 @@ LEAD = {"submit_job": "any", "clone_job": "none", "manage_job": "any", "download
 NOBODY = dict.fromkeys(LEAD, "none")
 QUICK = {"job_heartbeat_interval": 2.0, "task_check_interval": 1.0,
          "dead_client_grace_period": 10.0, "dead_client_check_lead_time": 5.0}  # fmt: skip
-# models go in few large pieces, without waiting for their receipt in between
-STREAMING = {"streaming_chunk_size": 4 << 20, "streaming_window_size": 128 << 20, "streaming_ack_interval": 32 << 20}
 POLL = 0.05  # seconds after which a site that has nothing to do asks again; FLARE's default is 2
 Kit = dict[str, str]
 
@@ -164,7 +162,6 @@ def _kit(name: str, start: Mapping[str, Any], resources: Mapping[str, Any], gran
         "local/resources.json": _text(resources),
         "local/authorization.json": _text({"format_version": "1.0", "permissions": permissions}),
         "local/log_config.json": _text(LOGGING),
-        "local/comm_config.json": _text(STREAMING),
     }
 
 
