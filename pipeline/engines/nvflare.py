@@ -49,7 +49,7 @@ class Flare:
 
     def __init__(
         self, send: Callable[[Task, SiteId], None], cancel: Callable[[Task], None], sites: MutableMapping[SiteId, float], live: Live,
-        halted: Callable[[], str], fewest: int, proven: Callable[[SiteId, str, str], bool] = lambda *_: True,
+        halted: Callable[[], str], fewest: int, proven: Callable[[SiteId, str, str], bool],
     ) -> None:  # fmt: skip
         """`proven`: whether a site's answer to a number used once is signed by the key that it is known by."""
         self._send, self._cancel, self._heard, self._live = send, cancel, sites, live
@@ -73,7 +73,7 @@ class Flare:
         self._live.phase = "about"
         found: dict[SiteId, dict[str, Any]] = {}
         refused: dict[SiteId, str] = {}
-        once = secrets.token_hex(16)
+        once, asked = secrets.token_hex(16), len(self._heard)
         for site, answer in self._ask(ABOUT, {site: Shareable({TOLD: once}) for site in self._heard}, None, FIRST):
             try:
                 told = json.loads(answer[TOLD])
@@ -89,7 +89,7 @@ class Flare:
         self._heard_only(found)
         if len(found) < self._fewest:
             reasons = "; ".join(f"{site}: {why}" for site, why in refused.items()) or "they do not answer"
-            raise Halted(f"{len(found)} of {len(self._heard)} sites are ready, {self._fewest} are needed ({reasons})")
+            raise Halted(f"{len(found)} of {asked} sites are ready, {self._fewest} are needed ({reasons})")
         return {site: found[site] for site in self._heard if site in found}
 
     def _heard_only(self, sites: Mapping[SiteId, object]) -> None:

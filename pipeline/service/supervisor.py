@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from pipeline.errors import HemofedError
-from pipeline.live import read_live, want
+from pipeline.live import Want, read_live, want, wanted
 from pipeline.logs import Log
 from pipeline.service.actions import OVER
 from pipeline.service.database import Run
@@ -23,6 +24,7 @@ from pipeline.service.store import Store
 
 EVERY = 1.0  # seconds between two looks
 PATIENCE = 10.0  # seconds that a run waits for the last sites once enough are there
+ASKED: Mapping[str, Want] = {"pausing": "pause", "stopping": "stop"}
 SLOWEST = 60.0  # seconds between two attempts
 TROUBLES = 8  # attempts in a row that ended without a new round: then a person has to look
 
@@ -112,6 +114,8 @@ class Supervisor:
     def _follow(self, run: Run, attempt: Attempt) -> None:
         ended = _ended(self.runs / run.id)
         if ended is None and not self.jobs.over(attempt.job):
+            if run.state in ASKED and wanted(self.runs / run.id) != ASKED[run.state]:
+                want(self.runs / run.id, ASKED[run.state])  # the lead spoke while the attempt was being made
             self._take_in(run, attempt)
             return
         del self.attempts[run.id]

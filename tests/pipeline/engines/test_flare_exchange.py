@@ -31,7 +31,9 @@ class Sites:
         self.heard = {site: time.monotonic() for site in delays}
         self.cancelled, self.halted = [], ""
         self.live = Live(tmp_path, 1)
-        self.flare = Flare(self.send, self.cancelled.append, self.heard, self.live, lambda: self.halted, fewest)
+        self.flare = Flare(
+            self.send, self.cancelled.append, self.heard, self.live, lambda: self.halted, fewest, lambda *_: True
+        )
 
     def send(self, task, site):
         def work():

@@ -180,6 +180,14 @@ def test_what_the_lead_asks_meanwhile_is_not_overridden(scene):
     assert len(server.submitted) == 1
 
 
+def test_a_pause_that_came_while_the_attempt_was_made_is_heard(scene):
+    boss, store, _ = begun(scene)
+    store.act("r", "pause", "lead")  # and its control.json was overwritten
+    assert wanted(boss.runs / "r") == "run"
+    boss.look()
+    assert wanted(boss.runs / "r") == "pause"
+
+
 def test_a_withdrawn_approval_keeps_a_site_out_of_the_next_attempt(scene):
     boss, store, server = begun(scene)
     store.withdraw("r", "c", datetime.now(UTC) + timedelta(seconds=1))
