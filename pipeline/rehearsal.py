@@ -25,6 +25,8 @@ from pipeline.work import (
     Fitted,
     Gradient,
     Job,
+    Profile,
+    Profiled,
     Result,
     Slope,
     Work,
@@ -75,5 +77,7 @@ def _as_if(job: Job) -> Result:
             zero = torch.zeros(())
             sums = (torch.zeros(2, 2), torch.zeros(2, 2, SCORE_BINS), torch.zeros(CALIBRATION_BINS, 3))
             return Evaluated(zero, zero, *sums)
+        case Profile():
+            return Profiled(*(torch.zeros(()) for _ in Profiled.__dataclass_fields__))
         case Activate():
             return Activations(torch.zeros(job.count, 1), ())

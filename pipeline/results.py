@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.blueprint import model_header
 from pipeline.coordinator import Coordinator, Progress
+from pipeline.profiling import write_profile
 from pipeline.run_folder import RunFolder
 
 
@@ -21,6 +22,7 @@ def write_results(
     shape: Sequence[int],
     classes: Sequence[str],
     intervals: Mapping[str, Any] | None,
+    profile: bool = True,
 ) -> dict[str, Any]:
     """The one look at `test`, the models and results.json of a run that has come to its end."""
     study, (state, at, chosen_by) = coordinator.study, coordinator.result(progress)
@@ -29,6 +31,8 @@ def write_results(
     worst = min(by_site, key=lambda s: by_site[s]) if by_site else None
     for name, model in study.strategy.models(state).items():
         folder.save_model(name, model, model_header(study, shape, classes, at))
+    if profile:
+        write_profile(coordinator, state, progress, tuple(shape))
     results = {
         "study": study.name,
         "hash": study.hash,

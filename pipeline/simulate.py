@@ -178,7 +178,8 @@ def _run(
     state = sim.coordinator.result(progress)[0]
     _keep_own(sim, study, state, progress, folder)
     sure = _intervals(sim, study, state)
-    return write_results(sim.coordinator, folder, progress, why, sim.population.shape, sim.population.classes, sure)
+    shape, classes = sim.population.shape, sim.population.classes
+    return write_results(sim.coordinator, folder, progress, why, shape, classes, sure, profile=sheets)
 
 
 def _keep_own(sim: Simulation, study: Study, state: Any, progress: Progress, folder: RunFolder) -> None:

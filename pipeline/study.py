@@ -132,6 +132,11 @@ class Augment(Section):
     colour: float = Field(0.0, ge=0, le=1)
     light: float = Field(0.0, ge=0, le=1)
 
+    @property
+    def views(self) -> int:
+        """How an exported model looks at an image: eight ways round where the study says that there is no upright."""
+        return 8 if self.flip and self.rotate >= 90 else 1
+
 
 class Selection(Section):
     fraction: float = Field(1.0, gt=0, le=1)
@@ -155,6 +160,7 @@ class Evaluation(Section):
     target: float | None = None  # stop once the best metric reaches this on the first watched split
     positive: str | None = None  # the class whose AUROC and sensitivity matter
     specificity: float = Field(0.95, gt=0, lt=1)
+    profile: bool = True  # at the end sites describe their `val` images in sums, which an exported model needs
 
 
 class Study(Section):

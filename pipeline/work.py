@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from pipeline.weights import Role, Vec
 Split = Literal["train", "val", "test"]
 SCORE_BINS = 1024
 CALIBRATION_BINS = 15
+FINE_BINS = 4096  # of a profile's scores: thresholds stand at their edges
+DISTANCE_BINS = 256
+MEASURE_BINS = 256
+TEMPERATURES = tuple(2.0 ** (k / 8) for k in range(-24, 25))
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,24 @@ class Evaluate:
     stats: Vec = field(default_factory=lambda: NO_STATS)
 
 
+class Sums:
+    """Tensors that add up: over batches, and over sites."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(a + b for a, b in zip(self.sums().values(), other.sums().values(), strict=True)))
+
+    def sums(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def of(cls, sums: Mapping[str, Tensor]) -> Self:
+        return cls(**{name: sums[name] for name in cls.__dataclass_fields__})
+
+
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(Sums):
     """Sums only, so that pooled AUROC, calibration and thresholds derive from totals over sites."""
 
     n: Tensor  # ()
@@ -122,16 +142,6 @@ class Evaluated:
     confusion: Tensor  # (C, C) rows are the truth
     scores: Tensor  # (C, 2, SCORE_BINS) int32: one-vs-rest scores of [others, class]
     calibration: Tensor  # (CALIBRATION_BINS, 3) count, sum of confidence, correct
-
-    def __add__(self, other: Evaluated) -> Evaluated:
-        return Evaluated(*(a + b for a, b in zip(self.sums().values(), other.sums().values(), strict=True)))
-
-    def sums(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def of(cls, sums: Mapping[str, Tensor]) -> Evaluated:
-        return cls(**{name: sums[name] for name in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
@@ -149,8 +159,56 @@ class Activations:
     layers: tuple[Tensor, ...]  # (n, p) each: the outputs of the layers with weights, normalisations left out
 
 
-Job = Fit | Gradient | Evaluate | Activate
-Result = Fitted | Slope | Evaluated | Activations
+@dataclass(frozen=True)
+class Lens:
+    """How traits are measured: within each class `(traits - mean) @ whiten` has the covariance 1, about one of `centres`;
+    logits are divided by `temperature`."""
+
+    mean: Tensor  # (D,)
+    whiten: Tensor  # (D, D)
+    centres: Tensor  # (C, D): the classes' means, whitened
+    temperature: float
+
+    def vectors(self) -> dict[str, Tensor]:
+        """As a message carries it."""
+        temperature = torch.tensor(self.temperature, dtype=torch.float64)
+        return {"lens/mean": self.mean, "lens/whiten": self.whiten, "lens/centres": self.centres,
+                "lens/temperature": temperature}  # fmt: skip
+
+
+def lens_from(vectors: Mapping[str, Tensor]) -> Lens:
+    mean, whiten, centres = (vectors[f"lens/{part}"] for part in ("mean", "whiten", "centres"))
+    return Lens(mean, whiten, centres, float(vectors["lens/temperature"]))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a network makes of a split's images, as an exported model needs it; at first without a lens."""
+
+    weights: Vec
+    split: Split = "val"
+    stats: Vec = field(default_factory=lambda: NO_STATS)
+    lens: Lens | None = None
+    turns: int = 1  # 8: answers are means over all ways to lay an image down
+
+
+@dataclass(frozen=True)
+class Profiled(Sums):
+    """Sums only. Without a lens temperature is 1 and there are no distances."""
+
+    n: Tensor  # ()
+    heated: Tensor  # (len(TEMPERATURES),) loss at each temperature
+    first: Tensor  # (C, D) sum of the traits, by class
+    second: Tensor  # (D, D) of their products
+    confusion: Tensor  # (C, C) rows are the truth
+    scores: Tensor  # (C, 2, FINE_BINS) as Evaluated's, at the lens's temperature
+    calibration: Tensor  # (CALIBRATION_BINS, 3), likewise
+    distances: Tensor  # (C, DISTANCE_BINS) images by their distance from the nearest centre, even in its logarithm
+    measures: Tensor  # (measures, MEASURE_BINS) images by each measure from 0 to 1
+
+
+Job = Fit | Gradient | Evaluate | Activate | Profile
+Result = Fitted | Slope | Evaluated | Activations | Profiled
 
 
 # `fit = yield from fitted(Fit(...))` is `fit = yield Fit(...)` with the type of what comes back.
@@ -169,4 +227,10 @@ def slope(job: Gradient) -> Generator[Job, Result, Slope]:
 def evaluated(job: Evaluate) -> Generator[Job, Result, Evaluated]:
     result = yield job
     assert isinstance(result, Evaluated)
+    return result
+
+
+def profiled(job: Profile) -> Generator[Job, Result, Profiled]:
+    result = yield job
+    assert isinstance(result, Profiled)
     return result

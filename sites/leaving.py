@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from models.traits import TRAITS
 from pipeline.offers import Offer
 from pipeline.select import how_many
 from pipeline.study import Study
-from pipeline.work import CALIBRATION_BINS, SCORE_BINS
+from pipeline.work import CALIBRATION_BINS, SCORE_BINS, TEMPERATURES
 
 SPLITS = {"val": "validation", "test": "test", "train": "training"}
 SEES = {
@@ -52,6 +53,13 @@ def leaves(study: Study, numbers: int | None = None) -> Iterator[Leaving]:
             yield Leaving(f"scores on {SPLITS[split]} images: {scores}", often, "none")
         if "test" not in study.evaluation.watch:
             yield Leaving(f"scores on test images: {scores}", "once, at the end", "none")
+        if study.evaluation.profile:
+            yield Leaving(
+                f"a profile of validation images, so that the model can be used at a bedside: their loss at {len(TEMPERATURES)} temperatures, sums "
+                f"and products of at most {TRAITS} features, histograms of scores, distances, brightness, contrast, sharpness and colour",
+                "twice, at the end",
+                "none",
+            )
     if p.at_site:
         yield Leaving("of the ledger: epsilon spent, salted hashes, budget, public keys", each, "tells of no patient")
     yield Leaving(

@@ -17,7 +17,20 @@ from pipeline.codecs.base import Chain
 from pipeline.components import Component
 from pipeline.messages import Flow, Memory, Message, Reply, Sees, SiteId, Total, Update, Vectors
 from pipeline.weights import Snapshot, Spec, Vec
-from pipeline.work import Evaluate, Fit, Fitted, Job, Result, Work, evaluated, fitted, toward
+from pipeline.work import (
+    Evaluate,
+    Fit,
+    Fitted,
+    Job,
+    Profile,
+    Result,
+    Work,
+    evaluated,
+    fitted,
+    lens_from,
+    profiled,
+    toward,
+)
 
 Thought = Generator[Job, Result, Snapshot]  # jobs that end in a model
 OWN = "own"  # the view of a site's own model; others have a name of their own
@@ -72,7 +85,7 @@ class Strategy(Component):
     """The defaults are FedAvg: one global model, its weighted mean, plain local training. Override what differs."""
 
     paper: ClassVar[str] = ""
-    tasks: ClassVar[frozenset[str]] = frozenset({"train", "judge", "keep"})
+    tasks: ClassVar[frozenset[str]] = frozenset({"train", "judge", "keep", "profile", "profile_own"})
     state: ClassVar[type] = Global  # a frozen dataclass; checkpoints need it
     partial: ClassVar[Literal["drop", "keep"]] = "drop"  # what becomes of work cut short, unless the study says
     remembers: ClassVar[bool] = False  # the result lives in the sites' memories, so the last round is the result
@@ -158,6 +171,14 @@ class Strategy(Component):
         """Other models that a site's own one is to be held against."""
         return {"global": sent(message)} if self.personalised else {}
 
+    def profile(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+        """What an exported model has to know of the images that it was chosen by: sums over them."""
+        return (yield from profile(sent(message), message, memory))
+
+    def profile_own(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+        own = yield from self.personal(message, memory, plan)
+        return (yield from profile(own, message, memory))
+
     def keep(self, message: Message, memory: Memory, plan: Plan) -> Flow:
         """What the runner stores as the site's own model. It does not leave the site."""
         own = yield from self.personal(message, memory, plan)
@@ -184,6 +205,15 @@ def judge(views: Mapping[str, Snapshot], message: Message, memory: Memory) -> Fl
             seen = yield from evaluated(Evaluate(model.weights, split, model.stats))
             sums |= {f"{view}:{split}/{name}": value for name, value in seen.sums().items()}
     return Update(sum=sums), memory
+
+
+def profile(model: Snapshot, message: Message, memory: Memory) -> Flow:
+    got = message.vectors
+    lens = lens_from(got) if "lens/mean" in got else None
+    (split,) = message.splits
+    turns = int(got["turns"]) if "turns" in got else 1
+    seen = yield from profiled(Profile(model.weights, split, model.stats, lens, turns))
+    return Update(sum=seen.sums()), memory
 
 
 def moved(

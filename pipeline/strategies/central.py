@@ -12,7 +12,7 @@ from pipeline.work import Fit, Fitted
 
 class Central(Strategy):
     pools: ClassVar[bool] = True
-    tasks: ClassVar[frozenset[str]] = frozenset({"judge"})
+    tasks: ClassVar[frozenset[str]] = frozenset({"judge", "profile", "profile_own"})
     name: Literal["central"] = "central"
 
     def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline.errors import BadRun
+from pipeline.profiling import FILE as PROFILE
 from pipeline.run_folder import RunFolder
 from pipeline.study import Study
 from privacy.accountant import Event
@@ -49,7 +50,7 @@ def collect(folder: RunFolder, now: datetime | None = None) -> dict[str, Any]:
         "format": FORMAT,
         "written": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
         "run": folder.path.resolve().name,
-        "study": _study(study, plan, held, results),
+        "study": _study(study, plan, held, results) | {"profiled": (folder.path / PROFILE).exists()},
         "rounds": max((int(line["round"]) for line in rounds), default=0),
         "planned": study.rounds,
         "released": _released(results),

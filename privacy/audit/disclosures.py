@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from models.traits import MEASURES, TRAITS
 from pipeline.reports.words import SPLITS, joined
 from pipeline.study import Study
-from pipeline.work import CALIBRATION_BINS, SCORE_BINS
+from pipeline.work import CALIBRATION_BINS, SCORE_BINS, TEMPERATURES
 
 Json = Mapping[str, Any]
 Row = dict[str, str]
@@ -16,7 +17,7 @@ UNPROTECTED = "unprotected"
 
 def disclosures(study: Study, facts: Json, results: Json) -> list[Row]:
     """`key` names a kind; `by` is dp, sum, nobody (says nothing of a patient) or unprotected."""
-    parts = (_updates, _training, _groups, _scores, _own_scores, _ledger, _models, _simulation)
+    parts = (_updates, _training, _groups, _scores, _profile, _own_scores, _ledger, _models, _simulation)
     return [row for part in parts for row in part(study, facts, results)]
 
 
@@ -117,6 +118,17 @@ def _scores(study: Study, facts: Json, results: Json) -> Iterator[Row]:
         few = f": a site has {spread(list(map(float, sizes)), ',.0f')} images, so that most bins hold single ones"
         words = UNPROTECTED + (few if max(sizes) < SCORE_BINS else "")
         yield _row(f"scores/{split}", what, "the coordinator", f"{SPLITS[split]} {people(facts)}", UNPROTECTED, words)
+
+
+def _profile(study: Study, facts: Json, results: Json) -> Iterator[Row]:
+    if not facts["study"]["profiled"] or facts["study"]["judged_at"] == "coordinator":
+        return
+    what = (
+        f"A profile of validation images, twice at the end: loss at {len(TEMPERATURES)} temperatures, sums and products of at most "
+        f"{TRAITS} features, histograms of scores, distances and {len(MEASURES)} measures of the images"
+    )
+    whom = "the coordinator; of an exported model's totals, whoever is given its bundle"
+    yield _row("profile", what, whom, f"validation {people(facts)}", UNPROTECTED, UNPROTECTED)
 
 
 def _own_scores(study: Study, facts: Json, results: Json) -> Iterator[Row]:

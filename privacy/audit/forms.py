@@ -73,7 +73,7 @@ def _risks(facts: Json) -> Iterator[str]:
     else:
         yield "No bound limits the first two."
     yield from attack_words(facts)
-    if bare := [row["what"] for row in facts["disclosures"] if row["key"].startswith("scores/")]:
+    if bare := [row["what"] for row in facts["disclosures"] if row["key"].startswith(("scores/", "profile"))]:
         yield f"Unprotected: {'; '.join(bare)}."
 
 

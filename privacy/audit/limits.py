@@ -37,6 +37,8 @@ def left_out(facts: Json) -> Iterator[str]:
     splits = [row["key"].partition("/")[2] for row in facts["disclosures"] if row["key"].startswith("scores/")]
     if splits:
         yield f"Scores on {joined([SPLITS[split] for split in splits])} images, which leave the sites without noise."
+    if "profile" in {row["key"] for row in facts["disclosures"]}:
+        yield "The profile of validation images that an exported model carries."
     more = "" if how["secure_sum"] else ", on how many images it trained, and how long that took"
     yield f"That a site took part{more}."
     if "own" in {row["key"] for row in facts["disclosures"]}:

@@ -100,6 +100,7 @@ def _sent(found: Json, facts: Json) -> Table:
     took = found["took"]
     counts = dict.fromkeys(("update", "weight", "work", "loss", "group"), len(took["counted"]))
     counts["excuse"] = len(took["sat_out"])
+    counts["profile"] = 2
     at_end = {"test": 1} if facts["released"] else {}
     for split in ("train", "val", "test"):
         counts[f"scores/{split}"] = took["judged"].get(split, 0) + at_end.get(split, 0)

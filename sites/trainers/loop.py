@@ -12,8 +12,22 @@ from torch.nn import functional as F
 from pipeline.errors import Refused
 from pipeline.seeds import seed_of
 from pipeline.weights import Snapshot, Vec
-from pipeline.work import Activate, Activations, Evaluate, Evaluated, Fit, Fitted, Gradient, Pull, Result, Slope, Work
+from pipeline.work import (
+    Activate,
+    Activations,
+    Evaluate,
+    Evaluated,
+    Fit,
+    Fitted,
+    Gradient,
+    Profile,
+    Pull,
+    Result,
+    Slope,
+    Work,
+)
 from sites.trainers.base import Bench, Effort, Examples, Ticket, batches, halves
+from sites.trainers.profiling import profile
 from sites.trainers.scoring import CHUNK, evaluate
 
 
@@ -29,7 +43,7 @@ class Loop:
 
     def one(self, ticket: Ticket) -> Result:
         examples = self.bench.holds(ticket)
-        if not len(examples.train) and not isinstance(ticket.job, Evaluate):
+        if not len(examples.train) and not isinstance(ticket.job, Evaluate | Profile):
             raise Refused(
                 f"{ticket.site} has no training examples for this; public.share or public.data give the coordinator some"
             )
@@ -44,6 +58,9 @@ class Loop:
             case Evaluate(weights, split, stats):
                 self.load(weights, stats)
                 return self.evaluate(getattr(examples, split))
+            case Profile(weights, split, stats):
+                self.load(weights, stats)
+                return profile(self.module, self.bench.pool, getattr(examples, split), self.bench.classes, ticket.job)
             case Activate(weights, stats, count):
                 self.load(weights, stats)
                 return activations(self.module, self.bench.pool.inputs(examples.train[:count]))

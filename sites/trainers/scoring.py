@@ -28,26 +28,26 @@ def logits_of(module: nn.Module, pool: Pool, index: Tensor) -> Tensor:
         return torch.cat([module(pool.inputs(part)) for part in index.split(CHUNK)]).cpu().double()
 
 
-def nothing(classes: int) -> Evaluated:
+def nothing(classes: int, bins: int = SCORE_BINS) -> Evaluated:
     return Evaluated(
         torch.zeros((), dtype=torch.float64),
         torch.zeros((), dtype=torch.float64),
         torch.zeros(classes, classes, dtype=torch.int64),
-        torch.zeros(classes, 2, SCORE_BINS, dtype=torch.int32),
+        torch.zeros(classes, 2, bins, dtype=torch.int32),
         torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64),
     )
 
 
-def bins_of(logits: Tensor) -> Tensor:
+def bins_of(logits: Tensor, bins: int = SCORE_BINS) -> Tensor:
     """(N, C) of the log-odds log p - log(1 - p), with 1 - p summed over the other classes, so that it does not cancel
     near 1."""
     log_p = logits.double().log_softmax(1)
     others = [torch.cat([log_p[:, :c], log_p[:, c + 1 :]], 1).logsumexp(1) for c in range(logits.shape[1])]
     odds = log_p - torch.stack(others, 1)
-    return ((odds.asinh() + REACH) / (2 * REACH) * SCORE_BINS).long().clamp(0, SCORE_BINS - 1)
+    return ((odds.asinh() + REACH) / (2 * REACH) * bins).long().clamp(0, bins - 1)
 
 
-def score(logits: Tensor, y: Tensor) -> Evaluated:
+def score(logits: Tensor, y: Tensor, bins: int = SCORE_BINS) -> Evaluated:
     """logits (N, C), y (N,)."""
     n, classes = logits.shape
     logits = logits.double()
@@ -55,7 +55,7 @@ def score(logits: Tensor, y: Tensor) -> Evaluated:
     p = log_p.exp()
     confidence, guess = p.max(1)
     own = F.one_hot(y, classes).bool()
-    cell = (torch.arange(classes) * 2 + own.long()) * SCORE_BINS + bins_of(logits)
+    cell = (torch.arange(classes) * 2 + own.long()) * bins + bins_of(logits, bins)
     level = (confidence * CALIBRATION_BINS).long().clamp(0, CALIBRATION_BINS - 1)
     calibration = torch.zeros(CALIBRATION_BINS, 3, dtype=torch.float64)
     calibration.index_add_(0, level, torch.stack([torch.ones_like(confidence), confidence, (guess == y).double()], 1))
@@ -63,6 +63,6 @@ def score(logits: Tensor, y: Tensor) -> Evaluated:
         torch.tensor(float(n), dtype=torch.float64),
         F.nll_loss(log_p, y, reduction="sum"),
         torch.bincount(y * classes + guess, minlength=classes * classes).view(classes, classes),
-        torch.bincount(cell.flatten(), minlength=classes * 2 * SCORE_BINS).view(classes, 2, SCORE_BINS).int(),
+        torch.bincount(cell.flatten(), minlength=classes * 2 * bins).view(classes, 2, bins).int(),
         calibration,
     )

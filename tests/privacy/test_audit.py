@@ -65,7 +65,7 @@ def test_the_headline_is_the_worst_site(facts):
 def test_what_left_the_sites_is_listed_with_what_protects_it(facts):
     by = {row["key"]: row["by"] for row in facts["disclosures"]}
     assert by["update"] == by["final"] == "dp"
-    assert by["weight"] == by["work"] == by["scores/val"] == by["scores/test"] == "unprotected"
+    assert by["weight"] == by["work"] == by["scores/val"] == by["scores/test"] == by["profile"] == "unprotected"
     assert "loss" not in by  # the guard keeps it at the site
     assert facts["sites"]["site-01"]["took"]["judged"] == {"val": 3}
 

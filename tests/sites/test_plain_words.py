@@ -120,3 +120,10 @@ def test_codecs_and_evaluation(hospital):
     whats = [one.what for one in leaves(study_of(hospital.offer(**quiet)))]
     assert any("half precision" in what for what in whats)
     assert not any("scores" in what for what in whats)
+    assert not any("profile" in what for what in whats)
+
+
+def test_the_profile_is_told_and_can_be_left_out(hospital):
+    assert any("a profile of validation images" in one.what for one in leaves(study_of(hospital.offer())))
+    without = study_of(hospital.offer(**{"evaluation.profile": False}))
+    assert not any("a profile" in one.what for one in leaves(without))

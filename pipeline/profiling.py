@@ -1,0 +1,172 @@
+"""What an exported model needs to know of images that nobody may send: asked for in sums, once, when a run is over.
+
+Twice: from the first sums come the middle and the spread of the features (the lens) and the temperature; seen through
+these, the second ones tell how scores and distances are spread. RUN/profile.safetensors keeps them for `hemofed export`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pipeline.checkpoint import load_tensors, save_tensors
+from pipeline.errors import BadRun
+from pipeline.messages import SiteId, Vectors, Wait
+from pipeline.weights import Snapshot
+from pipeline.work import TEMPERATURES, Lens, Profile, Profiled, lens_from
+
+if TYPE_CHECKING:
+    from pipeline.coordinator import Coordinator, Progress
+    from pipeline.study import Study
+
+FILE = "profile.safetensors"
+RIDGE = 1e-3  # of the mean variance: features that hardly vary must not decide what is foreign
+Members = Mapping[str, tuple[SiteId, ...]]
+
+
+def write_profile(coordinator: Coordinator, state: Any, progress: Progress, shape: tuple[int, ...]) -> None:
+    """Of every model that can be exported; nothing for points, which no bedside machine photographs."""
+    study = coordinator.study
+    if not study.evaluation.profile or len(shape) != 3:
+        return
+    found: dict[str, tuple[Profiled, Lens]] = {}
+    turns = turns_of(study, shape)
+    models = study.strategy.models(state)
+    if study.evaluation.where == "coordinator":
+        found |= {name: seen for name, model in models.items() if (seen := _here(coordinator, model, progress, turns))}
+    else:
+        for members in disjoint(members_of(models, study.strategy.groups(state), coordinator.sites)):
+            sends = {s: _vectors(models[name], turns) for name, sites in members.items() for s in sites}
+            found |= _twice(coordinator, "profile", members, sends, progress)
+        if study.strategy.personalised or study.strategy.remembers:
+            own = {f"site/{site}": (site,) for site in coordinator.sites if f"site/{site}" not in found}
+            sends = {
+                site: {**study.strategy.exam(state, site), "turns": torch.tensor(turns)} for (site,) in own.values()
+            }
+            found |= _twice(coordinator, "profile_own", own, sends, progress)
+    if found:
+        tensors = {f"{name}:{key}": value for name, (seen, _) in found.items() for key, value in seen.sums().items()}
+        for name, (_, lens) in found.items():
+            tensors |= {f"{name}:{key}": value for key, value in lens.vectors().items()}
+        save_tensors(coordinator.folder.path / FILE, {"models": list(found), "split": "val"}, tensors)
+
+
+def read_profile(path: Path, name: str) -> tuple[Profiled, Lens] | None:
+    """None where a run has none of this model: it was told not to, or had no validation images."""
+    if not (path / FILE).exists():
+        return None
+    header, tensors = load_tensors(path / FILE)
+    if name not in header["models"]:
+        return None
+    mine = {key.rpartition(":")[2]: value for key, value in tensors.items() if key.rpartition(":")[0] == name}
+    try:
+        return Profiled.of(mine), lens_from(mine)
+    except KeyError as error:
+        raise BadRun(f"{path / FILE} lacks {error}; it is damaged: run the study anew") from error
+
+
+def members_of(models: Mapping[str, Snapshot], groups: Mapping[SiteId, str], sites: Sequence[SiteId]) -> Members:
+    """Whose images a model is for: a site's own, its group's (and of the groups below it), or everybody's."""
+    found: dict[str, tuple[SiteId, ...]] = {}
+    for name in models:
+        kind, _, which = name.partition("/")
+        if kind == "site":
+            found[name] = tuple(s for s in sites if s == which)
+        elif kind == "group":
+            found[name] = tuple(s for s in sites if f"{groups.get(s, '')}.".startswith(f"{which}."))
+        else:
+            found[name] = tuple(sites)
+    return {name: mine for name, mine in found.items() if mine}
+
+
+def disjoint(members: Members) -> Iterator[Members]:
+    """Models that can be asked for at once, because nobody is to look at two of them."""
+    left = dict(members)
+    while left:
+        batch: dict[str, tuple[SiteId, ...]] = {}
+        busy: set[SiteId] = set()
+        for name, sites in left.items():
+            if not busy & set(sites):
+                batch[name] = sites
+                busy |= set(sites)
+        yield batch
+        left = {name: sites for name, sites in left.items() if name not in batch}
+
+
+def lens_of(seen: Profiled) -> Lens:
+    """Spread within classes, about each one's middle: a rare class is not foreign for being rare."""
+    held = seen.confusion.sum(1).double()  # images of each class
+    n = float(held.sum())
+    mean = seen.first.sum(0) / n
+    middles = torch.where(held[:, None] > 0, seen.first / held.clamp(min=1)[:, None], mean)
+    spread = seen.second / n - (middles * (held / n)[:, None]).T @ middles
+    scale = float(spread.diagonal().mean())
+    values, vectors = torch.linalg.eigh(spread + max(RIDGE * scale, 1e-12) * torch.eye(len(mean), dtype=torch.float64))
+    whiten = vectors / values.clamp(min=1e-12).sqrt()
+    centres = (middles - mean) @ whiten
+    return Lens(mean.float(), whiten.float(), centres.float(), temperature_of(seen.heated))
+
+
+def temperature_of(heated: Tensor) -> float:
+    """Where the loss is least: of a parabola through the best temperature and its neighbours, in their logarithms."""
+    best = int(heated.argmin())
+    if best in (0, len(heated) - 1):
+        return float(TEMPERATURES[best])
+    low, middle, high = heated[best - 1 : best + 2].double().tolist()
+    bend = low - 2 * middle + high
+    shift = 0.5 * (low - high) / bend if bend > 0 else 0.0
+    return float(TEMPERATURES[best] * (TEMPERATURES[1] / TEMPERATURES[0]) ** shift)
+
+
+def turns_of(study: Study, shape: tuple[int, ...]) -> int:
+    return study.augment.views if shape[1] == shape[2] else 1
+
+
+def _vectors(model: Snapshot, turns: int) -> Vectors:
+    return {"weights": model.weights, "stats": model.stats, "turns": torch.tensor(turns)}
+
+
+def _twice(
+    coordinator: Coordinator, task: str, members: Members, sends: Mapping[SiteId, Vectors], progress: Progress
+) -> dict[str, tuple[Profiled, Lens]]:
+    first = _asked(coordinator, task, members, sends, progress)
+    lenses = {name: lens_of(seen) for name, seen in first.items()}
+    through = {s: {**sends[s], **lenses[name].vectors()} for name in lenses for s in members[name]}
+    second = _asked(coordinator, task, {name: members[name] for name in lenses}, through, progress)
+    return {name: (seen, lenses[name]) for name, seen in second.items()}
+
+
+def _asked(
+    coordinator: Coordinator, task: str, members: Members, sends: Mapping[SiteId, Vectors], progress: Progress
+) -> dict[str, Profiled]:
+    """Totals by model, without those of which nobody has an image."""
+    if not sends:
+        return {}
+    replies = coordinator.asking(task, progress, Wait(quorum=0), ("val",)).each(sends)
+    by_site = {reply.site: Profiled.of(reply.update.sum) for reply in replies}
+    found = {}
+    for name, sites in members.items():
+        parts = [by_site[site] for site in sites if site in by_site]
+        if parts and float((total := sum(parts[1:], parts[0])).n):
+            found[name] = total
+    return found
+
+
+def _here(coordinator: Coordinator, model: Snapshot, progress: Progress, turns: int) -> tuple[Profiled, Lens] | None:
+    """On the coordinator's own validation images."""
+
+    def seen(lens: Lens | None) -> Profiled:
+        job = Profile(model.weights, "val", model.stats, lens, turns)
+        (one,) = coordinator.run_here([job], progress.round)
+        assert isinstance(one, Profiled)
+        return one
+
+    first = seen(None)
+    if not float(first.n):
+        return None
+    lens = lens_of(first)
+    return seen(lens), lens
