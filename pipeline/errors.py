@@ -14,6 +14,7 @@ HemofedError
 ├── BadKey         a private key that is damaged, locked or readable by others
 ├── BadLedger      a privacy ledger that cannot be believed, or an entry that may not be added
 ├── BadBudget      noise, rates or budgets that cannot be accounted for
+├── BadBundle      a model bundle that is damaged, unsigned, or signed by nobody this machine trusts
 ├── BadRun         a run folder that is missing, damaged or belongs to another study
 ├── Halted         a run across hospitals that rests: it was told to, or too few sites are there
 ├── BadService     a coordinator or site agent that cannot be reached, or refuses
@@ -64,6 +65,9 @@ class BadLedger(HemofedError): ...
 
 
 class BadBudget(HemofedError): ...
+
+
+class BadBundle(HemofedError): ...
 
 
 class BadRun(HemofedError): ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import tempfile
@@ -42,17 +41,20 @@ def write_atomically(path: Path, data: bytes) -> Path:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if os.name == "posix":  # elsewhere folders cannot be opened
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     return path
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path, wait: bool = False) -> Iterator[None]:
     """The lock goes with the process, however it ends. `wait` for another process instead of refusing."""
+    import fcntl  # not on Windows, where bundles are read but studies are not run
+
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from pipeline.errors import BadKey
 from pipeline.files import full_disk_is_named
 
-Purpose = Literal["entry", "decision", "possession", "receipt", "request"]
+Purpose = Literal["entry", "decision", "possession", "receipt", "request", "bundle"]
 SHOWN = 32  # hex digits of a fingerprint: 128 bits
 GROUP = 4
 OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -7,24 +7,18 @@ place's glass and, with `density`, its cells, which a few fields tell.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from pipeline.components import Component
 from pipeline.errors import Refused
-
-GREYS = 256
-CHUNK = 256  # images a step
-FLATTEST = 1 / 255  # a standard deviation below one grey level is noise of rounding: it is not blown up
-SMOOTH = 9  # grey levels over which a histogram's peak is looked for
-DARK = 0.05  # quantile of light, so 0.95 of optical density, that lies in the cells
-DENSITY = (0.35, 0.6, 0.4)  # optical density there, of red, green and blue, in a well stained smear
-THINNEST = 0.02  # optical density below which there is no cell to be measured
+from sites.colours import CHUNK, FLATTEST, Table, background_table, site_table
 
 
 class Normalise(Component):
@@ -71,12 +65,7 @@ class Site(Moments):
     name: Literal["site"] = "site"
 
     def normalised(self, x: Tensor, train: Tensor) -> Tensor:
-        grey = torch.linspace(0, 1, GREYS, dtype=torch.float64)
-        share = _histogram(x, train).double()
-        share /= share.sum(1, keepdim=True)  # (C, 256)
-        mean = share @ grey
-        std = (share @ grey**2 - mean**2).clamp(min=0).sqrt()
-        return _looked_up(x, self.moved(grey, mean[:, None], std[:, None]))
+        return _looked_up(x, site_table(_channels(x, train), self.mean, self.std))
 
 
 class Image(Moments):
@@ -89,7 +78,7 @@ class Image(Moments):
 
     def _each(self, x: Tensor) -> Tensor:
         std, mean = torch.std_mean(x, (2, 3), correction=0, keepdim=True)
-        return _pixels(self.moved(x, mean, std))
+        return (self.moved(x, mean, std) * 255).round_().clamp_(0, 255).to(torch.uint8)
 
 
 class Background(Normalise):
@@ -104,43 +93,18 @@ class Background(Normalise):
     density: bool = True
 
     def normalised(self, x: Tensor, train: Tensor) -> Tensor:
-        glass = torch.cat([_glass(x[rows]) for rows in train.split(CHUNK)]).quantile(0.5, 0)  # (C,)
-        light = torch.arange(GREYS, dtype=torch.float64).clamp(min=0.5) / glass[:, None]  # (C, 256)
-        power = self._powers(x, train, glass) if self.density else torch.ones_like(glass)
-        return _looked_up(x, self.level * light ** power[:, None])
-
-    def _powers(self, x: Tensor, train: Tensor, glass: Tensor) -> Tensor:
-        below = _histogram(x, train).cumsum(1)
-        dark = (below < DARK * below[:, -1:]).sum(1).clamp(min=1)
-        wanted = torch.tensor(DENSITY if len(glass) == len(DENSITY) else [math.fsum(DENSITY) / len(DENSITY)])
-        return wanted / (glass / dark).log().clamp(min=THINNEST)
+        return _looked_up(x, background_table(_channels(x, train), self.level, self.density))
 
 
-def _glass(x: Tensor) -> Tensor:
-    """(n, C): the commonest grey level among the brighter half of each image's pixels, at least 1."""
-    rows = x.flatten(0, 1).flatten(1).long()  # (n * C, H * W)
-    counts = torch.zeros(len(rows), GREYS).scatter_add_(1, rows, torch.ones(rows.shape))
-    smooth = torch.nn.functional.avg_pool1d(counts[:, None], SMOOTH, 1, SMOOTH // 2, count_include_pad=False)[:, 0]
-    bright = torch.arange(GREYS) >= rows.median(1, keepdim=True).values
-    return (smooth * bright).argmax(1).clamp(min=1).double().view(x.shape[:2])
+def _channels(x: Tensor, rows: Tensor) -> list[NDArray[np.uint8]]:
+    """Of each colour (n, pixels)."""
+    chosen = x.numpy()[rows.numpy()]
+    return [chosen[:, c].reshape(len(chosen), -1) for c in range(chosen.shape[1])]
 
 
-def _histogram(x: Tensor, rows: Tensor) -> Tensor:
-    """(C, 256) counts over the rows; whole numbers, so the order of summing does not matter."""
-    counts = torch.zeros(x.shape[1], GREYS, dtype=torch.int64)
-    for part in rows.split(CHUNK):
-        for channel, pixels in enumerate(x[part].unbind(1)):
-            counts[channel] += torch.bincount(pixels.flatten(), minlength=GREYS)
-    return counts
-
-
-def _looked_up(x: Tensor, table: Tensor) -> Tensor:
-    """x through a table (C, 256) of shares of full scale."""
+def _looked_up(x: Tensor, table: Table) -> Tensor:
+    """x through a table (C, 256)."""
     out = torch.empty_like(x)
-    for channel, row in enumerate(_pixels(table)):
+    for channel, row in enumerate(torch.from_numpy(table)):
         out[:, channel] = row.index_select(0, x[:, channel].flatten().int()).view_as(out[:, channel])
     return out
-
-
-def _pixels(share: Tensor) -> Tensor:
-    return (share * 255).round_().clamp_(0, 255).to(torch.uint8)

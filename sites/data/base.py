@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -50,6 +51,15 @@ class Source(Component):
 
     path: Path | None = None
     val: float = Field(0.1, ge=0, lt=1)
+
+    # of what a bedside machine has to do with a whole field: how large a red cell is there, how much is cut about each,
+    # and how that is made smaller; None: single images only
+    cell_pixels: ClassVar[float | None] = None
+    resize: ClassVar[Literal["area", "triangle"]] = "triangle"
+
+    @property
+    def window_pixels(self) -> float | None:
+        return None
 
     @abstractmethod
     def load(self, root: Path | None, seed: int) -> Dataset:

@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from pipeline.errors import BadData
 
@@ -31,14 +32,21 @@ def decode(file: Path, channels: int, size: int | None = None) -> np.ndarray:
         raise BadData("not a regular file" if file.exists() else "no such file")
     if not file.stat().st_size:
         raise BadData("empty file")
+    return decode_open(file, channels, size)
+
+
+def decode_open(source: Path | BinaryIO, channels: int, size: int | None = None) -> np.ndarray:
+    """As `decode`, of a file that is known to be there, or of bytes that came another way."""
     try:
-        with Image.open(file, formats=FORMATS) as image:
+        with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format != "MPO":  # MPO: a camera's JPEG with previews behind it
                 raise BadData(f"{frames} pages; save each as a file of its own")
             upright = ImageOps.exif_transpose(image)
+            if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
+                upright = ImageChops.invert(upright)  # Pillow takes every CMYK JPEG for Adobe's inverted kind
             pixels = _eight_bits(upright, image.format == "PNG").convert("L" if channels == 1 else "RGB")
         if size is not None and pixels.size != (size, size):
             pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)

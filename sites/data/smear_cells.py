@@ -8,7 +8,7 @@ share `val` of the others. A unit (slide, or fields that show the same glass) is
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ SCHISTOCYTE = "schistocyte"
 
 class SmearCells(Source):
     name: Literal["smear_cells"] = "smear_cells"
+    cell_pixels: ClassVar[float | None] = 41.0  # the median longest side in Chula's fields
+    resize: ClassVar[Literal["area", "triangle"]] = "area"
     # a plain name: who writes a study may not reach for files elsewhere on a site's disk
     file: str = Field("chula_rbc12.npz", pattern=r"^[^/\\]+\.npz$")
     task: Literal["schistocyte", "types", "labels"] = "schistocyte"
@@ -35,6 +37,10 @@ class SmearCells(Source):
     test_fold: int = Field(0, ge=0)
     test: float = Field(0.2, ge=0, lt=1)
     val: float = Field(0.15, ge=0, lt=1)
+
+    @property
+    def window_pixels(self) -> float | None:
+        return float(self.window)
 
     def load(self, root: Path | None, seed: int) -> Dataset:
         cells = self._find(root)

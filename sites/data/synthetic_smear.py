@@ -9,7 +9,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ class SyntheticSmear(Source):
     """`cells` in all, of which the share `schistocytes` are such; whole patients go to test and val."""
 
     name: Literal["synthetic_smear"] = "synthetic_smear"
+    cell_pixels: ClassVar[float | None] = 41.0  # the median longest side in Chula's fields
+    resize: ClassVar[Literal["area", "triangle"]] = "area"
     cells: int = Field(4000, ge=1)
     size: int = Field(72, ge=24, le=96)
     task: Literal["schistocyte", "types"] = "schistocyte"
@@ -40,6 +42,10 @@ class SyntheticSmear(Source):
         if self.cells < self.patients:
             raise ValueError(f"{self.cells} cells are too few for {self.patients} patients; lower patients")
         return self
+
+    @property
+    def window_pixels(self) -> float | None:
+        return 72.0  # sites/smear/field.py cuts so much
 
     def load(self, root: Path | None, seed: int) -> Dataset:
         return _rendered(self, seed)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import Refused
 from pipeline.seeds import generator
-from sites.normalise import DENSITY, Background, Image, NoNormalise, Normalise, Site
+from sites.colours import DENSITY
+from sites.normalise import Background, Image, NoNormalise, Normalise, Site
 
 ALL = [Site(), Image(), Background(), Background(density=False)]
 ids = ["site", "image", "background", "background-glass"]
