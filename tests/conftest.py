@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ from pipeline.weights import Spec
 from sites.trainers.augment import NOTHING, Augment
 from sites.trainers.base import Bench, Examples, Pool, Recipe
 
+ROOT = Path(__file__).parents[1]
 PLACES = (os.environ.get("HEMOFED_DATA"), Path(__file__).parents[2] / "shared" / "data")  # `own_cache` hides the first
 REAL_CELLS = next((Path(p) for p in PLACES if p and (Path(p) / "chula_rbc12.npz").is_file()), None)
 needs_real_cells = pytest.mark.skipif(
     REAL_CELLS is None, reason="chula_rbc12.npz is neither in HEMOFED_DATA nor in ../shared/data: name its folder there"
 )
+CHROMIUM = Path("/usr/bin/chromium")
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 needs_fashion = pytest.mark.skipif(
     not FASHION.is_dir(), reason="Fashion-MNIST is not installed: apt-get install dataset-fashion-mnist"
@@ -98,6 +102,43 @@ def bench() -> Callable[..., Bench]:
         return Bench(build, Spec.of(build()), pool, examples, how, 3, 11)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("the wheel is built from what git knows, and this is no git checkout")
+    for name in filter(lambda name: (ROOT / name).is_file(), listed.stdout.splitlines()):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    subprocess.run(build, check=True)
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Not for the whole session: playwright keeps a loop running, beside which no test can `asyncio.run`."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    if not CHROMIUM.exists():
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,8 @@ class Shell:
 def shell(folder: Path) -> Iterator[Shell]:
     mark = f"docs-{uuid.uuid4().hex}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200", "TERM": "dumb", MARK: mark}
+    homes = {f"XDG_{kind}_HOME": str(folder / f".{kind.lower()}") for kind in ("CONFIG", "DATA")}  # not the user's own
+    own = {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200", "TERM": "dumb", MARK: mark, **homes}
     opened = Shell(folder, {**os.environ, **own}, str(free_ports(1)[0]))
     try:
         yield opened

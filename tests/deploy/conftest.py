@@ -1,0 +1,87 @@
+"""A small run, its bundle and a runtime, once for all tests of the bedside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deploy.bundle import Bundle
+from deploy.export import Exported, export
+from deploy.runtime import Runtime
+from deploy.trust import Trust
+from pipeline.run_folder import RunFolder
+from pipeline.simulate import run
+from pipeline.study import Study
+from privacy import keys
+
+STUDY = {
+    "name": "bedside",
+    "about": "Rendered cells for tests",
+    "rounds": 3,
+    "seed": 5,
+    "data": {"name": "synthetic_smear", "cells": 1500, "patients": 50, "size": 40, "schistocytes": 0.3, "val": 0.3},
+    "sites": {"count": 3},
+    "model": "cnn72",
+    "local": {"lr": 0.002, "batch": 16, "epochs": 1, "optimiser": "adamw", "balance": "root"},
+    "augment": {"flip": True, "rotate": 180},
+    "evaluation": {"where": "sites", "positive": "schistocyte", "best": "positive_auroc"},
+}
+
+
+@dataclass(frozen=True)
+class World:
+    run: RunFolder
+    made: Exported
+    key: Path
+    trust: Trust
+
+    @property
+    def bundle(self) -> Bundle:
+        return Bundle.open(self.made.folder, self.trust)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("bedside")
+    study = Study.model_validate(STUDY)
+    finished = RunFolder.create(folder / "run", study)
+    run(study, finished)
+    key = keys.generate()
+    keys.save(key, folder / "key.pem")
+    trust = Trust(folder / "trust.json")
+    trust.add("the lead", keys.public_hex(key))
+    return World(finished, export(finished, "global", folder / "bundle", key, int8=True), folder / "key.pem", trust)
+
+
+@pytest.fixture(scope="session")
+def bundle(world: World) -> Path:
+    return world.made.folder
+
+
+@pytest.fixture(scope="session")
+def runtime(world: World) -> Runtime:
+    return Runtime(world.bundle)
+
+
+@pytest.fixture(scope="session")
+def images(world: World) -> np.ndarray:
+    """Rendered cells that the model never saw, uint8 (N, 72, 72, 3)."""
+    from sites.data.synthetic_smear import SyntheticSmear
+
+    data = SyntheticSmear(cells=400, patients=20, schistocytes=0.3).load(None, 99)
+    return np.ascontiguousarray(data.x.permute(0, 2, 3, 1).numpy())
+
+
+@pytest.fixture
+def trusted(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """This process, and those that it starts with `trusted`, believe the lead's key; nothing of the user's is touched."""
+    own = {"HEMOFED_TRUST": str(world.trust.path), "HEMOFED_LABS": str(tmp_path / "labs"),
+           "XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}  # fmt: skip
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    return dict(os.environ)
