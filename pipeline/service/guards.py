@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline.service.bodies import counted
 
 MOST_BYTES = 2_000_000
 TOO_LONG = f"a request may have {MOST_BYTES // 1_000_000} MB"
@@ -37,18 +38,7 @@ class Limits:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        told = dict(scope["headers"]).get(b"content-length", b"0")
-        got = int(told) if told.isdigit() and int(told) > MOST_BYTES else 0
-
-        async def counted() -> Message:
-            nonlocal got
-            message = await receive() if got <= MOST_BYTES else {}
-            got += len(message.get("body", b""))
-            if got > MOST_BYTES:
-                raise HTTPException(413, TOO_LONG)
-            return message
-
-        await self.app(scope, counted, send)
+        await self.app(scope, counted(scope, receive, MOST_BYTES, TOO_LONG), send)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +11,11 @@ from tests.pipeline.service.web.recordings import STUDIES, Recording, record
 from tests.pipeline.service.web.scenery import scene
 from tests.pipeline.service.web.stage import Stage, served
 
-CHROMIUM = Path("/usr/bin/chromium")
-
 
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
     where = tmp_path_factory.mktemp("recorded")
     return {kind: record(kind, where) for kind in STUDIES}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Not for the whole session: playwright keeps a loop running, beside which no test can `asyncio.run`."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-    if not CHROMIUM.exists():
-        pytest.skip("chromium is not installed: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture
