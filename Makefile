@@ -18,6 +18,7 @@ system:
 
 demo: env
 	$(BIN)/hemofed run --yardsticks
+	$(BIN)/hemofed demo bedside
 
 test: env system
 	$(BIN)/python -m pytest
@@ -38,6 +39,7 @@ bench: env system
 	$(BIN)/python benchmarks/private_step.py
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/across.py
+	$(BIN)/python benchmarks/edge.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

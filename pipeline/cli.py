@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline import cli_edge
 from pipeline.cli_coordinator import coordinator_app
 from pipeline.cli_options import Data, Json, Quiet, Sets
 from pipeline.cli_site import site_app
@@ -24,15 +25,20 @@ study_app = typer.Typer(help="Write, check and look at study files.", no_args_is
 app.add_typer(study_app, name="study")
 app.add_typer(site_app, name="site")
 app.add_typer(coordinator_app, name="coordinator")
+app.command()(cli_edge.export)
+app.command()(cli_edge.predict)
+app.add_typer(cli_edge.trust_app, name="trust")
+app.add_typer(cli_edge.edge_app, name="edge")
 demo_app = typer.Typer(help="See it at work, with nothing to prepare.", no_args_is_help=True)
 app.add_typer(demo_app, name="demo")
 
 # what a missing package means to a user: module -> extra
 EXTRAS = {"torch": "train", "monai": "train", "albumentations": "train", "sklearn": "train", "scipy": "train",
-          "safetensors": "train", "matplotlib": "train", "jinja2": "train", "PIL": "train",
-          "opacus": "privacy", "dp_accounting": "privacy", "cryptography": "privacy", "reportlab": "privacy",
-          "nvflare": "hospital", "fastapi": "hospital", "uvicorn": "hospital", "sqlalchemy": "hospital",
-          "httpx": "hospital", "psutil": "hospital", "onnxruntime": "edge", "pydicom": "hospital"}  # fmt: skip
+          "safetensors": "train", "matplotlib": "train", "jinja2": "train", "PIL": "edge",
+          "opacus": "privacy", "dp_accounting": "privacy", "cryptography": "edge", "reportlab": "privacy",
+          "nvflare": "hospital", "fastapi": "edge-smear", "uvicorn": "edge-smear", "sqlalchemy": "hospital",
+          "httpx": "hospital", "psutil": "hospital", "onnxruntime": "edge", "pydicom": "edge", "onnx": "export",
+          "onnxscript": "export", "cv2": "edge-smear", "highdicom": "edge-smear"}  # fmt: skip
 
 
 @app.command()
@@ -210,6 +216,33 @@ def demo_hospitals(
     from pipeline.commands.demonstrating import hospitals_command
 
     hospitals_command(study, sets or [], keep, stay, json)
+
+
+@demo_app.command("slide")
+def demo_slide(
+    out: Annotated[Path, typer.Argument(help="Folder to make")] = Path("slide"),
+    cells: Annotated[int, typer.Option(min=1, max=100_000, help="Red cells on the slide")] = 1000,
+    schistocytes: Annotated[float, typer.Option(min=0, max=1, help="Share of broken ones")] = 0.03,
+    seed: Annotated[int, typer.Option(min=0, help="Another patient")] = 0,
+    scanner: Annotated[str | None, typer.Option(help="Seen through this scanner, as in a study's [skew]")] = None,
+    dicom: Annotated[bool, typer.Option("--dicom", help="DICOM files instead of PNG")] = False,
+    json: Json = False,
+) -> None:
+    """Render the fields of one made-up patient's slide, with what is on them in truth.csv."""
+    from pipeline.commands.slides import slide_command
+
+    slide_command(out, cells, schistocytes, seed, scanner, dicom, json)
+
+
+@demo_app.command("bedside")
+def demo_bedside(
+    run: Annotated[Path | None, typer.Argument(help="Finished run folder; the newest in runs/ if not given")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; RUN/bedside if not given")] = None,
+) -> None:
+    """From a finished run to a slide report: export, trust, a rendered slide, predict."""
+    from pipeline.commands.bedside import bedside_command
+
+    bedside_command(run, out)
 
 
 def main() -> None:

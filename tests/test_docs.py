@@ -232,7 +232,7 @@ def test_shell_blocks_name_what_exists() -> None:
         named = [t for b in blocks(page) if b.language == "sh" for t in re.findall(r"^make ([a-z-]+)", b.text, re.M)]
         named += re.findall(r"`make ([a-z-]+)`", text)
         assert set(named) <= targets, f"{name_of(page)}: no make target {set(named) - targets}"
-        asked = {e.strip() for group in re.findall(r"(?:hemofed|\.)\[([a-z, ]+)\]'", text) for e in group.split(",")}
+        asked = {e.strip() for group in re.findall(r"(?:hemofed|\.)\[([a-z, -]+)\]'", text) for e in group.split(",")}
         assert asked <= extras, f"{name_of(page)}: no extra {asked - extras}"
 
 

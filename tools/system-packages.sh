@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that tests use, when root and on Debian; otherwise says what is missing.
-packages="dataset-fashion-mnist chromium"
+packages="dataset-fashion-mnist chromium dicom3tools"
 command -v dpkg-query >/dev/null 2>&1 || { echo "not a Debian system: tests that need $packages are skipped"; exit 0; }
 missing=""
 for package in $packages; do

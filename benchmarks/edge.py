@@ -1,0 +1,117 @@
+"""What a bedside machine does in a second, beside torch on the same machine, in one run.
+
+    make bench        or        .venv/bin/python benchmarks/edge.py [--json]
+
+One thread, one image at a time: the network in eager torch, the exported graph in onnxruntime with floats and with eight
+bits. The graph does more than the network (the guard's traits and measures), and is timed with all of it. Then whole
+fields, end to end: reading the file, finding about a hundred cells, eight looks at each, the guard, the counts.
+Weights are those of a new network: speed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from deploy.bundle import Bundle
+from deploy.export import export
+from deploy.pictures import read_bytes
+from deploy.reading import Reader
+from deploy.runtime import OUTPUTS, Runtime
+from deploy.trust import Trust
+from pipeline.run_folder import RunFolder
+from pipeline.scoring import load_model
+from pipeline.simulate import run
+from pipeline.study import Study
+from privacy import keys
+from sites.smear.field import render_field
+
+FLOATS, EIGHT_BITS, FIELD = 2.0, 3.0, 1.0  # at least so many times torch's images a second; seconds a field, at most
+STUDY = {
+    "name": "edge-bench", "rounds": 1, "sites": {"count": 2}, "model": "cnn72",
+    "data": {"name": "synthetic_smear", "cells": 800, "patients": 40, "size": 48, "schistocytes": 0.3},
+    "local": {"lr": 0.001, "batch": 16, "steps": 5, "optimiser": "adamw"}, "augment": {"flip": True, "rotate": 180},
+    "evaluation": {"where": "sites", "positive": "schistocyte"},
+}  # fmt: skip
+
+
+def timed(rivals: dict[str, Callable[[], object]], turns: int = 60, each: int = 20) -> dict[str, float]:
+    """Median seconds of one call; in turns, so that a busy machine is busy for all."""
+    found: dict[str, list[float]] = {name: [] for name in rivals}
+    for act in rivals.values():
+        for _ in range(20):
+            act()
+    for _ in range(turns):
+        for name, act in rivals.items():
+            began = time.perf_counter()
+            for _ in range(each):
+                act()
+            found[name].append((time.perf_counter() - began) / each)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def bench(folder: Path) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    study = Study.model_validate(STUDY)
+    finished = RunFolder.create(folder / "run", study)
+    run(study, finished)
+    torch.set_num_threads(1)
+    key = keys.generate()
+    trust = Trust(folder / "trust.json")
+    trust.add("bench", keys.public_hex(key))
+    bundle = Bundle.open(export(finished, "global", folder / "bundle", key, int8=True).folder, trust)
+    module, _ = load_model(finished, "global")
+    image = np.random.default_rng(0).integers(0, 256, (1, 48, 48, 3), dtype=np.uint8)
+    x = torch.from_numpy(image)
+
+    def eager() -> object:
+        with torch.inference_mode():
+            return module(x.permute(0, 3, 1, 2).float().div_(255)).softmax(1)
+
+    graphs = {p: Runtime(bundle, p)._session for p in ("fp32", "int8")}
+    seconds = timed({"torch": eager} | {p: (lambda s=s: s.run(OUTPUTS, {"image": image})) for p, s in graphs.items()})
+    field = io.BytesIO()
+    Image.fromarray(render_field(5, types=[0] * 100, others=0).image).save(field, "JPEG", quality=92)
+    readers = {p: Reader(runtime, runtime.calibration.point()) for p in graphs if (runtime := Runtime(bundle, p))}
+    whole = timed({p: (lambda r=r: r.read(read_bytes(field.getvalue(), "f")[0])) for p, r in readers.items()}, 7, 1)
+    cells = len(readers["fp32"].read(read_bytes(field.getvalue(), "f")[0]).cells)
+    return {
+        "microseconds": {name: round(1e6 * s, 1) for name, s in seconds.items()},
+        "times_torch": {p: round(seconds["torch"] / seconds[p], 2) for p in graphs},
+        "limits": {"fp32": FLOATS, "int8": EIGHT_BITS},
+        "field": {"cells": cells, "seconds": {p: round(s, 3) for p, s in whole.items()}, "limit": FIELD},
+    }
+
+
+def main() -> None:
+    import cv2
+
+    cv2.setNumThreads(1)
+    args = argparse.ArgumentParser(description=__doc__)
+    args.add_argument("--json", action="store_true")
+    with tempfile.TemporaryDirectory() as folder:
+        found = bench(Path(folder))
+    if args.parse_args().json:
+        print(json.dumps(found, indent=1))
+        return
+    for name, us in found["microseconds"].items():
+        ratio = found["times_torch"].get(name)
+        told = f"   {ratio:5.2f} times torch (at least {found['limits'][name]:g})" if ratio else ""
+        print(f"{name:6} {us:9.1f} us an image{told}")
+    for name, s in found["field"]["seconds"].items():
+        print(f"{name:6} {s:9.3f} s a field of {found['field']['cells']} cells (at most {FIELD:g})")
+
+
+if __name__ == "__main__":
+    main()

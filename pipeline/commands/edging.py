@@ -1,0 +1,78 @@
+"""`hemofed edge verify | show | serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deploy.bundle import Bundle, Precision
+from deploy.lab import Lab, keep, lab_for, measure, read_labelled
+from deploy.runtime import Runtime
+from deploy.slide import NOTICE
+from deploy.trust import Trust
+from pipeline.commands.output import console, errors, print_json, table
+
+HOST = "127.0.0.1"
+
+
+def verify_command(path: Path, data: Path, keeps: bool, precision: Precision | None, threads: int, json: bool) -> None:
+    bundle = Bundle.open(path, Trust.here())
+    runtime = Runtime(bundle, precision, threads)
+    with errors.status("reading labelled cells") as status:
+        labelled = read_labelled(
+            data, bundle, lambda done, all_: status.update(f"reading labelled cells: {done} of {all_}")
+        )
+        told, found = measure(runtime, labelled)
+    lab, why = (found, None) if isinstance(found, Lab) else (None, found)
+    kept = str(keep(lab)) if lab and keeps else None
+    told |= {"skipped": list(labelled.skipped), "kept": kept, "why_not": why, "notice": NOTICE,
+             "lab": lab.model_dump(mode="json", exclude={"reference", "colours"}) if lab else None}  # fmt: skip
+    if json:
+        print_json(told)
+        return
+    _show(bundle, told, lab)
+    if why is not None:
+        console.print(f"{why}; the bundle's own figures stay", style="yellow", soft_wrap=True)
+    elif kept:
+        console.print(f"from now on this machine uses these: {kept}", soft_wrap=True)
+    console.print(NOTICE)
+
+
+def _show(bundle: Bundle, told: dict[str, Any], lab: Lab | None) -> None:
+    for line in told["skipped"]:
+        console.print(f"not read: {line}", style="yellow", soft_wrap=True)
+    promised = told.get("promised", {})
+    rows = [["labelled cells", f"{told['cells']:,}", ""], ["not answered for", f"{100 * told['refused']:.1f} %", ""]]
+    for key in ("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity"):
+        if told.get(key) is not None:
+            said = promised.get(key)
+            rows.append([key.replace("_", " "), f"{told[key]:.4f}", "–" if said is None else f"{said:.4f}"])
+    console.print(table([f"{bundle.manifest.name} here", "measured", "its card says"], rows))
+    if lab is not None:
+        cal = lab.calibration
+        points = [[p.name, f"{p.probability:.4f}", f"{p.sensitivity:.4f}", f"{p.specificity:.4f}"] for p in cal.points]
+        console.print(table(["for this lab", "probability", "sensitivity", "specificity"], points))
+        console.print(f"temperature {bundle.calibration.temperature:.3f} -> {cal.temperature:.3f}, loss {cal.loss_before:.4f} -> {cal.loss:.4f}")  # fmt: skip
+
+
+def show_command(path: Path, json: bool) -> None:
+    bundle = Bundle.open(path, Trust.here())
+    if json:
+        print_json({"digest": bundle.digest, "signer": bundle.signer, "bundle": bundle.manifest.model_dump(mode="json"), "card": bundle.card,
+                    "points": [p.told() for p in bundle.calibration.points]})  # fmt: skip
+        return
+    console.print(f"{bundle.title}: signature good, by {bundle.signer}\n", soft_wrap=True)
+    console.print(bundle.files["card.md"].decode(), soft_wrap=True)
+
+
+def serve_command(path: Path, port: int, precision: Precision | None, delivered: bool, threads: int) -> None:
+    from deploy.serve import serve
+
+    bundle = Bundle.open(path, Trust.here())
+    runtime = Runtime(bundle, precision, threads, None if delivered else lab_for(bundle, precision))
+    serve(
+        runtime,
+        HOST,
+        port,
+        lambda url: console.print(f"{bundle.title} at {url} ({NOTICE}); Ctrl-C ends it", soft_wrap=True),
+    )
