@@ -2,6 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# tests start hundreds of short processes: half of them beside the other half, and none compiles our files anew
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: env system demo test test-all lint bench clean
 
@@ -21,10 +25,11 @@ demo: env
 	$(BIN)/hemofed demo bedside
 
 test: env system
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
-test-all: env system
-	$(BIN)/python -m pytest -m 'slow or not slow'
+# slow ones, which kill and measure, have the machine for themselves
+test-all: test
+	$(BIN)/python -m pytest -m slow
 
 lint: env
 	$(BIN)/ruff check .

@@ -121,12 +121,20 @@ def rounds_in(folder: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
+def heard() -> None:
+    """What a shell starts beside itself would not hear Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_says_how_to_go_on(moons, tmp_path):
     study = moons(rounds=5000)
     (tmp_path / "study.toml").write_text(to_toml(study.dump()))
     out = tmp_path / "run"
     process = subprocess.Popen(
-        [*HEMOFED, "run", str(tmp_path / "study.toml"), "--out", str(out)], stderr=subprocess.PIPE, text=True
+        [*HEMOFED, "run", str(tmp_path / "study.toml"), "--out", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heard,
     )
     while rounds_in(out) < 3:
         assert process.poll() is None

@@ -6,6 +6,7 @@ import io
 import warnings
 
 import numpy as np
+import pytest
 from PIL import Image
 from pydicom import uid
 from pydicom.data import get_testdata_file
@@ -13,6 +14,9 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.filewriter import dcmwrite
 from pydicom.pixels.encoders.base import get_encoder
+
+from deploy.pictures import read_bytes
+from pipeline.errors import BadData
 
 
 def smooth(rows: int = 24, columns: int = 32) -> np.ndarray:
@@ -96,3 +100,21 @@ def shipped(name: str) -> bytes:
     assert isinstance(found, str)
     with open(found, "rb") as stream:  # noqa: PTH123
         return stream.read()
+
+
+def pixels(data: bytes) -> np.ndarray:
+    """(F, H, W, 3)"""
+    return np.stack([p.pixels for p in read_bytes(data, "x")])
+
+
+def near(got: np.ndarray, truth: np.ndarray, mean: float) -> None:
+    assert got.shape == truth.shape
+    assert got.dtype == np.uint8
+    assert np.abs(got.astype(int) - truth).mean() < mean
+
+
+def refused(data: bytes, match: str) -> None:
+    with pytest.raises(BadData, match=match) as caught:
+        read_bytes(data, "x.dcm")
+    assert str(caught.value).startswith("x.dcm: ")
+    assert ";" in str(caught.value)  # there is a cure
