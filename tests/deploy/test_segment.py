@@ -219,6 +219,15 @@ def test_real_fields_turned_and_scaled_hold_as_many_cells() -> None:
         assert sum(abs(a - b) for a, b in zip(plain, scaled, strict=True)) <= 0.05 * sum(plain)
 
 
+@needs_real_cells
+@pytest.mark.parametrize(("number", "factor"), [(26, 2.5), (240, 2.5), (240, 4.0), (552, 3.0)])
+def test_blocks_of_a_compression_are_no_cells(number: int, factor: float) -> None:
+    """Enlarged, a JPEG's squares of eight pixels are as dark and as many as small cells would be."""
+    image = real(number)[0]
+    larger = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
+    assert find_cells(larger).diameter == pytest.approx(factor * find_cells(image).diameter, rel=0.1)
+
+
 STITCHED = [(n, wide, mirror, given) for n in (240, 64, 26) for wide in (2, 4) for mirror in (0, 1) for given in (0, 1)]
 
 
