@@ -27,7 +27,7 @@ from PIL import Image
 from deploy.bundle import Bundle
 from deploy.export import export
 from deploy.pictures import read_bytes
-from deploy.reading import Reader
+from deploy.reading import Reader, Reading
 from deploy.runtime import OUTPUTS, Runtime
 from deploy.trust import Trust
 from pipeline.run_folder import RunFolder
@@ -38,6 +38,7 @@ from privacy import keys
 from sites.smear.field import render_field
 
 FLOATS, EIGHT_BITS, FIELD = 2.0, 3.0, 1.0  # at least so many times torch's images a second; seconds a field, at most
+CAMERAS = ((640, 480), (1920, 1440))  # pixels of the same field
 STUDY = {
     "name": "edge-bench", "rounds": 1, "sites": {"count": 2}, "model": "cnn72",
     "data": {"name": "synthetic_smear", "cells": 800, "patients": 40, "size": 48, "schistocytes": 0.3},
@@ -61,6 +62,12 @@ def timed(rivals: dict[str, Callable[[], object]], turns: int = 60, each: int = 
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
+def jpeg(image: Image.Image) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=92)
+    return out.getvalue()
+
+
 def bench(folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     study = Study.model_validate(STUDY)
@@ -81,16 +88,26 @@ def bench(folder: Path) -> dict[str, Any]:
 
     graphs = {p: Runtime(bundle, p)._session for p in ("fp32", "int8")}
     seconds = timed({"torch": eager} | {p: (lambda s=s: s.run(OUTPUTS, {"image": image})) for p, s in graphs.items()})
-    field = io.BytesIO()
-    Image.fromarray(render_field(5, types=[0] * 100, others=0).image).save(field, "JPEG", quality=92)
+    small = Image.fromarray(render_field(5, types=[0] * 100, others=0).image)
+    photographs = {f"{w} x {h}": jpeg(small.resize((w, h), Image.Resampling.BICUBIC)) for w, h in CAMERAS}
     readers = {p: Reader(runtime, runtime.calibration.point()) for p in graphs if (runtime := Runtime(bundle, p))}
-    whole = timed({p: (lambda r=r: r.read(read_bytes(field.getvalue(), "f")[0])) for p, r in readers.items()}, 7, 1)
-    cells = len(readers["fp32"].read(read_bytes(field.getvalue(), "f")[0]).cells)
+
+    def read(reader: Reader, data: bytes) -> Reading:
+        return reader.read(read_bytes(data, "f")[0])
+
+    whole = {
+        camera: timed({p: (lambda r=r, data=data: read(r, data)) for p, r in readers.items()}, 7, 1)
+        for camera, data in photographs.items()
+    }
+    cells = {camera: len(read(readers["fp32"], data).cells) for camera, data in photographs.items()}
     return {
         "microseconds": {name: round(1e6 * s, 1) for name, s in seconds.items()},
         "times_torch": {p: round(seconds["torch"] / seconds[p], 2) for p in graphs},
         "limits": {"fp32": FLOATS, "int8": EIGHT_BITS},
-        "field": {"cells": cells, "seconds": {p: round(s, 3) for p, s in whole.items()}, "limit": FIELD},
+        "fields": {
+            camera: {"cells": cells[camera], "seconds": {p: round(s, 3) for p, s in took.items()}, "limit": FIELD}
+            for camera, took in whole.items()
+        },
     }
 
 
@@ -109,8 +126,9 @@ def main() -> None:
         ratio = found["times_torch"].get(name)
         told = f"   {ratio:5.2f} times torch (at least {found['limits'][name]:g})" if ratio else ""
         print(f"{name:6} {us:9.1f} us an image{told}")
-    for name, s in found["field"]["seconds"].items():
-        print(f"{name:6} {s:9.3f} s a field of {found['field']['cells']} cells (at most {FIELD:g})")
+    for camera, field in found["fields"].items():
+        for name, s in field["seconds"].items():
+            print(f"{name:6} {s:9.3f} s a field of {camera} pixels and {field['cells']} cells (at most {FIELD:g})")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,8 @@ def _kind(t: Traits, area: float, purple: float, dark: float, diameter: float) -
     blue = purple > 1.5 * PURPLE and t.tone > 0.02  # in itself, too: hairs are grey, which is purple beside pale cells
     if t.half < THIN * diameter:
         return "debris"
-    if area < SMALL and purple > PURPLE and not t.edge:
+    clumped = blue and area < LARGE and dark < NUCLEUS  # platelets by the dozen: no haemoglobin, and no nucleus either
+    if purple > PURPLE and not t.edge and (area < SMALL or clumped):
         return "platelet"
     if area < SPECK or dark > (2 * BLACK if blue else BLACK):
         return "debris"

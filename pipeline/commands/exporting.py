@@ -42,7 +42,7 @@ def export_command(
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     if made.calibration.points:
         rows = [[p.name, f"{p.probability:.4f}", rate(p, True), rate(p, False)] for p in made.calibration.points]
-        console.print(table(["operating point", "probability", "sensitivity", "specificity"], rows))
+        console.print(table(["point", "probability", "sensitivity", "specificity"], rows))
     parity = made.card["export"]["parity"]
     console.print(
         f"the graph and the network agree to {parity['largest']:.1e} on {parity['images']} images; {made.card['export']['int8']['words']}",

@@ -68,6 +68,12 @@ def test_small_red_fragments_stay_platelets_white_cells_and_cut_cells_are_set_ap
     }  # fmt: skip
 
 
+def test_platelets_in_a_clump_are_no_broken_cell() -> None:
+    """As large together as half a cell, and as purple as each of them."""
+    clump = tuple((120 + dx, 250 + dy, 6, (160, 110, 190)) for dx, dy in ((0, 0), (10, 2), (4, 11), (13, 12), (-6, 8)))
+    assert kinds(find_cells(drawn(*ROW, *clump, size=(320, 400)))) == {"platelet": 1, "red": 15}
+
+
 @pytest.mark.parametrize("factor", [0.4, 1, 2, 4])
 def test_any_magnification_and_a_given_diameter(factor: float) -> None:
     image = cv2.resize(drawn(*ROW), None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
