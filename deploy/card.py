@@ -156,14 +156,19 @@ def _points(calibration: Calibration) -> Iterator[str]:
         yield "There are no operating points: the study names no class that matters, or no validation image showed it."
         return
     yield f"Measured on {calibration.measured_on}; temperature {calibration.temperature:.3f}.\n"
-    yield "| point | probability | sensitivity | specificity |\n|---|---|---|---|"
+    yield "| point | probability | sensitivity | specificity | both between sites, beyond chance |\n|---|---|---|---|---|"
     for point in calibration.points:
-        yield f"| {point.name} | {point.probability:.4f} | {rate(point, True)} | {rate(point, False)} |"
+        yield f"| {point.name} | {point.probability:.4f} | {rate(point, True)} | {rate(point, False)} | {spread(point)} |"
 
 
 def rate(point: Point, own: bool) -> str:
     hit, all_ = (point.tp, point.tp + point.fn) if own else (point.tn, point.tn + point.fp)
     return f"{hit / all_:.4f} ({hit:,} of {all_:,})" if all_ else "–"
+
+
+def spread(point: Point) -> str:
+    """Standard deviations between sites."""
+    return f"±{point.sensitivity_spread:.2g}, ±{point.specificity_spread:.2g}"
 
 
 def _guard(reference: Reference | None) -> Iterator[str]:

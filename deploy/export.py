@@ -24,17 +24,17 @@ from deploy.bundle import NORMALISED, Manifest, sealed, zipped
 from deploy.card import facts, in_words, monai_metadata
 from deploy.graph import OPSET, Bedside, answers, check_parity, to_onnx
 from deploy.guard import Reference, reference_of
-from deploy.points import Calibration, points_of
+from deploy.points import Calibration, Point, points_of
 from deploy.quantise import CALIBRATED_ON, Quantised, quantised
 from deploy.spoiled import SPOILED
 from deploy.turning import seen_from_all_sides
 from pipeline.errors import BadRun, Refused
 from pipeline.files import full_disk_is_named
-from pipeline.profiling import read_profile, turns_of
+from pipeline.profiling import Portrait, read_profile, turns_of
 from pipeline.run_folder import RunFolder
 from pipeline.scoring import load_model
 from pipeline.study import Study
-from pipeline.work import TEMPERATURES, Lens, Profiled
+from pipeline.work import TEMPERATURES
 from privacy.keys import public_hex
 
 PARITY_IMAGES = 500
@@ -91,7 +91,7 @@ def export(
     if len(shape) != 3:
         raise Refused(f"{name} takes {shape} numbers, and bundles are for images; export a study of images")
     profile = read_profile(folder.path, name)
-    lens, warnings = profile[1] if profile else None, [] if profile else [_unprofiled(study, name)]
+    lens, warnings = profile.lens if profile else None, [] if profile else [_unprofiled(study, name)]
     positive = study.evaluation.positive
     say("drawing the graph")
     bedside = Bedside(module, shape, lens, study.normalise.model_dump())
@@ -146,13 +146,11 @@ def rendered(size: tuple[int, int], classes: tuple[str, ...]) -> Nobodys:
     return Nobodys(resized(images, size, "area"), labels)
 
 
-def calibration_of(
-    profile: tuple[Profiled, Lens] | None, positive: str | None, classes: tuple[str, ...]
-) -> Calibration:
+def calibration_of(profile: Portrait | None, positive: str | None, classes: tuple[str, ...]) -> Calibration:
     if profile is None:
         return Calibration(temperature=1.0, positive=positive, points=(), measured_on="nothing")
-    seen, lens = profile
-    points, curve = points_of(seen.scores[classes.index(positive)].numpy().astype(np.int64)) if positive else ((), ())
+    seen, lens = profile.seen, profile.lens
+    points, curve = _points(profile, classes.index(positive)) if positive else ((), ())
     n = int(seen.n)
     return Calibration(
         temperature=lens.temperature,
@@ -165,9 +163,14 @@ def calibration_of(
     )
 
 
-def _reference(profile: tuple[Profiled, Lens], graph: bytes, nobodys: Nobodys, turns: int) -> Reference:
+def _points(profile: Portrait, which: int) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    scores, between = profile.seen.scores[which].numpy(), profile.between[which].numpy()
+    return points_of(scores.astype(np.int64), between.astype(np.float64))
+
+
+def _reference(profile: Portrait, graph: bytes, nobodys: Nobodys, turns: int) -> Reference:
     """With the guard's own error rates, on rendered cells spoiled on purpose."""
-    seen, lens = profile
+    seen, lens = profile.seen, profile.lens
     counts = seen.distances.numpy().astype(np.int64), seen.measures.numpy().astype(np.int64)
     reference = reference_of(int(seen.n), lens.centres.numpy().astype(np.float64), *counts)
     catches, run = {}, partial(answers, graph)

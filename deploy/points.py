@@ -34,6 +34,9 @@ class Point(BaseModel):
     fn: Count
     tn: Count
     fp: Count
+    # standard deviations of sensitivity and specificity between sites, beyond chance; 0 where one place was measured
+    sensitivity_spread: float = Field(default=0.0, ge=0, le=1)
+    specificity_spread: float = Field(default=0.0, ge=0, le=1)
 
     @property
     def probability(self) -> float:
@@ -115,35 +118,38 @@ def binned(odds: NDArray[np.float64], own: NDArray[np.bool_], bins: int) -> NDAr
     return np.stack([np.bincount(place[own == which], minlength=bins) for which in (False, True)])
 
 
-def points_of(scores: NDArray[np.int64]) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """Named points and the curve, from (2, bins) counts of [others, class]; none where one of both is missing."""
+def points_of(
+    scores: NDArray[np.int64], between: NDArray[np.float64] | None = None
+) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """Named points and the curve, from (2, bins) counts of [others, class]; none where one of both is missing.
+
+    `between`: variances between sites of the shares that score at least so much, alike in shape.
+    """
     others, own = scores
     if not own.sum() or not others.sum():
         return (), ()
-    every = list(_thresholds(own, others))
+    every = list(_thresholds(own, others, np.sqrt(np.zeros(scores.shape) if between is None else between)))
     safe, screen = _at_specificity(every, SAFE), _at_specificity(every, SCREEN)
     even = max(every, key=lambda p: (p.sensitivity or 0) + (p.specificity or 0))
     named = [(safe, "safe"), (screen, "screening"), (even, "even")]
     return tuple(point.model_copy(update={"name": name}) for point, name in named), _thinned(every)
 
 
-def _thresholds(own: NDArray[np.int64], others: NDArray[np.int64]) -> Iterator[Point]:
+def _thresholds(own: NDArray[np.int64], others: NDArray[np.int64], spread: NDArray[np.float64]) -> Iterator[Point]:
     """From strict to lenient, each at the score of one of the others.
 
     Were they between two of these, so that k of n others score higher, then of others to come (k + 1) / (n + 1) would on
     average; at the k-th score itself it is k / (n + 1), as counted.
     """
-    bins = len(own)
-    fp = 0
+    found, missed = (np.cumsum(counts[::-1])[::-1] for counts in (own, others))  # at a bin's lower edge or above
     highest = int(np.flatnonzero(others)[-1]) + 1  # just above all of them
-    tp = int(own[highest:].sum())
-    yield Point(name="", log_odds=edge(highest, bins), tp=tp, fn=int(own.sum()) - tp, tn=int(others.sum()), fp=0)
-    for place in reversed(range(highest)):
-        tp, fp = tp + int(own[place]), fp + int(others[place])
-        if others[place]:
-            yield Point(
-                name="", log_odds=edge(place, bins), tp=tp, fn=int(own.sum()) - tp, tn=int(others.sum()) - fp, fp=fp
-            )
+    for place in (highest, *(int(at) for at in reversed(np.flatnonzero(others)))):
+        tp, fp = (int(counts[place]) if place < len(own) else 0 for counts in (found, missed))
+        unlike = [float(spread[row, place]) if place < len(own) else 0.0 for row in (0, 1)]
+        yield Point(
+            name="", log_odds=edge(place, len(own)), tp=tp, fn=int(own.sum()) - tp, tn=int(others.sum()) - fp, fp=fp,
+            specificity_spread=unlike[0], sensitivity_spread=unlike[1],
+        )  # fmt: skip
 
 
 def _at_specificity(every: list[Point], wanted: float) -> Point:

@@ -2,13 +2,13 @@
 
 A model that calls 2 of 1,000 whole cells broken finds some on every healthy slide, and one that sees half of the broken
 ones counts half of them. Rogan and Gladen (1978) take both back: prevalence = (share + spec - 1) / (sens + spec - 1).
-The interval is Lang and Reiczigel's (2014): it carries the chance in the count and in both error rates, which were
-themselves measured on a number of labelled cells.
+The interval holds every prevalence under which the count would be no surprise, given the chance in the count, in both
+error rates, which were measured on a number of labelled cells (as Lang and Reiczigel 2014 shrink and weigh them), and
+the differences between places: a slide comes from one, and the rates from several.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +19,7 @@ LINE = 0.01  # of red cells: the share of schistocytes that raises suspicion of 
 ENOUGH = 1000  # red cells that a person would count
 FEWEST = 100  # without so many nothing is decided: single cells are picked, not counted
 Z = 1.959963984540054  # 95 %
+GRID = tuple((n / 4000) ** 2 for n in range(4001))  # shares from 0 to 1; at the line, a two-hundredth of it apart
 NOTICE = "research use only, not a medical device"
 ABOVE, BELOW, OPEN = "above the line", "below the line", "cannot decide"
 
@@ -53,7 +54,8 @@ def judge(counted: int, flagged: int, point: Point | None, doubts: Sequence[str]
         if estimate is None:
             why = "at this operating point the model is no better than chance; choose another one"
         elif low is None:
-            why = "so many calls do not fit the error rates that were measured; measure the model here: `hemofed edge verify`"
+            many = "few" if flagged / counted < 1 - point.specificity else "many"
+            why = f"so {many} calls do not fit the error rates that were measured; measure the model here: `hemofed edge verify`"
         elif counted < FEWEST:
             why = f"{counted} cells are too few; at least {FEWEST} have to be counted, better {ENOUGH:,}"
         elif doubts:
@@ -73,27 +75,27 @@ def judge(counted: int, flagged: int, point: Point | None, doubts: Sequence[str]
 
 
 def prevalence(counted: int, flagged: int, point: Point) -> tuple[float | None, float | None, float | None]:
-    """Rogan and Gladen's estimate, and Lang and Reiczigel's limits at 95 %.
+    """Rogan and Gladen's estimate, and limits at 95 %.
 
     None where the test is no test; no limits where no prevalence whatever would give such a count.
     """
     sens, spec = point.sensitivity or 0.0, point.specificity or 0.0
     if sens + spec <= 1:
         return None, None, None
-    estimate = _share((flagged / counted + spec - 1) / (sens + spec - 1))
-    positives, negatives = point.tp + point.fn, point.tn + point.fp
-    n, n_sens, n_spec = counted + Z**2, positives + 2, negatives + 2
-    apparent = (flagged + Z**2 / 2) / n
+    apparent = flagged / counted
+    estimate = _share((apparent + spec - 1) / (sens + spec - 1))
+    n_sens, n_spec = point.tp + point.fn + 2, point.tn + point.fp + 2
     sens, spec = (point.tp + 1) / n_sens, (point.tn + 1) / n_spec
-    gain = sens + spec - 1
-    if gain <= 0:
-        return estimate, 0.0, 1.0
-    middle = (apparent + spec - 1) / gain
-    var_sens, var_spec = sens * (1 - sens) / n_sens, spec * (1 - spec) / n_spec
-    shift = 2 * Z**2 * (middle * var_sens - (1 - middle) * var_spec)
-    spread = math.sqrt(apparent * (1 - apparent) / n + middle**2 * var_sens + (1 - middle) ** 2 * var_spec) / gain
-    low, high = middle + shift - Z * spread, middle + shift + Z * spread
-    return (estimate, None, None) if low > 1 or high < 0 else (estimate, _share(low), _share(high))
+    var_sens = sens * (1 - sens) / n_sens + point.sensitivity_spread**2
+    var_spec = spec * (1 - spec) / n_spec + point.specificity_spread**2
+
+    def likely(share: float) -> bool:
+        due = share * sens + (1 - share) * (1 - spec)
+        variance = due * (1 - due) / counted + share**2 * var_sens + (1 - share) ** 2 * var_spec
+        return (apparent - due) ** 2 <= Z**2 * variance
+
+    fits = [share for share in GRID if likely(share)]
+    return (estimate, fits[0], fits[-1]) if fits else (estimate, None, None)
 
 
 def _share(value: float) -> float:

@@ -39,7 +39,7 @@ def rows_of(slide: Mapping[str, Any], bundle: Mapping[str, Any]) -> list[tuple[s
         (f"called {positive}", f"{slide['flagged']:,} ({percent(slide['share'])} of those counted)"),
     ]
     if point:
-        rates = ", ".join(f"{k} {point[k]:.4f}" for k in ("sensitivity", "specificity") if point[k] is not None)
+        rates = ", ".join(_rate(point, k) for k in ("sensitivity", "specificity") if point[k] is not None)
         lines.append(
             ("operating point", f"{point['name'] or 'chosen'}: probability {point['probability']:.4f}; {rates}")
         )
@@ -54,6 +54,11 @@ def rows_of(slide: Mapping[str, Any], bundle: Mapping[str, Any]) -> list[tuple[s
     lines.append(("model", f"{bundle['title']}, signed by {bundle['signer']}, {bundle['precision']}"))
     lines.append(("calibrated on", bundle["calibrated"]))
     return lines
+
+
+def _rate(point: Mapping[str, Any], which: str) -> str:
+    spread = point[f"{which}_spread"]
+    return f"{which} {point[which]:.4f}" + (f" (±{spread:.2g} between sites)" if spread else "")
 
 
 def headline(slide: Mapping[str, Any]) -> str:

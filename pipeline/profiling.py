@@ -7,6 +7,7 @@ these, the second ones tell how scores and distances are spread. RUN/profile.saf
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +29,21 @@ RIDGE = 1e-3  # of the mean variance: features that hardly vary must not decide 
 Members = Mapping[str, tuple[SiteId, ...]]
 
 
+@dataclass(frozen=True)
+class Portrait:
+    """What a bundle knows of the images that a model was chosen by."""
+
+    seen: Profiled  # through the lens, summed over sites
+    lens: Lens
+    between: Tensor  # (C, 2, FINE_BINS) of the share of [others, class] that scores at least so much: its variance between sites
+
+
 def write_profile(coordinator: Coordinator, state: Any, progress: Progress, shape: tuple[int, ...]) -> None:
     """Of every model that can be exported; nothing for points, which no bedside machine photographs."""
     study = coordinator.study
     if not study.evaluation.profile or len(shape) != 3:
         return
-    found: dict[str, tuple[Profiled, Lens]] = {}
+    found: dict[str, Portrait] = {}
     turns = turns_of(study, shape)
     models = study.strategy.models(state)
     if study.evaluation.where == "coordinator":
@@ -49,13 +59,15 @@ def write_profile(coordinator: Coordinator, state: Any, progress: Progress, shap
             }
             found |= _twice(coordinator, "profile_own", own, sends, progress)
     if found:
-        tensors = {f"{name}:{key}": value for name, (seen, _) in found.items() for key, value in seen.sums().items()}
-        for name, (_, lens) in found.items():
-            tensors |= {f"{name}:{key}": value for key, value in lens.vectors().items()}
+        tensors = {
+            f"{name}:{key}": value
+            for name, one in found.items()
+            for key, value in {**one.seen.sums(), **one.lens.vectors(), "between": one.between}.items()
+        }
         save_tensors(coordinator.folder.path / FILE, {"models": list(found), "split": "val"}, tensors)
 
 
-def read_profile(path: Path, name: str) -> tuple[Profiled, Lens] | None:
+def read_profile(path: Path, name: str) -> Portrait | None:
     """None where a run has none of this model: it was told not to, or had no validation images."""
     if not (path / FILE).exists():
         return None
@@ -64,7 +76,7 @@ def read_profile(path: Path, name: str) -> tuple[Profiled, Lens] | None:
         return None
     mine = {key.rpartition(":")[2]: value for key, value in tensors.items() if key.rpartition(":")[0] == name}
     try:
-        return Profiled.of(mine), lens_from(mine)
+        return Portrait(Profiled.of(mine), lens_from(mine), mine["between"])
     except KeyError as error:
         raise BadRun(f"{path / FILE} lacks {error}; it is damaged: run the study anew") from error
 
@@ -132,18 +144,18 @@ def _vectors(model: Snapshot, turns: int) -> Vectors:
 
 def _twice(
     coordinator: Coordinator, task: str, members: Members, sends: Mapping[SiteId, Vectors], progress: Progress
-) -> dict[str, tuple[Profiled, Lens]]:
+) -> dict[str, Portrait]:
     first = _asked(coordinator, task, members, sends, progress)
-    lenses = {name: lens_of(seen) for name, seen in first.items()}
+    lenses = {name: lens_of(_total(parts)) for name, parts in first.items()}
     through = {s: {**sends[s], **lenses[name].vectors()} for name in lenses for s in members[name]}
     second = _asked(coordinator, task, {name: members[name] for name in lenses}, through, progress)
-    return {name: (seen, lenses[name]) for name, seen in second.items()}
+    return {name: Portrait(_total(parts), lenses[name], between(parts)) for name, parts in second.items()}
 
 
 def _asked(
     coordinator: Coordinator, task: str, members: Members, sends: Mapping[SiteId, Vectors], progress: Progress
-) -> dict[str, Profiled]:
-    """Totals by model, without those of which nobody has an image."""
+) -> dict[str, list[Profiled]]:
+    """Each site's sums by model, without models of which nobody has an image."""
     if not sends:
         return {}
     replies = coordinator.asking(task, progress, Wait(quorum=0), ("val",)).each(sends)
@@ -151,12 +163,33 @@ def _asked(
     found = {}
     for name, sites in members.items():
         parts = [by_site[site] for site in sites if site in by_site]
-        if parts and float((total := sum(parts[1:], parts[0])).n):
-            found[name] = total
+        if any(float(part.n) for part in parts):
+            found[name] = parts
     return found
 
 
-def _here(coordinator: Coordinator, model: Snapshot, progress: Progress, turns: int) -> tuple[Profiled, Lens] | None:
+def _total(parts: Sequence[Profiled]) -> Profiled:
+    return sum(parts[1:], parts[0])
+
+
+def between(parts: Sequence[Profiled]) -> Tensor:
+    """How much more sites differ than chance alone would make them: the variance between groups of an analysis of variance.
+
+    A slide comes from one place, and rates pooled over all of them say less about it than their counts suggest. One site
+    tells nothing of others: 0.
+    """
+    scores = torch.stack([part.scores for part in parts]).double()  # (S, C, 2, B)
+    held = scores.sum(3, keepdim=True)
+    reached = scores.flip(3).cumsum(3).flip(3)  # at this bin's lower edge or above it
+    total, sites = held.sum(0), (held > 0).sum(0)
+    share = reached.sum(0) / total.clamp(min=1)
+    apart = (held * (reached / held.clamp(min=1) - share) ** 2).sum(0)
+    room = total - (held**2).sum(0) / total.clamp(min=1)
+    found = (apart - (sites - 1).clamp(min=0) * share * (1 - share)) / room.clamp(min=1)
+    return torch.where(sites > 1, found.clamp(min=0), 0.0).float()
+
+
+def _here(coordinator: Coordinator, model: Snapshot, progress: Progress, turns: int) -> Portrait | None:
     """On the coordinator's own validation images."""
 
     def seen(lens: Lens | None) -> Profiled:
@@ -169,4 +202,4 @@ def _here(coordinator: Coordinator, model: Snapshot, progress: Progress, turns: 
     if not float(first.n):
         return None
     lens = lens_of(first)
-    return seen(lens), lens
+    return Portrait(second := seen(lens), lens, between([second]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +25,8 @@ SLIDES, CELLS = 1000, 1000  # slides of each kind, cells a slide
 SHARES = (0.002, 0.01, 0.02)  # of schistocytes
 HEALTHY, SICK = 0.05, 0.9  # flagged at most of slides with 0.2 %, at least of those with 2 %
 LOSES_BALANCED, LOSES_AUROC = 0.005, 0.005
+FEW = 5  # schistocytes of a site in a fold: from fewer no slides are drawn
+WRONG = 0.025  # of slides of one site may be called above the line with 0.2 %, or below it with 2 %
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,14 @@ class Held:
     specificity: tuple[float, float]
     flagged: dict[float, float]  # by share of schistocytes: slides whose corrected prevalence reaches the line
     verdicts: dict[float, dict[str, float]]
+    covered: dict[float, float]  # slides of one site's cells each: how often the interval holds the truth,
+    wrong: dict[float, float]  # ... and how often the verdict says the opposite of it
 
 
 def run(context: Context) -> Reproduction:
     held = [_judged(context.run("bedside", f"fold-{fold}", data__test_fold=fold), context.data, fold) for fold in FOLDS]
     healthy, sick = (fmean(h.flagged[share] for h in held) for share in (SHARES[0], SHARES[-1]))
+    wrong = fmean(h.wrong[share] for h in held for share in (SHARES[0], SHARES[-1]))
     lost = {
         "balanced": fmean(h.balanced["fp32"] - h.balanced["int8"] for h in held),
         "auroc": fmean(h.auroc["fp32"] - h.auroc["int8"] for h in held),
@@ -55,27 +61,33 @@ def run(context: Context) -> Reproduction:
     slides = [[str(h.fold), *(f"{100 * h.flagged[s]:.1f} %" for s in SHARES),
                *(f"{100 * h.verdicts[s].get(v, 0):.0f} %" for s in SHARES for v in ("above the line", "below the line"))]
               for h in held]  # fmt: skip
+    alone = [[str(h.fold), *(f"{100 * h.covered[s]:.0f} %" for s in SHARES), *(f"{100 * h.wrong[s]:.1f} %" for s in (SHARES[0], SHARES[-1]))]
+             for h in held]  # fmt: skip
     each = [f"{100 * s:g} %" for s in SHARES]
     return Reproduction(
-        payload={"folds": [vars(h) | {"flagged": {str(k): v for k, v in h.flagged.items()},
-                                      "verdicts": {str(k): v for k, v in h.verdicts.items()}} for h in held],
+        payload={"folds": [vars(h) | {name: {str(k): v for k, v in getattr(h, name).items()}
+                                      for name in ("flagged", "verdicts", "covered", "wrong")} for h in held],
                  "flagged": {"healthy": healthy, "sick": sick}, "int8_loses": lost},
         notes=[
             "Each fold is held out once. Threshold, temperature and guard come from validation cells of the other three, in sums.",
             (f"A slide is {CELLS:,} cells drawn from the held-out fold, {SLIDES:,} slides of each kind. Flagged: the corrected prevalence is "
              "at least 1 %. Above or below the line: the whole interval is. Cells that the guard refuses are not counted."),
             "Slides of one fold share its cells, and its model: what differs between folds tells how sure the figures are.",
+            f"A slide of one site: all its cells are of one of the study's sites that has at least {FEW} schistocytes in the fold; means over these.",
         ],
         grids=[
             Grid("On cells never seen", ["fold", "AUROC", "int8", "balanced acc.", "int8", "sensitivity: said / found",
                                          "specificity: said / found", "refused"], rows),
             Grid("Slides flagged, and verdicts", ["fold", *(f"{e} flagged" for e in each),
                                                   *(f"{e} {w}" for e in each for w in ("above", "below"))], slides),
+            Grid("Slides of one site's cells: is the truth inside, is the verdict its opposite",
+                 ["fold", *(f"{e} inside" for e in each), f"{each[0]} wrong", f"{each[-1]} wrong"], alone),
         ],
         figures=[("Slides flagged, by their share of schistocytes", _figure(held))],
         checks=[
             Check(f"of slides with 0.2 % schistocytes at most {100 * HEALTHY:g} % are flagged", healthy <= HEALTHY, _folds(held, SHARES[0])),
             Check(f"of slides with 2 % at least {100 * SICK:g} % are", sick >= SICK, _folds(held, SHARES[-1])),
+            Check(f"of slides of one site at most {100 * WRONG:g} % get a verdict that is the opposite of the truth", wrong <= WRONG, f"mean {100 * wrong:.2f} %"),
             Check(f"eight bits lose at most {LOSES_BALANCED} of balanced accuracy", lost["balanced"] <= LOSES_BALANCED, f"{lost['balanced']:+.4f}"),
             Check(f"and at most {LOSES_AUROC} of AUROC", lost["auroc"] <= LOSES_AUROC, f"{lost['auroc']:+.4f}"),
         ],
@@ -129,6 +141,11 @@ def _judged(done: Run, root: Path | None, fold: int) -> Held:
     assert point is not None
     flags, kept = runtime.flagged(used.probabilities, point), np.array([why is None for why in used.refused])
     counted = {share: _slides(flags, kept, y == 1, share, point) for share in SHARES}
+    site = data.keys["batch"].codes[rows].numpy()
+    alone = [site == one for one in np.unique(site) if (y[site == one] == 1).sum() >= FEW]
+    apart = {
+        share: [_slides(flags[mine], kept[mine], y[mine] == 1, share, point) for mine in alone] for share in SHARES
+    }
     return Held(
         fold,
         {p: area(a.probabilities, y, 1) for p, a in answers.items()},
@@ -136,25 +153,39 @@ def _judged(done: Run, root: Path | None, fold: int) -> Held:
         float((~kept).mean()),
         (float(point.sensitivity or 0), float(flags[y == 1].mean())),
         (float(point.specificity or 0), float((~flags[y == 0]).mean())),
-        {share: found[0] for share, found in counted.items()},
-        {share: found[1] for share, found in counted.items()},
+        {share: found.flagged for share, found in counted.items()},
+        {share: found.verdicts for share, found in counted.items()},
+        {share: fmean(one.covered for one in found) for share, found in apart.items()},
+        {share: fmean(one.wrong for one in found) for share, found in apart.items()},
     )
 
 
-def _slides(flags: Any, kept: Any, own: Any, share: float, point: Any) -> tuple[float, dict[str, float]]:
-    """(share of slides that are flagged, share of each verdict)"""
-    from deploy.slide import judge
+@dataclass(frozen=True)
+class Slides:
+    """Shares of slides."""
+
+    flagged: float
+    verdicts: dict[str, float]
+    covered: float
+    wrong: float
+
+
+def _slides(flags: Any, kept: Any, own: Any, share: float, point: Any) -> Slides:
+    from deploy.slide import ABOVE, BELOW, LINE, judge
 
     rng = np.random.default_rng([1, round(share * 1e6)])
     broken = round(CELLS * share)
-    looks = 0
-    verdicts: dict[str, int] = {}
+    opposite = ABOVE if share < LINE else BELOW if share > LINE else ""
+    said = []
     for _ in range(SLIDES):
         drawn = np.concatenate(
             [rng.choice(np.flatnonzero(own), broken), rng.choice(np.flatnonzero(~own), CELLS - broken)]
         )
         seen = drawn[kept[drawn]]
-        said = judge(len(seen), int(flags[seen].sum()), point)
-        looks += said.look
-        verdicts[said.verdict] = verdicts.get(said.verdict, 0) + 1
-    return looks / SLIDES, {v: n / SLIDES for v, n in verdicts.items()}
+        said.append(judge(len(seen), int(flags[seen].sum()), point))
+    return Slides(
+        fmean(one.look for one in said),
+        {verdict: n / SLIDES for verdict, n in Counter(one.verdict for one in said).items()},
+        fmean(one.low is not None and one.high is not None and one.low <= share <= one.high for one in said),
+        fmean(one.verdict == opposite for one in said),
+    )

@@ -1,4 +1,4 @@
-"""Rogan and Gladen by hand, Lang and Reiczigel by simulation."""
+"""Rogan and Gladen by hand, the interval by simulation."""
 
 from __future__ import annotations
 
@@ -77,6 +77,31 @@ def test_the_interval_holds_the_truth_19_times_in_20(true):
         _, low, high = prevalence(1000, int(called), known)
         hits += low is not None and high is not None and low <= true <= high
     assert 0.93 <= hits / 2000 <= 0.995
+
+
+@pytest.mark.parametrize("true", [0.002, 0.01, 0.05])
+def test_a_place_unlike_the_others_is_inside_the_interval_too(true):
+    """Sensitivity and specificity of the slide's own place differ from the pooled ones; without the spread that is not held."""
+    rng, hits, blind = np.random.default_rng(3), 0, 0
+    tp, tn = 250, 19_900
+    pooled = Point(name="p", log_odds=0, tp=tp, fn=500 - tp, tn=tn, fp=20_000 - tn)
+    known = pooled.model_copy(update={"sensitivity_spread": 0.15, "specificity_spread": 0.002})
+    for _ in range(1000):
+        sens, spec = rng.normal(0.5, 0.15), rng.normal(0.995, 0.002)
+        chance = true * np.clip(sens, 0, 1) + (1 - true) * (1 - np.clip(spec, 0, 1))
+        called = int(rng.binomial(3000, chance))
+        for one in (known, pooled):
+            _, low, high = prevalence(3000, called, one)
+            held = low is not None and high is not None and low <= true <= high
+            hits, blind = hits + (held and one is known), blind + (held and one is pooled)
+    assert hits >= 930
+    assert blind < hits - 50
+
+
+def test_too_few_calls_are_not_called_many():
+    known = point(0.5, 0.98, 1000, 10_000)
+    assert judge(1000, 0, known).why.startswith("so few calls")
+    assert judge(1000, 900, known).why.startswith("so many calls")
 
 
 def test_a_slide_is_only_judged_where_the_interval_allows():

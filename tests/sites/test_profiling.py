@@ -8,7 +8,7 @@ import torch
 
 from models.seeing import MEASURES, Eye, measures, parted, projection
 from models.traits import TRAITS
-from pipeline.profiling import disjoint, lens_of, members_of, read_profile, temperature_of
+from pipeline.profiling import between, disjoint, lens_of, members_of, read_profile, temperature_of
 from pipeline.work import TEMPERATURES, Lens, Profile, Profiled
 from sites.trainers.base import Ticket
 from sites.trainers.loop import Loop
@@ -161,6 +161,37 @@ def test_whose_images_a_model_is_for():
     batches = [set(batch) for batch in disjoint(members)]
     assert batches == [{"global"}, {"group/0"}, {"group/0.1"}, {"site/b"}]
     assert [set(b) for b in disjoint({"group/0": ("a",), "group/1": ("b", "c")})] == [{"group/0", "group/1"}]
+
+
+def scored(own: list[int], others: list[int]) -> Profiled:
+    """(low, high) counts of one class and of the others; all else is nothing."""
+    parts = {name: torch.zeros(()) for name in Profiled.__dataclass_fields__}
+    return Profiled(**parts | {"scores": torch.tensor([[others, own]])})
+
+
+def test_variance_between_sites_by_hand():
+    """10 of 20 and 2 of 20 score high: 20 (0.2^2 + 0.2^2) = 1.6 apart, of which 0.3 x 0.7 is chance, over 40 - 800/40 = 20."""
+    found = between([scored([10, 10], [50, 50]), scored([18, 2], [50, 50])])
+    assert found.shape == (1, 2, 2)
+    assert float(found[0, 1, 1]) == pytest.approx((1.6 - 0.21) / 20)
+    assert float(found[0, 1, 0]) == 0  # all score at least the least
+    assert float(found[0, 0, 1]) == 0  # alike
+    assert not between([scored([18, 2], [50, 50])]).any()  # one site tells nothing of others
+    assert not between([scored([18, 2], [50, 50]), scored([0, 0], [9, 9])])[0, 1].any()
+
+
+def test_sites_that_differ_by_chance_alone_hardly_differ():
+    rng = np.random.default_rng(1)
+    sizes, apart = 200, []
+    for _ in range(300):
+        high = rng.binomial(sizes, 0.3, 5)
+        apart.append(float(between([scored([sizes - int(h), int(h)], [1, 1]) for h in high])[0, 1, 1]))
+    drawn = []
+    for _ in range(300):
+        high = rng.binomial(sizes, rng.normal(0.3, 0.1, 5).clip(0, 1))
+        drawn.append(float(between([scored([sizes - int(h), int(h)], [1, 1]) for h in high])[0, 1, 1]))
+    assert np.mean(apart) < 0.001
+    assert np.mean(drawn) == pytest.approx(0.01, rel=0.15)
 
 
 def test_points_are_not_profiled(go, moons, tmp_path):
