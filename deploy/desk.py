@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deploy.guard import ENOUGH as ENOUGH_CELLS
 from deploy.pictures import Picture, read_bytes
 from deploy.points import TINY, Point
-from deploy.reading import Cell, Reader, Reading, slide_from
+from deploy.reading import Cell, Reader, Reading, Tally, slide_from
 from deploy.runtime import Runtime
 from deploy.slide import ABOVE, BELOW, ENOUGH, LINE, NOTICE
 from deploy.slide_page import headline, rows_of
@@ -52,6 +52,7 @@ class Counts(BaseModel):
     excluded: dict[Annotated[str, Field(max_length=200)], Annotated[int, Field(ge=0, le=MOST)]] = {}
     traits: list[Traits] = []
     diameters: list[Annotated[float, Field(gt=0, le=1e4)]] = []  # of a red cell, in each field
+    singles: int = Field(default=0, ge=0, le=MOST)  # pictures of one cell
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ class Desk:
             raise BadData(f"{counts.flagged} flagged of {counts.counted} counted; flagged cells are counted ones")
         point = self._point(counts.log_odds)
         found = counts.counted if counts.found is None else counts.found
-        slide = slide_from(counts.counted, counts.flagged, point, found, counts.excluded, self._drift(counts.traits),
-                           self.runtime.calibration.positive, counts.diameters).told()  # fmt: skip
+        tally = Tally(counts.counted, counts.flagged, found, counts.excluded, self._drift(counts.traits),
+                      tuple(counts.diameters), singles=counts.singles)  # fmt: skip
+        slide = slide_from(tally, point, self.runtime.calibration.positive).told()
         return {**slide, "headline": headline(slide), "rows": rows_of(slide, self.about()), "warnings": slide["doubts"],
                 "tone": TONES.get(slide["verdict"], "open")}  # fmt: skip
 

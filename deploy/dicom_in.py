@@ -24,6 +24,8 @@ from deploy.dicom_frames import AGAIN, MAX_TOTAL, Layout, open_frames
 from deploy.pictures import FILTERS, Picture
 from pipeline.errors import BadData
 
+MARKED = "Cells marked by a trained model; research use only"  # how our own overlays say that they are no photographs
+
 
 def read_dicom(data: bytes | Path, name: str, path: Path | None = None) -> list[Picture]:
     """All frames. `path` is the file the bytes came from, for results to refer to."""
@@ -71,6 +73,8 @@ def _parse(data: bytes) -> Dataset:
     kind: Any = header.get("ImageType") or ()
     if len(kind) > 2 and kind[2] in ("LABEL", "OVERVIEW", "THUMBNAIL"):
         raise BadData(f"the {kind[2].lower()} image of a slide, not a field; give the VOLUME instance")
+    if str(header.get("DerivationDescription") or "") == MARKED:
+        raise BadData("a result of hemofed with its boxes drawn in, not a field; give the images that it was made of")
     return header
 
 

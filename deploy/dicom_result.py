@@ -21,6 +21,7 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.sr.codedict import codes
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from deploy.dicom_in import MARKED
 from deploy.dicom_sources import UNKNOWN, refusing, source_headers
 from pipeline.errors import BadData
 from pipeline.files import write_atomically
@@ -42,8 +43,8 @@ class Finding:
     """What the report says about one slide; all numbers come from our slide report."""
 
     cells: int
-    schistocytes: int
-    prevalence: float
+    schistocytes: int  # called so
+    prevalence: float  # corrected
     low: float
     high: float  # shares 0..1
     verdict: str  # e.g. "cannot decide"
@@ -52,6 +53,10 @@ class Finding:
     version: str  # which bundle said so
     notice: str  # "research use only, not a medical device"
     comments: tuple[str, ...] = ()  # warnings, operating point, what was not counted
+
+    @property
+    def called(self) -> float:
+        return self.schistocytes / self.cells if self.cells else math.nan
 
 
 def _ours(value: str, meaning: str) -> CodedConcept:
@@ -83,10 +88,16 @@ def structured_report(sources: Sequence[Path], finding: Finding, out: Path) -> P
 def _content(headers: Sequence[Dataset], finding: Finding) -> hd.sr.MeasurementReport:
     numbers = (
         (_ours("CELLS", "Red blood cells examined"), finding.cells, CELLS),
-        (_ours("SCHISTOCYTES", "Schistocytes counted"), finding.schistocytes, CELLS),
-        (_ours("SHARE", "Share of schistocytes"), 100 * finding.prevalence, PERCENT),
-        (_ours("SHARE_LOW", "Share of schistocytes, lower limit"), 100 * finding.low, PERCENT),
-        (_ours("SHARE_HIGH", "Share of schistocytes, upper limit"), 100 * finding.high, PERCENT),
+        (_ours("CALLED", "Cells called schistocyte"), finding.schistocytes, CELLS),
+        (_ours("SHARE_CALLED", "Share of cells called schistocyte"), 100 * finding.called, PERCENT),
+        # meanings have at most 64 letters
+        (
+            _ours("CORRECTED", "Share of schistocytes, corrected for the model's errors"),
+            100 * finding.prevalence,
+            PERCENT,
+        ),
+        (_ours("CORRECTED_LOW", "Corrected share of schistocytes, lower limit, 95 %"), 100 * finding.low, PERCENT),
+        (_ours("CORRECTED_HIGH", "Corrected share of schistocytes, upper limit, 95 %"), 100 * finding.high, PERCENT),
     )
     group = hd.sr.MeasurementsAndQualitativeEvaluations(
         tracking_identifier=hd.sr.TrackingIdentifier(uid=generate_uid(), identifier="slide"),
@@ -150,7 +161,7 @@ def _capture(header: Dataset, overlay: np.ndarray, frame: int) -> Dataset:
     image.SeriesDescription, image.Modality = SERIES, header.get("Modality") or "OT"
     image.ConversionType, image.Manufacturer = "WSD", "hemofed"
     image.ImageType = ["DERIVED", "SECONDARY"]
-    image.DerivationDescription = "Cells marked by a trained model; research use only"
+    image.DerivationDescription = MARKED
     image.ContentDate, image.ContentTime = f"{now:%Y%m%d}", f"{now:%H%M%S}"
     image.InstanceCreationDate, image.InstanceCreationTime = image.ContentDate, image.ContentTime
     image.PatientOrientation, image.Laterality = "", ""  # a smear has neither

@@ -43,6 +43,23 @@ def source_headers(sources: Sequence[Path]) -> list[Dataset]:
     return headers
 
 
+def one_slide(sources: Sequence[Path]) -> list[str]:
+    """What speaks against DICOM files being of one slide, in words; those of several patients are refused."""
+    headers = []
+    for source in sources:
+        with refusing(source):
+            headers.append(pydicom.dcmread(source, stop_before_pixels=True, force=True))
+
+    def several(*keywords: str) -> bool:
+        return len({tuple(str(h.get(keyword) or "") for keyword in keywords) for h in headers}) > 1
+
+    if several("PatientID") or (not any(h.get("PatientID") for h in headers) and several("PatientName")):
+        raise BadData("the DICOM files belong to several patients; give those of one slide at a time")
+    if several("StudyInstanceUID") or several("AccessionNumber"):
+        return ["the DICOM files are of several studies or accessions: give those of one slide at a time"]
+    return []
+
+
 def _uid(header: Dataset, keyword: str) -> str:
     """Empty if there is none, or none that other software would take."""
     found = UID(str(header.get(keyword) or ""))

@@ -1,6 +1,6 @@
 """A lab's own measurement of a bundle: how good it is there, and the temperature and thresholds that suit it.
 
-Kept beside the bundle and not in it, for the bundle is signed: LABS/DIGEST.json.
+Kept beside the bundle and not in it, for the bundle is signed: LABS/DIGEST-PRECISION.json.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from deploy.bundle import Bundle, Precision
 from deploy.guard import Reference
 from deploy.pictures import expand, read_path
 from deploy.points import SAFE, Calibration, binned, log_odds, points_of, tempered
+from deploy.reading import cutting, shows_field
 from deploy.resize import Images, resized
 from deploy.runtime import Answers, Runtime
 from deploy.scores import area, balanced
@@ -63,20 +64,24 @@ def folder_of_labs() -> Path:
 
 def lab_for(bundle: Bundle, precision: Precision | None = None) -> Lab | None:
     """What was measured here with this bundle and this precision (fp32 if not said)."""
-    path = folder_of_labs() / f"{bundle.digest}.json"
+    path = _file(bundle.digest, precision or "fp32")
     try:
         found = Lab.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise BadBundle(f"{path} is damaged; remove it and run `hemofed edge verify` again") from error
-    if found.bundle != bundle.digest:
-        raise BadBundle(f"{path} belongs to another bundle; remove it and run `hemofed edge verify` again")
-    return found if found.precision == (precision or "fp32") else None
+    if (found.bundle, found.precision) != (bundle.digest, precision or "fp32"):
+        raise BadBundle(f"{path} belongs to another bundle or precision; remove it and run `hemofed edge verify` again")
+    return found
 
 
 def keep(lab: Lab) -> Path:
-    return write_atomically(folder_of_labs() / f"{lab.bundle}.json", (lab.model_dump_json(indent=1) + "\n").encode())
+    return write_atomically(_file(lab.bundle, lab.precision), (lab.model_dump_json(indent=1) + "\n").encode())
+
+
+def _file(digest: str, precision: Precision) -> Path:
+    return folder_of_labs() / f"{digest}-{precision}.json"
 
 
 def read_labelled(path: Path, bundle: Bundle, say: Callable[[int, int], None] = lambda done, all_: None) -> Labelled:
@@ -95,6 +100,9 @@ def read_labelled(path: Path, bundle: Bundle, say: Callable[[int, int], None] = 
             (picture,) = read_path(file)
         except (BadData, ValueError) as error:
             skipped.append(str(error) if isinstance(error, BadData) else f"{file}: several frames; one cell a file")
+            continue
+        if shows_field(bundle, picture):
+            skipped.append(f"{file}: a whole field; cut single cells out of it ({cutting(bundle)})")
             continue
         first, said = seen.setdefault(hashlib.sha256(picture.pixels.tobytes()).digest(), (file, label))
         if said != label:
@@ -120,16 +128,16 @@ def measure(runtime: Runtime, data: Labelled) -> tuple[dict[str, Any], Lab | str
     if positive is None:
         return told, "the study names no class that matters, so there are no thresholds to set"
     own = data.labels == positive
+    if told["auroc"] is not None and min(own.sum(), (~own).sum()) >= FEWEST[True] and told["auroc"] < WORST:
+        return (
+            told,
+            f"an AUROC of {told['auroc']:.2f} is too low for any threshold to help; are the labels right? Do not use it here",
+        )
     if own.sum() < FEWEST[True] or (~own).sum() < FEWEST[False]:
         name = bundle.calibration.positive
         return (
             told,
             f"too few labelled cells to set thresholds by (at least {FEWEST[True]} of {name} and {FEWEST[False]} others)",
-        )
-    if told["auroc"] < WORST:
-        return (
-            told,
-            f"an AUROC of {told['auroc']:.2f} is too low for any threshold to help; are the labels right? Do not use it here",
         )
     temperature, before, after = _temperature(answers.probabilities, data.labels, bundle.calibration.temperature)
     p = tempered(answers.probabilities, bundle.calibration.temperature / temperature)
@@ -157,6 +165,7 @@ def _figures(answers: Answers, y: NDArray[np.int64], runtime: Runtime) -> dict[s
         "cells": len(y),
         "by_class": dict(zip(runtime.classes, counts.tolist(), strict=True)),
         "refused": float(refused.mean()),
+        "drift": runtime.bundle.reference.drift(answers.traits) if runtime.bundle.reference else None,
         "accuracy": float((p.argmax(1) == y).mean()),
         "balanced_accuracy": balanced(p, y),
         "auroc": area(p, y, positive) if positive is not None and 0 < counts[positive] < len(y) else None,

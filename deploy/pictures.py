@@ -7,6 +7,7 @@ always (H, W, 3): a grey picture has three equal channels. Whatever the bytes ar
 from __future__ import annotations
 
 import io
+import os
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from sites.data.images import SUFFIXES, decode_open
 
 CURE = "save it again as PNG, JPEG, TIFF, BMP or DICOM"
 MAX_BYTES = 2 * 2**30
+OF_A_REPORT = ("report.html", "cells.csv")  # pictures beside both are drawings of ours, not fields
 # Filters of warnings belong to the process: two threads that set and restore them would leave the wrong ones behind.
 FILTERS = threading.RLock()
 
@@ -66,7 +68,12 @@ def read_path(path: Path) -> list[Picture]:
         data = path.read_bytes()
     except OSError as error:
         raise BadData(f"{path}: cannot be read ({error.strerror}); check its name, its rights and the disk") from error
-    return _read(data, str(path), path)
+    return _read(data, readable(path), path)
+
+
+def readable(path: Path) -> str:
+    """A name that can be written down: old disks have letters in other codes."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def read_bytes(data: bytes, name: str) -> list[Picture]:
@@ -107,7 +114,7 @@ def is_dicom(data: bytes) -> bool:
 
 
 def expand(paths: Sequence[Path]) -> Iterator[Path]:
-    """Files as given; of folders, all that may be pictures, sorted, hidden ones left out."""
+    """Files as given; of folders, all that may be pictures, sorted; hidden ones and our own reports are left out."""
     for path in paths:
         try:
             inside = sorted(p for p in path.rglob("*") if _candidate(p, path)) if path.is_dir() else [path]
@@ -118,6 +125,8 @@ def expand(paths: Sequence[Path]) -> Iterator[Path]:
 
 def _candidate(path: Path, folder: Path) -> bool:
     if any(part.startswith(".") for part in path.relative_to(folder).parts) or not path.is_file():
+        return False
+    if all((path.parent / name).is_file() for name in OF_A_REPORT):
         return False
     if path.suffix:
         # 1.2.840.113 is how archives name instances: what looks like a suffix is a number

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,10 +15,11 @@ from deploy.guard import DRIFTED, OUTSIDE
 from deploy.points import Point
 from deploy.resize import Images, resized
 from deploy.runtime import Answers, Runtime
-from deploy.slide import LINE, NOTICE, Verdict, judge
+from deploy.slide import ENOUGH, LINE, NOTICE, Verdict, judge
 from pipeline.errors import BadData, Refused
 
 if TYPE_CHECKING:
+    from deploy.bundle import Bundle
     from deploy.pictures import Picture
     from deploy.segment import Blob
 
@@ -44,10 +46,16 @@ class Cell:
     flagged: bool
     counted: bool
     why: str | None  # it is not counted
+    about: str | None = None  # the class that `probability` is of
 
     def told(self) -> dict[str, Any]:
         found = asdict(self)
-        return {"box": list(found.pop("box")), "class": found.pop("label"), **found}
+        return {
+            "box": list(found.pop("box")),
+            "class": found.pop("label"),
+            "probability_of": found.pop("about"),
+            **found,
+        }
 
 
 @dataclass(frozen=True)
@@ -62,12 +70,13 @@ class Reading:
     diameter: float | None = None  # of a red cell, in pixels
     probabilities: tuple[dict[str, float], ...] = ()  # of a single cell, by class
     repeats: str | None = None  # the picture that shows the same: its cells count once
+    measured: float | None = None  # the diameter as this field tells it, whatever was given
 
     def told(self) -> dict[str, Any]:
         if self.kind == "cell":
             (cell,) = self.cells
             one = cell.told()
-            return {"path": self.name, "kind": "cell", "repeats": self.repeats, **{k: one[k] for k in ("class", "probability", "flagged", "counted", "why")},
+            return {"path": self.name, "kind": "cell", "repeats": self.repeats, **{k: one[k] for k in ("class", "probability", "probability_of", "flagged", "counted", "why")},
                     "probabilities": self.probabilities[0]}  # fmt: skip
         counts = Counter(cell.label for cell in self.cells if cell.counted)
         return {
@@ -83,6 +92,20 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Tally:
+    """What all pictures of one slide have shown."""
+
+    counted: int
+    flagged: int
+    found: int  # cells and other things
+    excluded: Mapping[str, int]
+    drift: float | None
+    sizes: tuple[float, ...] = ()  # of a red cell, in each field
+    measured: tuple[float, ...] = ()  # where a size was given: what the fields themselves tell
+    singles: int = 0  # pictures of one cell among those counted
+
+
+@dataclass(frozen=True)
 class Slide:
     """All pictures of one slide together."""
 
@@ -92,13 +115,14 @@ class Slide:
     excluded: dict[str, int]
     drift: float | None
     positive: str | None
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  # with any, nothing is decided
+    notes: tuple[str, ...] = ()  # what a reader has to know besides
 
     def told(self) -> dict[str, Any]:
         drifted = self.drift is not None and self.drift > DRIFTED
         return {**self.verdict.told(), "line": LINE, "found": self.found, "excluded": self.excluded, "positive": self.positive,
                 "operating_point": self.point.told() if self.point else None, "drift": self.drift, "drifted": drifted,
-                "doubts": list(self.doubts), "notice": NOTICE}  # fmt: skip
+                "doubts": list(self.doubts), "notes": list(self.notes), "notice": NOTICE}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,9 +133,7 @@ class Reader:
     diameter: float | None = None  # pixels of a red cell in these fields, if known
 
     def shows_field(self, picture: Picture) -> bool:
-        window, known = self.runtime.bundle.manifest.window, self.runtime.bundle.manifest.diameter
-        large = window is not None and known is not None and min(picture.pixels.shape[:2]) >= WHOLE * window * known
-        return self.how == "field" or (self.how == "auto" and large)
+        return self.how == "field" or (self.how == "auto" and shows_field(self.runtime.bundle, picture))
 
     def read(self, picture: Picture) -> Reading:
         return self.field(picture) if self.shows_field(picture) else self.cells([picture])[0]
@@ -150,7 +172,10 @@ class Reader:
         cells = tuple(next(judged) if blob.kind == "red" else _set_apart(blob) for blob in found.blobs)
         kept = np.array([why is None for why in answers.refused], bool)
         height, width = image.shape[:2]
-        return Reading(picture.name, "field", (width, height), cells, answers.traits[kept], float(diameter))
+        traits = answers.traits[kept]
+        return Reading(
+            picture.name, "field", (width, height), cells, traits, float(diameter), measured=found.measured or None
+        )
 
     def _judged(self, boxes: Sequence[Box], answers: Answers) -> Iterator[Cell]:
         runtime = self.runtime
@@ -159,7 +184,25 @@ class Reader:
             best = _best(p, runtime.positive, bool(flag), self.point is not None)
             about = best if runtime.positive is None else runtime.positive
             told = flag and why is None
-            yield Cell(box, "red", runtime.classes[best], float(p[about]), bool(told), why is None, why)
+            names = runtime.classes
+            yield Cell(box, "red", names[best], float(p[about]), bool(told), why is None, why, names[about])
+
+
+def shows_field(bundle: Bundle, picture: Picture) -> bool:
+    """A picture so large is no single cell."""
+    window, known = bundle.manifest.window, bundle.manifest.diameter
+    return window is not None and known is not None and min(picture.pixels.shape[:2]) >= WHOLE * window * known
+
+
+def cutting(bundle: Bundle) -> str:
+    """How a single cell has to be cut out to look as the training cells did."""
+    window, known = bundle.manifest.window, bundle.manifest.diameter
+    if window is None or known is None:
+        return f"as the study's images, {bundle.manifest.size[0]} x {bundle.manifest.size[1]} pixels"
+    side = round(window * known)
+    return (
+        f"a square of {window:.2f} cell diameters about its middle: {side} pixels where a red cell measures {known:.0f}"
+    )
 
 
 def _best(p: NDArray[np.float32], positive: int | None, flagged: bool, decides: bool) -> int:
@@ -191,50 +234,57 @@ def excluded(readings: Sequence[Reading]) -> dict[str, int]:
     return dict(sorted(reasons.items(), key=lambda item: -item[1]))
 
 
-def slide_of(readings: Sequence[Reading], runtime: Runtime, point: Point | None) -> Slide:
+def slide_of(readings: Sequence[Reading], runtime: Runtime, point: Point | None, notes: Sequence[str] = ()) -> Slide:
     once = [reading for reading in readings if reading.repeats is None]
     cells = [cell for reading in once for cell in reading.cells]
     counted = [cell for cell in cells if cell.counted]
     traits = [r.traits for r in once if len(r.traits)]
-    drift = runtime.reference.drift(np.concatenate(traits)) if runtime.reference and traits else None
-    sizes = [r.diameter for r in once if r.diameter is not None and r.cells]
-    flagged = sum(cell.flagged for cell in counted)
-    return slide_from(
-        len(counted), flagged, point, len(cells), excluded(once), drift, runtime.calibration.positive, sizes
+    shown = [r for r in once if r.diameter is not None and r.cells]
+    tally = Tally(
+        counted=len(counted),
+        flagged=sum(cell.flagged for cell in counted),
+        found=len(cells),
+        excluded=excluded(once),
+        drift=runtime.reference.drift(np.concatenate(traits)) if runtime.reference and traits else None,
+        sizes=tuple(r.diameter for r in shown if r.diameter is not None),
+        measured=tuple(r.measured for r in shown if r.measured is not None),
+        singles=sum(r.kind == "cell" for r in once),
     )
+    return slide_from(tally, point, runtime.calibration.positive, notes)
 
 
-def slide_from(
-    counted: int,
-    flagged: int,
-    point: Point | None,
-    found: int,
-    left_out: dict[str, int],
-    drift: float | None,
-    positive: str | None,
-    sizes: Sequence[float] = (),
-) -> Slide:
-    """`sizes`: of a red cell, in each field."""
-    doubts = tuple(doubts_about(counted, found, left_out, drift, sizes))
-    return Slide(judge(counted, flagged, point, doubts), point, found, left_out, drift, positive, doubts)
+def slide_from(tally: Tally, point: Point | None, positive: str | None, notes: Sequence[str] = ()) -> Slide:
+    doubts = tuple(doubts_about(tally))
+    verdict = judge(tally.counted, tally.flagged, point, doubts)
+    return Slide(verdict, point, tally.found, dict(tally.excluded), tally.drift, positive, doubts, tuple(notes))
 
 
-def doubts_about(
-    counted: int, found: int, left_out: dict[str, int], drift: float | None, sizes: Sequence[float]
-) -> Iterator[str]:
+def doubts_about(tally: Tally) -> Iterator[str]:
     """Why the model's rates may not hold on this slide."""
-    unlike = left_out.get(OUTSIDE, 0)
-    if unlike > MANY * (unlike + counted):
+    unlike, joined = (tally.excluded.get(why, 0) for why in (OUTSIDE, NOT_COUNTED["clump"]))
+    if unlike > MANY * (unlike + tally.counted):
         yield (
-            f"{unlike:,} of {unlike + counted:,} red cells look unlike those the model was validated on and are not counted: check "
+            f"{unlike:,} of {unlike + tally.counted:,} red cells look unlike those the model was validated on and are not counted: check "
             "stain, focus, light and magnification"
         )
-    if drift is not None and drift > DRIFTED:
+    if joined > MANY * (joined + tally.counted):
+        yield (
+            f"{joined:,} heaps of cells could not be separated, beside {tally.counted:,} single ones: the fields are too crowded; "
+            "take them where cells lie apart"
+        )
+    if tally.drift is not None and tally.drift > DRIFTED:
         yield (
             "taken together, the counted cells look unlike those the model was validated on: check stain, focus, light and "
             "magnification, or measure the model here (`hemofed edge verify`)"
         )
-    if sizes and max(sizes) > 1.5 * min(sizes):
+    if tally.sizes and max(tally.sizes) > 1.5 * min(tally.sizes):
         yield "the fields differ in magnification: give those of one microscope setting, or say --diameter"
-    if not found:
+    if tally.measured and not ALIKE[0] < median(tally.measured) / median(tally.sizes) < ALIKE[1]:
+        yield (
+            f"the cells measure about {median(tally.measured):.0f} pixels, not {median(tally.sizes):.0f} as given: leave --diameter "
+            "out, or give the right one"
+        )
+    if 0 < tally.singles < ENOUGH:
+        yield f"pictures of {tally.singles:,} single cells may have been picked: give whole fields, or all cells of a slide"
+    if not tally.found:
         yield "no cell was found: is it a smear, in focus and evenly lit?"

@@ -44,6 +44,9 @@ class Found:
     diameter: float  # typical diameter (pixels) of a single red cell in this field; the given one if given; 0: no cells
     glass: tuple[float, float, float]  # background RGB
     focus: float  # steepness of the outlines, in cells' densities a tenth of a diameter: larger = sharper
+    measured: float = (
+        0.0  # where a diameter was given: the one that the field itself tells; 0: none was, or none can be told
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def find_cells(image: Image, diameter: float | None = None) -> Found:
     kinds, measured = name_kinds(found, WORK)
     blobs = [_blob(r, kind, parts.scale, image.shape) for r, kind in zip(parts.regions, kinds, strict=True)]
     blobs.sort(key=lambda blob: (blob.box[1], blob.box[0], blob.box))
-    return Found(tuple(blobs), diameter or measured / parts.scale, parts.light.glass, parts.focus)
+    itself = find_size(image, LARGE) if diameter else 0.0
+    return Found(tuple(blobs), diameter or measured / parts.scale, parts.light.glass, parts.focus, itself)
 
 
 def find_parts(image: Image, diameter: float | None = None) -> Parts:

@@ -16,12 +16,27 @@ from deploy.drawing import Gallery, overlay
 from deploy.pictures import Picture
 from deploy.reading import Reading, Slide
 from deploy.slide import NOTICE
-from deploy.slide_page import page, rows_of
+from deploy.slide_page import headline, page, rows_of
 from pipeline.errors import BadStudy
 from pipeline.files import full_disk_is_named, write_atomically
 
-COLUMNS = ("path", "x0", "y0", "x1", "y1", "kind", "class", "probability", "flagged", "counted", "why")
+COLUMNS = (
+    "path",
+    "x0",
+    "y0",
+    "x1",
+    "y1",
+    "kind",
+    "class",
+    "probability",
+    "probability_of",
+    "flagged",
+    "counted",
+    "why",
+    "repeats",
+)
 IN_PAGE = 12  # overlays
+MOST_NOTES = 3  # pictures named
 
 
 @dataclass
@@ -34,12 +49,15 @@ class Session:
     overlays: list[tuple[str, np.ndarray[Any, np.dtype[np.uint8]]]] = field(default_factory=list)
     drawn: list[Path] = field(default_factory=list)  # overlays on disk
     seen: dict[bytes, str] = field(default_factory=dict)  # digests of pixels -> the first picture that has them
-    sources: dict[Path, list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]]] = field(default_factory=dict)  # DICOM
+    # DICOM files with overlays of their frames
+    sources: dict[Path, list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]]] = field(default_factory=dict)
 
 
 def keep(done: Session, picture: Picture, reading: Reading, out: Path | None, dicom: Path | None) -> None:
     """Draws what will be asked for, so that the picture itself need not stay in memory."""
     done.readings.append(reading)
+    if picture.dicom is not None:
+        done.sources.setdefault(picture.dicom, [])
     if out is None and dicom is None:
         return
     if reading.repeats is None:
@@ -53,15 +71,14 @@ def keep(done: Session, picture: Picture, reading: Reading, out: Path | None, di
         done.drawn.append(file)
         if len(done.overlays) < IN_PAGE:
             done.overlays.append((picture.name, drawn))
-    if picture.dicom is not None:
-        shown = done.sources.setdefault(picture.dicom, [])
-        if drawn is not None:
-            shown.append((picture.frame, drawn))
+    if picture.dicom is not None and dicom is not None and drawn is not None:
+        done.sources[picture.dicom].append((picture.frame, drawn))
 
 
 def write_report(out: Path, done: Session, slide: Slide, about: dict[str, Any]) -> list[Path]:
     montage = done.gallery.montage()
-    text = page(slide.told(), about, montage, done.overlays, done.failed)
+    more = len(done.drawn) - len(done.overlays)
+    text = page(slide.told(), about, montage, done.overlays, done.failed, more)
     written = [
         write_atomically(out / "report.html", text.encode()),
         write_atomically(out / "cells.csv", csv_of(done.readings).encode()),
@@ -85,8 +102,8 @@ def write_dicom(out: Path, done: Session, slide: Slide, about: dict[str, Any]) -
         math.nan if x is None else x for x in (v.prevalence, v.low, v.high)
     )  # left out of the report
     rows = tuple(f"{what}: {said}" for what, said in rows_of(slide.told(), about))
-    finding = Finding(v.counted, v.flagged, estimate, low, high, f"{v.verdict}: {v.why}", about["title"], about["digest"],
-                      version("hemofed"), NOTICE, (*slide.doubts, *repeats(done.readings), *rows))  # fmt: skip
+    finding = Finding(v.counted, v.flagged, estimate, low, high, headline(slide.told()), about["title"], about["digest"],
+                      version("hemofed"), NOTICE, (*slide.doubts, *slide.notes, *rows))  # fmt: skip
     written = [structured_report(list(done.sources), finding, out / "report.dcm")]
     for n, (source, frames) in enumerate(done.sources.items(), start=1):
         written += [
@@ -95,9 +112,17 @@ def write_dicom(out: Path, done: Session, slide: Slide, about: dict[str, Any]) -
     return written
 
 
-def repeats(readings: list[Reading]) -> list[str]:
-    again = [f"{r.name} shows the same as {r.repeats}, and is not counted again" for r in readings if r.repeats]
-    return again if len(again) < 4 else [*again[:3], f"and {len(again) - 3} more pictures are there twice"]
+def notes_on(done: Session) -> list[str]:
+    """What a reader of the result has to know, though it decides nothing: copies, and what could not be read."""
+    again = [f"{r.name} shows the same as {r.repeats}, and is not counted again" for r in done.readings if r.repeats]
+    if len(again) > MOST_NOTES:
+        again = [*again[: MOST_NOTES - 1], f"and {len(again) - MOST_NOTES + 1} more pictures are there twice"]
+    lost = len(done.failed)
+    return again + (
+        [f"{lost} of {lost + len(done.readings)} pictures could not be read: the result is without them"]
+        if lost
+        else []
+    )
 
 
 def csv_of(readings: list[Reading]) -> str:
@@ -107,12 +132,20 @@ def csv_of(readings: list[Reading]) -> str:
     for reading in readings:
         for c in reading.cells:
             p = "" if c.probability is None else f"{c.probability:.6f}"
-            rows.writerow(
-                [_plain(reading.name), *c.box, c.kind, c.label or "", p, int(c.flagged), int(c.counted), c.why or ""]
-            )
+            counts = reading.repeats is None
+            told = [
+                c.kind,
+                c.label or "",
+                p,
+                c.about or "",
+                int(c.flagged and counts),
+                int(c.counted and counts),
+                c.why or "",
+            ]
+            rows.writerow([_plain(reading.name), *c.box, *told, _plain(reading.repeats or "")])
     return out.getvalue()
 
 
 def _plain(name: str) -> str:
     """A spreadsheet must not take a file's name for a formula."""
-    return f"'{name}" if name[:1] in "=+-@" and name != "-" else name
+    return f"'{name}" if name.startswith(("=", "+", "-", "@")) and name != "-" else name

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -74,7 +76,9 @@ def page(
     montage: NDArray[np.uint8] | None,
     overlays: Sequence[tuple[str, NDArray[np.uint8]]],
     failed: Sequence[tuple[str, str]],
+    more: int = 0,
 ) -> str:
+    """`more` overlays lie beside the page, not in it."""
     kind = {ABOVE: "above", BELOW: "below"}.get(slide["verdict"], "open")
     rows = "".join(f"<tr><th>{escape(what)}</th><td>{escape(said)}</td></tr>" for what, said in rows_of(slide, bundle))
     pictures = [("Most suspicious cells", montage)] if montage is not None else []
@@ -86,13 +90,21 @@ def page(
         for name, p in pictures
     )
     broken = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in failed)
-    cautions = "".join(f'<p class="notice">{escape(words.capitalize())}</p>' for words in slide["doubts"])
+    cautions = "".join(
+        f'<p class="notice">{escape(words.capitalize())}</p>' for words in (*slide["doubts"], *slide["notes"])
+    )
+    rest = f"<p>{more} more fields: the files overlay-*.png beside this page.</p>" if more else ""
     told = f"<h2>Not read</h2><ul>{broken}</ul>" if broken else ""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Slide report</title><style>{STYLE}</style><h1>Slide report</h1>'
         f'<p class="notice">{NOTICE.capitalize()}. A trained person has to look at the cells.</p>'
-        f'<p class="verdict {kind}">{escape(headline(slide).capitalize())}</p>{cautions}<table>{rows}</table>{figures}{told}</html>\n'
+        f'<p class="verdict {kind}">{escape(headline(slide).capitalize())}</p>{cautions}<table>{rows}</table>{figures}{rest}{told}<p>{escape(made())}</p></html>\n'
     )
+
+
+def made() -> str:
+    """So that two printed pages can be told apart."""
+    return f"Made {datetime.now(UTC):%Y-%m-%d %H:%M UTC} by hemofed {version('hemofed')}."
 
 
 def _inline(pixels: NDArray[np.uint8]) -> str:

@@ -103,8 +103,9 @@ class Page {
     const { classes: _, ...counts } = found;
     const traits = done.map((field) => field.picture.traits).filter(Boolean);
     const diameters = done.map((field) => field.picture.diameter).filter(Boolean);
+    const singles = done.filter((field) => field.picture.kind === "cell").length;
     try {
-      const told = await verdict({ ...counts, log_odds: slider.point?.log_odds ?? null, traits, diameters });
+      const told = await verdict({ ...counts, log_odds: slider.point?.log_odds ?? null, traits, diameters, singles });
       if (turn !== this.asked) return;
       this.slide = told;
       showSlide(told, about, this.notes());

@@ -3,7 +3,7 @@
 import { classOf, kindOf } from "./cells.js";
 import { h } from "./dom.js";
 
-const NOT_KEPT = new Set(["image", "traits", "counts", "excluded", "class", "probability", "flagged", "counted", "why"]);
+const NOT_KEPT = new Set(["image", "traits", "counts", "excluded", "class", "probability", "probability_of", "flagged", "counted", "why"]);
 
 export function save(fields, slide, point, about) {
   const { curve, card, most, ...bundle } = about;

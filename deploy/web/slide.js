@@ -16,7 +16,7 @@ export function showSlide(told, about, notes = []) {
   const words = [capital(verdict), capital(why.join(": "))];
   showVerdict(told.tone, MARKS[told.tone], ...words);
   showWarnings([...notes, ...told.warnings]);
-  by("interval").replaceChildren(...(told.prevalence === null ? [] : [interval(told, about)]));
+  by("interval").replaceChildren(...(told.low === null ? [] : [interval(told, about)]));
   by("enough").replaceChildren(enough(told, about));
   by("rows").replaceChildren(...told.rows.map(([what, said]) => h("tr", null, h("th", { scope: "row" }, what), h("td", null, said))));
 }

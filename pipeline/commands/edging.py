@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.bundle import Bundle, Precision
+from deploy.guard import DRIFTED
 from deploy.lab import Lab, keep, lab_for, measure, read_labelled
+from deploy.reading import cutting
 from deploy.runtime import Runtime
 from deploy.slide import NOTICE
 from deploy.trust import Trust
@@ -31,8 +33,15 @@ def verify_command(path: Path, data: Path, keeps: bool, precision: Precision | N
         print_json(told)
         return
     _show(bundle, told, lab)
+    if told["drift"] is not None and told["drift"] > DRIFTED:
+        console.print(
+            f"warning: these cells look unlike those it was validated on (drift {told['drift']:.2f}); is each of them cut as "
+            f"{cutting(bundle)}?", style="yellow", soft_wrap=True,
+        )  # fmt: skip
     if why is not None:
-        console.print(f"{why}; the bundle's own figures stay", style="yellow", soft_wrap=True)
+        before = lab_for(bundle, precision)
+        stays = f"this lab's measurement of {before.made} stays" if before else "the bundle's own figures stay"
+        console.print(f"{why}; {stays}", style="yellow", soft_wrap=True)
     elif kept:
         console.print(f"from now on this machine uses these: {kept}", soft_wrap=True)
     console.print(NOTICE)
@@ -61,7 +70,10 @@ def show_command(path: Path, json: bool) -> None:
         print_json({"digest": bundle.digest, "signer": bundle.signer, "bundle": bundle.manifest.model_dump(mode="json"), "card": bundle.card,
                     "points": [p.told() for p in bundle.calibration.points]})  # fmt: skip
         return
-    console.print(f"{bundle.title}: signature good, by {bundle.signer}\n", soft_wrap=True)
+    console.print(f"{bundle.title}: signature good, by {bundle.signer}", soft_wrap=True)
+    for lab in filter(None, (lab_for(bundle, precision) for precision in bundle.manifest.precisions)):
+        console.print(f"this machine has its own figures ({lab.precision}): {lab.calibration.measured_on}, {lab.made}")
+    console.print(f"a single cell is {cutting(bundle)}\n", soft_wrap=True)
     console.print(bundle.files["card.md"].decode(), soft_wrap=True)
 
 

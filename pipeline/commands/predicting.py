@@ -11,12 +11,12 @@ from typing import Any
 
 from deploy.bundle import Bundle, Precision
 from deploy.lab import lab_for
-from deploy.pictures import Picture, expand, read_bytes, read_path
+from deploy.pictures import Picture, expand, read_bytes, read_path, readable
 from deploy.points import Point
 from deploy.reading import How, Reader, Reading, Slide, slide_of
 from deploy.runtime import Runtime
 from deploy.slide import NOTICE
-from deploy.slide_files import Session, csv_of, keep, repeats, write_dicom, write_report
+from deploy.slide_files import Session, csv_of, keep, notes_on, write_dicom, write_report
 from deploy.slide_page import headline, rows_of
 from deploy.trust import Trust
 from pipeline.commands.output import console, errors, print_json, table
@@ -50,7 +50,7 @@ def predict_command(wish: Wish, as_csv: bool, json: bool) -> None:
     runtime = Runtime(bundle, wish.precision, wish.threads, None if wish.delivered else lab_for(bundle, wish.precision))
     point = point_of(runtime, wish.point)
     done = _read(wish, Reader(runtime, point, wish.how, wish.diameter))
-    slide = slide_of(done.readings, runtime, point)
+    slide = slide_of(done.readings, runtime, point, [*_of_one_slide(done), *notes_on(done)])
     about = runtime.about()
     written = write_report(wish.out, done, slide, about) if wish.out else []
     written += write_dicom(wish.dicom, done, slide, about) if wish.dicom else []
@@ -75,6 +75,14 @@ def predict_command(wish: Wish, as_csv: bool, json: bool) -> None:
         sys.exit(1)
 
 
+def _of_one_slide(done: Session) -> list[str]:
+    if not done.sources:
+        return []
+    from deploy.dicom_sources import one_slide
+
+    return one_slide(list(done.sources))
+
+
 def point_of(runtime: Runtime, wanted: str | None) -> Point | None:
     """By name, or the measured point nearest above a probability."""
     calibration = runtime.calibration
@@ -97,9 +105,9 @@ def _pictures(paths: tuple[Path, ...]) -> Iterator[tuple[str, list[Picture] | st
             continue
         files = list(expand([path]))
         if not files:
-            yield str(path), "no such file" if not path.exists() else "no picture in this folder"
+            yield readable(path), "no such file" if not path.exists() else "no picture in this folder"
         for file in files:
-            yield str(file), _tried(lambda file=file: read_path(file))
+            yield readable(file), _tried(lambda file=file: read_path(file))
 
 
 def _tried(read: Any) -> list[Picture] | str:
@@ -156,20 +164,21 @@ def _show(done: Session, slide: Slide, about: dict[str, Any], written: list[Path
     cells = [r for r in done.readings if r.kind == "cell"]
     if cells:
         rows = [
-            [_short(r.name), r.cells[0].label or "", f"{r.cells[0].probability:.4f}", r.cells[0].why or ""]
+            [_short(r.name), r.cells[0].label or "", r.cells[0].why or "", f"{r.cells[0].probability:.4f}"]
             for r in cells[:SHOWN]
         ]
-        console.print(table(["cell", "class", "probability", "note"], rows, words=2))
+        of = f"p({slide.positive})" if slide.positive else "probability"  # of a class that need not be the one named
+        console.print(table(["cell", "class", "note", of], rows, words=3))
     if fields:
         rows = [[_short(r.name), f"{len(r.cells):,}", f"{sum(c.counted for c in r.cells):,}", f"{sum(c.flagged for c in r.cells):,}"]
                 for r in fields[:SHOWN]]  # fmt: skip
         console.print(table(["field", "found", "counted", f"called {slide.positive or 'positive'}"], rows))
-    if max(len(cells), len(fields)) > SHOWN:
-        console.print(f"… and {len(done.readings) - SHOWN} more; --csv or --json list all")
+    if more := sum(max(0, len(some) - SHOWN) for some in (cells, fields)):
+        console.print(f"… and {more} more; --csv or --json list all")
     if slide.positive is not None and done.readings:
         told = slide.told()
         console.print(table(["slide report", ""], [list(row) for row in rows_of(told, about)], words=2))
-        for words in (*slide.doubts, *repeats(done.readings)):
+        for words in (*slide.doubts, *slide.notes):
             console.print(f"warning: {words}", style="yellow", soft_wrap=True)
         console.print(headline(told), style="bold", soft_wrap=True)
     for path in [path for path in written if not path.name.startswith("overlay-")]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from deploy.bundle import Bundle
 from deploy.export import Exported, export
 from deploy.runtime import Runtime
 from deploy.trust import Trust
+from pipeline.cli import app
 from pipeline.run_folder import RunFolder
 from pipeline.simulate import run
 from pipeline.study import Study
@@ -85,3 +87,21 @@ def trusted(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     return dict(os.environ)
+
+
+@pytest.fixture
+def hemofed(trusted: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
+    """In this process, for speed; errors come as exceptions."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object, code: int = 0) -> str:
+        done = CliRunner().invoke(app, [str(w) for w in words])
+        if done.exit_code != code:
+            raise (
+                done.exception
+                if done.exception and not isinstance(done.exception, SystemExit)
+                else AssertionError(done.output)
+            )
+        return done.stdout
+
+    return call

@@ -19,9 +19,9 @@ from tests.deploy.dicom_files import file, image, noise, shipped
 FINDING = Finding(
     cells=1000,
     schistocytes=23,
-    prevalence=0.023,
+    prevalence=0.031,
     low=0.0146,
-    high=0.0343,
+    high=0.0443,
     verdict="cannot decide: 1 % lies within ± 1 %",
     model="smear",
     digest="sha256:0123abcd",
@@ -62,7 +62,7 @@ def items(report: Dataset, concept: str) -> list[Dataset]:
 def test_values_codes_and_texts(tmp_path: Path) -> None:
     report = dcmread(structured_report([source(tmp_path)], FINDING, tmp_path / "sr.dcm"))
     values = {}
-    for code in ("CELLS", "SCHISTOCYTES", "SHARE", "SHARE_LOW", "SHARE_HIGH"):
+    for code in ("CELLS", "CALLED", "SHARE_CALLED", "CORRECTED", "CORRECTED_LOW", "CORRECTED_HIGH"):
         [item] = items(report, code)
         assert item.ConceptNameCodeSequence[0].CodingSchemeDesignator == "99HEMOFED"
         value = item.MeasuredValueSequence[0]
@@ -71,10 +71,11 @@ def test_values_codes_and_texts(tmp_path: Path) -> None:
         values[code] = (float(value.NumericValue), unit.CodeValue)
     assert values == {
         "CELLS": (1000, "{cells}"),
-        "SCHISTOCYTES": (23, "{cells}"),
-        "SHARE": (2.3, "%"),
-        "SHARE_LOW": (1.46, "%"),
-        "SHARE_HIGH": (3.43, "%"),
+        "CALLED": (23, "{cells}"),
+        "SHARE_CALLED": (2.3, "%"),
+        "CORRECTED": (3.1, "%"),
+        "CORRECTED_LOW": (1.46, "%"),
+        "CORRECTED_HIGH": (4.43, "%"),
     }
     [kind] = items(report, "121071")
     assert (kind.ConceptCodeSequence[0].CodeValue, kind.ConceptCodeSequence[0].CodingSchemeDesignator) == (
@@ -105,7 +106,7 @@ def test_read_back_with_highdicom(tmp_path: Path) -> None:
     heads = [dcmread(one), dcmread(two)]
     assert [e[2] for e in report.get_evidence()] == [h.SOPInstanceUID for h in heads]  # each once
     [group] = report.content.get_image_measurement_groups()
-    assert [m.value for m in group.get_measurements()] == [1000, 23, 2.3, 1.46, 3.43]
+    assert [m.value for m in group.get_measurements()] == [1000, 23, 2.3, 3.1, 1.46, 4.43]
     assert report.StudyInstanceUID == heads[0].StudyInstanceUID
     assert report.SeriesInstanceUID not in {h.SeriesInstanceUID for h in heads}
     assert report.SOPInstanceUID not in {h.SOPInstanceUID for h in heads}
@@ -116,12 +117,18 @@ def test_of_no_cells_there_is_no_share(tmp_path: Path) -> None:
     nothing = replace(FINDING, cells=0, schistocytes=0, prevalence=math.nan, low=math.nan, high=math.nan)
     report = dcmread(structured_report([source(tmp_path)], nothing, tmp_path / "sr.dcm"))
     assert items(report, "CELLS")
-    assert not items(report, "SHARE")
+    assert not items(report, "SHARE_CALLED")
+    assert not items(report, "CORRECTED")
 
 
 def test_overlay(tmp_path: Path) -> None:
     path = source(tmp_path, frames=3, BurnedInAnnotation="YES")
     out = overlay_capture(path, MARKS, tmp_path / "sc.dcm", frame=2)
+    with pytest.raises(BadData, match="not a field; give the images that it was made of"):
+        read_path(out)  # else its boxes would be counted as cells
+    plain = dcmread(out)
+    plain.DerivationDescription = ""
+    plain.save_as(out)
     [picture] = read_path(out)
     assert (picture.pixels == MARKS).all()
     got, head = dcmread(out), dcmread(path)

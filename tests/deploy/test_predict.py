@@ -13,33 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from deploy.bundle import Bundle
 from deploy.lab import FEWEST, Lab, lab_for
-from pipeline.cli import app
 from sites.smear.field import render_field
 from tests.conftest import REAL_CELLS, needs_real_cells
 
 NOTICE = "research use only, not a medical device"
-
-
-@pytest.fixture
-def hemofed(trusted, monkeypatch, tmp_path):
-    """In this process, for speed; errors come as exceptions."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: object, code: int = 0) -> str:
-        done = CliRunner().invoke(app, [str(w) for w in words])
-        if done.exit_code != code:
-            raise (
-                done.exception
-                if done.exception and not isinstance(done.exception, SystemExit)
-                else AssertionError(done.output)
-            )
-        return done.stdout
-
-    return call
 
 
 @pytest.fixture(scope="module")
