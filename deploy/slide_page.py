@@ -91,15 +91,20 @@ def page(
     )
     broken = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in failed)
     cautions = "".join(
-        f'<p class="notice">{escape(words.capitalize())}</p>' for words in (*slide["doubts"], *slide["notes"])
+        f'<p class="notice">{escape(_capital(words))}</p>' for words in (*slide["doubts"], *slide["notes"])
     )
     rest = f"<p>{more} more fields: the files overlay-*.png beside this page.</p>" if more else ""
     told = f"<h2>Not read</h2><ul>{broken}</ul>" if broken else ""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Slide report</title><style>{STYLE}</style><h1>Slide report</h1>'
         f'<p class="notice">{NOTICE.capitalize()}. A trained person has to look at the cells.</p>'
-        f'<p class="verdict {kind}">{escape(headline(slide).capitalize())}</p>{cautions}<table>{rows}</table>{figures}{rest}{told}<p>{escape(made())}</p></html>\n'
+        f'<p class="verdict {kind}">{escape(_capital(headline(slide)))}</p>{cautions}<table>{rows}</table>{figures}{rest}{told}<p>{escape(made())}</p></html>\n'
     )
+
+
+def _capital(words: str) -> str:
+    """The rest keeps its letters: they may be a file's name."""
+    return words[:1].upper() + words[1:]
 
 
 def made() -> str:

@@ -73,17 +73,17 @@ def test_results_are_not_read_as_fields(hemofed, bundle, field, tmp_path):
 
 
 def test_table_page_and_slide_tell_the_same_of_copies_and_of_what_is_missing(hemofed, bundle, field, tmp_path):
-    Image.fromarray(field).save(tmp_path / "a.png")
-    shutil.copy(tmp_path / "a.png", tmp_path / "b.png")
+    Image.fromarray(field).save(tmp_path / "A.png")
+    shutil.copy(tmp_path / "A.png", tmp_path / "b.png")
     (tmp_path / "c.png").write_bytes(b"no picture")
-    told = json.loads(hemofed("predict", bundle, "a.png", "b.png", "c.png", "-o", "out", "--json", code=1))["slide"]
+    told = json.loads(hemofed("predict", bundle, "A.png", "b.png", "c.png", "-o", "out", "--json", code=1))["slide"]
     rows = list(csv.DictReader((tmp_path / "out" / "cells.csv").read_text().splitlines()))
     assert sum(int(row["counted"]) for row in rows) == told["counted"]
     assert sum(int(row["flagged"]) for row in rows) == told["flagged"]
-    assert {row["repeats"] for row in rows} == {"", "a.png"}
+    assert {row["repeats"] for row in rows} == {"", "A.png"}
     assert [note.split(":")[0] for note in told["notes"]][-1] == "1 of 3 pictures could not be read"
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "is not counted again" in page
+    assert "b.png shows the same as A.png, and is not counted again" in page.replace("B.png", "b.png")
     assert "1 of 3 pictures could not be read" in page
     assert "by hemofed" in page
 
