@@ -98,7 +98,7 @@ class Desk:
         point = self._point(counts.log_odds)
         found = counts.counted if counts.found is None else counts.found
         tally = Tally(counts.counted, counts.flagged, found, counts.excluded, self._drift(counts.traits),
-                      tuple(counts.diameters), singles=counts.singles)  # fmt: skip
+                      tuple(counts.diameters), singles=counts.singles, unfit=self.runtime.unfit)  # fmt: skip
         slide = slide_from(tally, point, self.runtime.calibration.positive).told()
         return {**slide, "headline": headline(slide), "rows": rows_of(slide, self.about()), "warnings": slide["doubts"],
                 "tone": TONES.get(slide["verdict"], "open")}  # fmt: skip

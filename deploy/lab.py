@@ -48,6 +48,9 @@ class Lab(BaseModel):
     calibration: Calibration
     reference: Reference | None
     colours: list[list[int]] | None = None  # (3, 256): this lab's normalisation, where the study has one by site
+    unfit: str | None = (
+        None  # why it must not be used here: then the figures are the bundle's own, and nothing is decided
+    )
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,9 @@ def measure(runtime: Runtime, data: Labelled) -> tuple[dict[str, Any], Lab | str
         return told, "the study names no class that matters, so there are no thresholds to set"
     own = data.labels == positive
     if told["auroc"] is not None and min(own.sum(), (~own).sum()) >= FEWEST[True] and told["auroc"] < WORST:
-        return (
-            told,
-            f"an AUROC of {told['auroc']:.2f} is too low for any threshold to help; are the labels right? Do not use it here",
-        )
+        why = f"an AUROC of {told['auroc']:.2f} on {len(own):,} labelled cells of this lab is too low for any threshold to help"
+        return told, Lab(bundle=bundle.digest, precision=runtime.precision, made=_now(), calibration=bundle.calibration,
+                         reference=bundle.reference, unfit=why)  # fmt: skip
     if own.sum() < FEWEST[True] or (~own).sum() < FEWEST[False]:
         name = bundle.calibration.positive
         return (
@@ -152,9 +154,12 @@ def measure(runtime: Runtime, data: Labelled) -> tuple[dict[str, Any], Lab | str
         measured_on=f"{len(own):,} labelled cells of this lab", loss=after, loss_before=before,
     )  # fmt: skip
     reference = bundle.reference and _widened(bundle.reference, answers)
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return told, Lab(bundle=bundle.digest, precision=runtime.precision, made=made, calibration=calibration,
+    return told, Lab(bundle=bundle.digest, precision=runtime.precision, made=_now(), calibration=calibration,
                      reference=reference, colours=_colours(bundle, data.images))  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _figures(answers: Answers, y: NDArray[np.int64], runtime: Runtime) -> dict[str, Any]:

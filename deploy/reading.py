@@ -103,6 +103,7 @@ class Tally:
     sizes: tuple[float, ...] = ()  # of a red cell, in each field
     measured: tuple[float, ...] = ()  # where a size was given: what the fields themselves tell
     singles: int = 0  # pictures of one cell among those counted
+    unfit: str | None = None  # what this lab found out about the model
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,7 @@ def slide_of(readings: Sequence[Reading], runtime: Runtime, point: Point | None,
         sizes=tuple(r.diameter for r in shown if r.diameter is not None),
         measured=tuple(r.measured for r in shown if r.measured is not None),
         singles=sum(r.kind == "cell" for r in once),
+        unfit=runtime.unfit,
     )
     return slide_from(tally, point, runtime.calibration.positive, notes)
 
@@ -261,6 +263,8 @@ def slide_from(tally: Tally, point: Point | None, positive: str | None, notes: S
 
 def doubts_about(tally: Tally) -> Iterator[str]:
     """Why the model's rates may not hold on this slide."""
+    if tally.unfit:
+        yield f"{tally.unfit}: do not use this model here, or measure it anew (`hemofed edge verify`)"
     unlike, joined = (tally.excluded.get(why, 0) for why in (OUTSIDE, NOT_COUNTED["clump"]))
     if unlike > MANY * (unlike + tally.counted):
         yield (

@@ -84,6 +84,11 @@ class Runtime:
         name = self.calibration.positive
         return None if name is None else self.classes.index(name)
 
+    @property
+    def unfit(self) -> str | None:
+        """What this lab found against the model, if it did."""
+        return self.lab.unfit if self.lab else None
+
     def about(self) -> dict[str, Any]:
         """What every result says of the model that it comes from."""
         bundle, calibrated = self.bundle, self.calibration.measured_on + (f" ({self.lab.made})" if self.lab else "")

@@ -27,7 +27,7 @@ def verify_command(path: Path, data: Path, keeps: bool, precision: Precision | N
         told, found = measure(runtime, labelled)
     lab, why = (found, None) if isinstance(found, Lab) else (None, found)
     kept = str(keep(lab)) if lab and keeps else None
-    told |= {"skipped": list(labelled.skipped), "kept": kept, "why_not": why, "notice": NOTICE,
+    told |= {"skipped": list(labelled.skipped), "kept": kept, "why_not": why or (lab.unfit if lab else None), "notice": NOTICE,
              "lab": lab.model_dump(mode="json", exclude={"reference", "colours"}) if lab else None}  # fmt: skip
     if json:
         print_json(told)
@@ -42,6 +42,9 @@ def verify_command(path: Path, data: Path, keeps: bool, precision: Precision | N
         before = lab_for(bundle, precision)
         stays = f"this lab's measurement of {before.made} stays" if before else "the bundle's own figures stay"
         console.print(f"{why}; {stays}", style="yellow", soft_wrap=True)
+    elif lab is not None and lab.unfit:
+        kept_words = "; from now on this machine gives no verdict by it, until it is measured anew" if kept else ""
+        console.print(f"{lab.unfit}; are the labels right? Do not use it here{kept_words}", style="red", soft_wrap=True)
     elif kept:
         console.print(f"from now on this machine uses these: {kept}", soft_wrap=True)
     console.print(NOTICE)
@@ -57,7 +60,7 @@ def _show(bundle: Bundle, told: dict[str, Any], lab: Lab | None) -> None:
             said = promised.get(key)
             rows.append([key.replace("_", " "), f"{told[key]:.4f}", "–" if said is None else f"{said:.4f}"])
     console.print(table([f"{bundle.manifest.name} here", "measured", "its card says"], rows))
-    if lab is not None:
+    if lab is not None and not lab.unfit:
         cal = lab.calibration
         points = [[p.name, f"{p.probability:.4f}", f"{p.sensitivity:.4f}", f"{p.specificity:.4f}"] for p in cal.points]
         console.print(table(["for this lab", "probability", "sensitivity", "specificity"], points))
@@ -72,7 +75,12 @@ def show_command(path: Path, json: bool) -> None:
         return
     console.print(f"{bundle.title}: signature good, by {bundle.signer}", soft_wrap=True)
     for lab in filter(None, (lab_for(bundle, precision) for precision in bundle.manifest.precisions)):
-        console.print(f"this machine has its own figures ({lab.precision}): {lab.calibration.measured_on}, {lab.made}")
+        said = (
+            f"not to be used here: {lab.unfit}"
+            if lab.unfit
+            else f"this machine has its own figures: {lab.calibration.measured_on}"
+        )
+        console.print(f"{lab.precision}: {said} ({lab.made})", soft_wrap=True)
     console.print(f"a single cell is {cutting(bundle)}\n", soft_wrap=True)
     console.print(bundle.files["card.md"].decode(), soft_wrap=True)
 

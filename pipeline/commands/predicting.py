@@ -45,7 +45,9 @@ def predict_command(wish: Wish, as_csv: bool, json: bool) -> None:
         raise BadStudy("give either --csv or --json")
     for folder in filter(None, (wish.out, wish.dicom)):  # another slide's pictures must not lie between this one's
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise BadStudy(f"{folder} is not an empty folder; choose another one for this slide")
+            raise BadStudy(
+                f"{folder} is not an empty folder; choose another one for this slide, or remove what a stopped call left"
+            )
     bundle = Bundle.open(wish.bundle, Trust.here())
     runtime = Runtime(bundle, wish.precision, wish.threads, None if wish.delivered else lab_for(bundle, wish.precision))
     point = point_of(runtime, wish.point)

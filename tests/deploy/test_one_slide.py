@@ -111,3 +111,18 @@ def test_a_whole_field_is_no_labelled_cell(hemofed, bundle, field, images, tmp_p
     said = hemofed("edge", "verify", bundle, "--data", "mine", "--dry")
     assert "a whole field; cut single cells out of it" in said.replace("\n", " ")
     assert "cell diameters about its middle" in hemofed("edge", "show", bundle).replace("\n", " ")
+
+
+def test_what_a_lab_found_against_a_model_is_remembered(hemofed, bundle, field, images, tmp_path):
+    """Labels at random: nothing is decided here any more, until it is measured anew."""
+    for n, cell in enumerate(images[:200]):
+        place = tmp_path / "mine" / ("schistocyte" if n % 4 == 0 else "other")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(cell).save(place / f"{n}.png")
+    assert "gives no verdict by it" in hemofed("edge", "verify", bundle, "--data", "mine").replace("\n", " ")
+    assert "not to be used here" in hemofed("edge", "show", bundle)
+    Image.fromarray(field).save(tmp_path / "f.png")
+    told = json.loads(hemofed("predict", bundle, "f.png", "--json"))["slide"]
+    assert "do not use this model here" in told["doubts"][0]
+    assert told["verdict"] == "cannot decide"
+    assert json.loads(hemofed("predict", bundle, "f.png", "--json", "--as-delivered"))["slide"]["doubts"] == []

@@ -237,8 +237,11 @@ def test_labels_that_say_nothing_set_no_thresholds(hemofed, world, bundle, lab_c
     rows = [f"{files[n]},{'schistocyte' if place < 100 else 'other'}" for place, n in enumerate(dice)]
     table.write_text("path,label\n" + "\n".join(rows) + "\n")
     told = json.loads(hemofed("edge", "verify", bundle, "--data", table, "--json"))
-    assert "are the labels right" in told["why_not"]
-    assert lab_for(world.bundle) is None
+    assert "too low for any threshold" in told["why_not"]
+    own = lab_for(world.bundle)
+    assert own is not None
+    assert own.unfit == told["why_not"]
+    assert own.calibration == world.bundle.calibration
 
 
 def test_a_measurement_holds_for_its_precision(hemofed, world, bundle, lab_cells):
