@@ -32,8 +32,7 @@ def source_headers(sources: Sequence[Path]) -> list[Dataset]:
         header = _header(source)
         found.setdefault(header.SOPInstanceUID, header)
     headers = list(found.values())
-    if len({str(h.PatientID) or f"name {h.PatientName}" for h in headers}) > 1:
-        raise BadData("the sources belong to several patients; make one report for each")
+    _one_patient(headers)
     # Made from the first instance, so that a report and its pictures meet in one study.
     study = _uid(headers[0], "StudyInstanceUID") or generate_uid(entropy_srcs=["study", headers[0].SOPInstanceUID])
     for header in headers:
@@ -50,14 +49,17 @@ def one_slide(sources: Sequence[Path]) -> list[str]:
         with refusing(source):
             headers.append(pydicom.dcmread(source, stop_before_pixels=True, force=True))
 
-    def several(*keywords: str) -> bool:
-        return len({tuple(str(h.get(keyword) or "") for keyword in keywords) for h in headers}) > 1
-
-    if several("PatientID") or (not any(h.get("PatientID") for h in headers) and several("PatientName")):
-        raise BadData("the DICOM files belong to several patients; give those of one slide at a time")
-    if several("StudyInstanceUID") or several("AccessionNumber"):
+    _one_patient(headers)
+    if any(
+        len({str(h.get(keyword) or "") for h in headers}) > 1 for keyword in ("StudyInstanceUID", "AccessionNumber")
+    ):
         return ["the DICOM files are of several studies or accessions: give those of one slide at a time"]
     return []
+
+
+def _one_patient(headers: Sequence[Dataset]) -> None:
+    if len({str(h.get("PatientID") or "") or f"name {h.get('PatientName') or ''}" for h in headers}) > 1:
+        raise BadData("the DICOM files belong to several patients; give those of one slide at a time")
 
 
 def _uid(header: Dataset, keyword: str) -> str:

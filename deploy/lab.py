@@ -48,9 +48,7 @@ class Lab(BaseModel):
     calibration: Calibration
     reference: Reference | None
     colours: list[list[int]] | None = None  # (3, 256): this lab's normalisation, where the study has one by site
-    unfit: str | None = (
-        None  # why it must not be used here: then the figures are the bundle's own, and nothing is decided
-    )
+    unfit: str | None = None  # why it must not be used here: the figures are the bundle's own, and decide nothing
 
 
 @dataclass(frozen=True)

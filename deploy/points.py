@@ -141,10 +141,10 @@ def _thresholds(own: NDArray[np.int64], others: NDArray[np.int64], spread: NDArr
     Were they between two of these, so that k of n others score higher, then of others to come (k + 1) / (n + 1) would on
     average; at the k-th score itself it is k / (n + 1), as counted.
     """
-    found, missed = (np.cumsum(counts[::-1])[::-1] for counts in (own, others))  # at a bin's lower edge or above
+    hits, alarms = (np.cumsum(counts[::-1])[::-1] for counts in (own, others))  # at a bin's lower edge or above
     highest = int(np.flatnonzero(others)[-1]) + 1  # just above all of them
     for place in (highest, *(int(at) for at in reversed(np.flatnonzero(others)))):
-        tp, fp = (int(counts[place]) if place < len(own) else 0 for counts in (found, missed))
+        tp, fp = (int(counts[place]) if place < len(own) else 0 for counts in (hits, alarms))
         unlike = [float(spread[row, place]) if place < len(own) else 0.0 for row in (0, 1)]
         yield Point(
             name="", log_odds=edge(place, len(own)), tp=tp, fn=int(own.sum()) - tp, tn=int(others.sum()) - fp, fp=fp,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from models.cnn import CNN28
 from models.mlp import MLP
@@ -22,6 +23,10 @@ from sites.trainers.augment import NOTHING, Augment
 from sites.trainers.base import Bench, Examples, Pool, Recipe
 
 ROOT = Path(__file__).parents[1]
+# two halves of the tests share a machine: how long an example takes to draw or to check says nothing about the code
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
+
 PLACES = (os.environ.get("HEMOFED_DATA"), Path(__file__).parents[2] / "shared" / "data")  # `own_cache` hides the first
 REAL_CELLS = next((Path(p) for p in PLACES if p and (Path(p) / "chula_rbc12.npz").is_file()), None)
 needs_real_cells = pytest.mark.skipif(

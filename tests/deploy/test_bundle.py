@@ -105,7 +105,9 @@ def test_zips_that_lie(world, tmp_path):
         Bundle.open(bad, world.trust)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_no_byte_of_a_zip_can_be_changed_unnoticed(world, tmp_path, data):
     """Either it is refused, or what is inside is what was signed."""

@@ -56,7 +56,9 @@ def sealed(tmp_path_factory):
     return pack(tmp_path_factory.mktemp("sealed") / "x", FILES, {}, "p").read_bytes()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_a_sealed_file_is_whole_or_refused(sealed, tmp_path_factory, data):
     place = tmp_path_factory.mktemp("cut")
