@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.miniature import Miniature
-from pipeline.processes import Kept, sweep
-from pipeline.run_folder import RunFolder
-from pipeline.service.serve import free_ports
+from pipeline.cli.local_federation import Miniature
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.ops.child_processes import Kept, sweep
+from pipeline.service.runtime.serve import free_ports
 
 NUMBERS = 7_000_000  # 28 MB
 SITES = ("site-01", "site-02")

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.run_folder import RunFolder
-from pipeline.simulate import Simulation, assemble
-from pipeline.study import Study, load_study
-from pipeline.study_file import find_study
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.runs.simulation import Simulation, assemble
+from pipeline.study.schema import Study, load_study
+from pipeline.study.toml_file import find_study
 
 LIMIT = 1.15
 FILE = "chula_rbc12.npz"
@@ -85,8 +85,8 @@ def rendering() -> float:
     """Rendered cells a second on one core, windows cut: best of ten."""
     import cv2
 
-    from sites.smear.field import crops, render_field
-    from sites.smear.plan import plan
+    from sites.data.renderer.field import crops, render_field
+    from sites.data.renderer.sampling_plan import plan
 
     cv2.setNumThreads(1)
     sittings = plan(1000, 13, 0.15, 2)

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from pipeline.codecs.base import Chain, Layout, decode, encode
+from pipeline.codecs.fixed_point import Ring
 from pipeline.codecs.fp16 import Fp16
 from pipeline.codecs.qsgd import Qsgd
 from pipeline.codecs.randk import RandK
-from pipeline.codecs.ring import Ring
 from pipeline.codecs.topk import TopK
 
 PEER = "numpy 4 bits"

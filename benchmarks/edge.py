@@ -24,18 +24,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from deploy.bundle import Bundle
-from deploy.export import export
-from deploy.pictures import read_bytes
-from deploy.reading import Reader, Reading
-from deploy.runtime import OUTPUTS, Runtime
-from deploy.trust import Trust
-from pipeline.run_folder import RunFolder
-from pipeline.scoring import load_model
-from pipeline.simulate import run
-from pipeline.study import Study
-from privacy import keys
-from sites.smear.field import render_field
+from deploy.bundle.bundle import Bundle
+from deploy.bundle.trust_store import Trust
+from deploy.export.export import export
+from deploy.imaging.images import read_bytes
+from deploy.inference.runtime import OUTPUTS, Runtime
+from deploy.slide.reader import Reader, Reading
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.runs.score_saved_model import load_model
+from pipeline.runs.simulation import run
+from pipeline.study.schema import Study
+from privacy.ledger import keys
+from sites.data.renderer.field import render_field
 
 FLOATS, EIGHT_BITS, FIELD = 2.0, 3.0, 1.0  # at least so many times torch's images a second; seconds a field, at most
 CAMERAS = ((640, 480), (1920, 1440))  # pixels of the same field

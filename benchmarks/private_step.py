@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import torch
 
-from models.cnn import CNN72
-from pipeline.weights import Spec
-from pipeline.work import Fit
-from sites.trainers.base import Bench, Examples, Pool, Recipe, Ticket
-from sites.trainers.clipping import Mode, Terms
-from sites.trainers.loop import Loop
-from sites.trainers.private import Private
+from models.networks.cnn import CNN72
+from pipeline.core.parameters import Spec
+from pipeline.protocol.tasks import Fit
+from sites.training.base import Bench, Examples, Pool, Recipe, Ticket
+from sites.training.dp_sgd import Private
+from sites.training.sequential import Loop
+from sites.training.unit_clipping import Mode, Terms
 
 UNITS, PER_UNIT, STEPS, ROUNDS = 20, 24, 3, 5
 LIMIT = 1.5

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from pipeline.messages import SiteId
-from pipeline.run_folder import RunFolder
-from pipeline.simulate import Simulation, assemble
-from pipeline.study import Study
-from pipeline.work import Fit
-from sites.trainers.base import Effort, Ticket, batches
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.protocol.messages import SiteId
+from pipeline.protocol.tasks import Fit
+from pipeline.runs.simulation import Simulation, assemble
+from pipeline.study.schema import Study
+from sites.training.base import Effort, Ticket, batches
 
 LIMITS = {"mlp": 0.7, "cnn28": 1.05}
 

@@ -20,9 +20,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from pipeline.codecs.ring import Grid
-from privacy.masks import CHUNK
-from privacy.secure_sum import Gathering, Member, Segment, narrowest, threshold
+from pipeline.codecs.fixed_point import Grid
+from privacy.secure_aggregation.masking import CHUNK
+from privacy.secure_aggregation.protocol import Gathering, Member, Segment, narrowest, threshold
 
 SECONDS, BYTES = 1.5, 1.3  # limits for 20 sites x 1,000,000 numbers
 DROPOUTS = 2
@@ -112,7 +112,7 @@ ROOM, ZEROS = bytearray(CHUNK + 16), bytes(CHUNK)
 
 
 def in_pieces(stream: Any, vector: np.ndarray) -> None:
-    """As privacy/masks.py does, in one small room for all streams."""
+    """As privacy/secure_aggregation/masking.py does, in one small room for all streams."""
     words = np.frombuffer(ROOM, np.uint32, CHUNK // 4)
     for at in range(0, len(vector), len(words)):
         stream.update_into(ZEROS, ROOM)

@@ -13,14 +13,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from models.cnn import CNN28
-from models.mlp import MLP
-from pipeline.run_folder import RunFolder
-from pipeline.simulate import run
-from pipeline.study import Study
-from pipeline.weights import Spec
-from sites.trainers.augment import NOTHING, Augment
-from sites.trainers.base import Bench, Examples, Pool, Recipe
+from models.networks.cnn import CNN28
+from models.networks.mlp import MLP
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.parameters import Spec
+from pipeline.runs.simulation import run
+from pipeline.study.schema import Study
+from sites.training.augmentation import NOTHING, Augment
+from sites.training.base import Bench, Examples, Pool, Recipe
 
 ROOT = Path(__file__).parents[1]
 # two halves of the tests share a machine: how long an example takes to draw or to check says nothing about the code
@@ -70,7 +70,7 @@ def go(tmp_path: Path) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
 
 
 def final_weights(folder: RunFolder) -> torch.Tensor:
-    from pipeline.checkpoint import load_tensors
+    from pipeline.coordinator.checkpoint import load_tensors
 
     return load_tensors(folder.path / "models" / "global.safetensors")[1]["weights"]
 

@@ -14,11 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pipeline.components import Component
-from pipeline.errors import BadMessage
-from pipeline.messages import Packed
-from pipeline.tensors import finite
-from pipeline.weights import Vec
+from pipeline.core.errors import BadMessage
+from pipeline.core.parameters import Vec
+from pipeline.core.registry import Component
+from pipeline.core.tensor_io import finite
+from pipeline.protocol.messages import Packed
 
 Parts = Mapping[str, Tensor]
 LEFT = "left"  # the part that holds what no stage took

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import torch
 
 from pipeline.codecs.base import Codec, Layout, Parts, part
-from pipeline.errors import BadMessage
-from pipeline.weights import Vec
+from pipeline.core.errors import BadMessage
+from pipeline.core.parameters import Vec
 
 _LARGEST = torch.finfo(torch.float16).max
 

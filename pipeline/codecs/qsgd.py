@@ -17,9 +17,9 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
 from pipeline.codecs.base import Codec, Layout, Parts, part
-from pipeline.codecs.rounding import CHUNK, UNIT, Draws
-from pipeline.errors import BadMessage
-from pipeline.weights import Vec
+from pipeline.codecs.stochastic_rounding import CHUNK, UNIT, Draws
+from pipeline.core.errors import BadMessage
+from pipeline.core.parameters import Vec
 
 
 class _Piece(NamedTuple):

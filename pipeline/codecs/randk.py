@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pipeline.codecs.base import Layout, Parts, part
-from pipeline.codecs.sparse import Sparse, scatter
-from pipeline.weights import Vec
+from pipeline.codecs.sparsify import Sparse, scatter
+from pipeline.core.parameters import Vec
 
 
 class RandK(Sparse):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pipeline.codecs.base import Layout, Parts, part
-from pipeline.codecs.sparse import Sparse, scatter
-from pipeline.errors import BadMessage
-from pipeline.weights import Vec
+from pipeline.codecs.sparsify import Sparse, scatter
+from pipeline.core.errors import BadMessage
+from pipeline.core.parameters import Vec
 
 _SAMPLE = 10_000
 

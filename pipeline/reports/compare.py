@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.errors import BadRun
-from pipeline.reports.figures import Series, curves, over_sites
-from pipeline.reports.lens import main_scores
-from pipeline.reports.page import Column, Page
-from pipeline.reports.record import SPLIT_ORDER, Json, Record, number, read_run
-from pipeline.reports.score_sections import BAND_WORDS
-from pipeline.reports.svg import to_svg
-from pipeline.reports.words import METRICS, PERCENT, SPLITS, UNDEFINED, duration, metric_name, score, size, whole
+from pipeline.core.errors import BadRun
+from pipeline.reports.document.figure_style import to_svg
+from pipeline.reports.document.formatting import (
+    METRICS,
+    PERCENT,
+    SPLITS,
+    UNDEFINED,
+    duration,
+    metric_name,
+    score,
+    size,
+    whole,
+)
+from pipeline.reports.document.page import Column, Page
+from pipeline.reports.run.curves import Series, curves, over_sites
+from pipeline.reports.run.headline_metric import main_scores
+from pipeline.reports.run.record import SPLIT_ORDER, Json, Record, number, read_run
+from pipeline.reports.run.scores import BAND_WORDS
 
 Source = tuple[str, str]  # split, and whose judgement
 SOURCE_WORDS: Mapping[str, str] = {

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import BadStudy
-from pipeline.run_folder import RunFolder
-from pipeline.study import load_study
-from pipeline.study_file import find_study
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.errors import BadStudy
+from pipeline.study.schema import load_study
+from pipeline.study.toml_file import find_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REFERENCE = Path(__file__).parents[1] / "reference"
+REFERENCE = Path(__file__).parent / "reference"
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Context:
 
     def run(self, study: str, label: str, **overrides: Any) -> Run:
         """Overrides by dotted key, dots written as two underscores: local__epochs=5."""
-        from pipeline.commands.output import Rounds
-        from pipeline.simulate import run
+        from pipeline.cli.output import Rounds
+        from pipeline.runs.simulation import run
 
         sets = {key.replace("__", "."): value for key, value in overrides.items()}
         loaded = load_study(find_study(study), sets).model_copy(update={"name": label})

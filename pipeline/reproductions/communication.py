@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.reports.figures import Series, curves
+from pipeline.reports.run.curves import Series, curves
 from pipeline.reproductions.base import Check, Context, Grid, Reproduction
 
 NAME = "communication"

@@ -7,8 +7,8 @@ from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reports.figures import Series, curves
-from pipeline.reports.svg import HALF, PALETTE, new_figure, styled
+from pipeline.reports.document.figure_style import HALF, PALETTE, new_figure, styled
+from pipeline.reports.run.curves import Series, curves
 from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
 
 if TYPE_CHECKING:

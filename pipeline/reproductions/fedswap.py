@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import fmean, stdev
 from typing import Any
 
-from pipeline.reports.figures import Series, curves
-from pipeline.reports.svg import PALETTE
+from pipeline.reports.document.figure_style import PALETTE
+from pipeline.reports.run.curves import Series, curves
 from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
 
 NAME = "fedswap"

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reports.figures import curves, over_sites
+import numpy as np
+import torch
+
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.reports.document.figure_style import PALETTE, new_figure, styled
+from pipeline.reports.run.curves import curves, over_sites
 from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
-from pipeline.reproductions.boundary import boundary
+from pipeline.runs.score_saved_model import load_model
+from sites.population.simulated_sites import populate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,3 +123,33 @@ def checks(payload: Mapping[str, Mapping[str, Any]]) -> list[Check]:
         Check("rotation is almost inconclusive", max(turned) - min(turned) < 0.1,
               f"mean losses lie between {min(turned):.3f} and {max(turned):.3f}"),
     ]  # fmt: skip
+
+
+# The decision boundary of a saved model on the plane, with one site's test points.
+
+GRID = 200
+
+
+@styled()
+def boundary(run: Path, title: str, site: int | None = None) -> Figure:
+    """`site`: whose points to show; all sites' if not given."""
+    folder = RunFolder(run)
+    module, _ = load_model(folder, "global")
+    people = populate(folder.study(), None, torch.device("cpu"))
+    shown = people.sites if site is None else people.sites[site : site + 1]
+    rows = torch.cat([people.examples[s].test for s in shown])
+    points, labels = people.pool.x[rows].numpy(), people.pool.y[rows].numpy()
+    low, high = points.min(0) - 0.4, points.max(0) + 0.4
+    across, up = np.meshgrid(np.linspace(low[0], high[0], GRID), np.linspace(low[1], high[1], GRID))
+    with torch.inference_mode():
+        grid = torch.from_numpy(np.stack([across.ravel(), up.ravel()], 1)).float()
+        chance = module(grid).softmax(1)[:, 1].numpy().reshape(GRID, GRID)
+    figure, axes = new_figure()
+    axes.contourf(across, up, chance, levels=[0, 0.5, 1], colors=[PALETTE[0], PALETTE[1]], alpha=0.25)
+    axes.contour(across, up, chance, levels=[0.5], colors=[PALETTE[2]])
+    for label, name in enumerate(people.classes):
+        mine = points[labels == label]
+        axes.scatter(mine[:, 0], mine[:, 1], s=12, color=PALETTE[label], label=name)
+    axes.set_title(title)
+    axes.legend()
+    return figure

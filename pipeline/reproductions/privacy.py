@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import MissingData
-from pipeline.reports.svg import HALF, PALETTE, new_figure, styled
+from pipeline.core.errors import MissingData
+from pipeline.reports.document.figure_style import HALF, PALETTE, new_figure, styled
 from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _test(done: Run) -> float:
 
 
 def _noise(done: Run) -> str:
-    from pipeline.run_folder import RunFolder
+    from pipeline.coordinator.run_folder import RunFolder
 
     if not (done.path / "privacy.json").is_file():
         return "–"
@@ -106,14 +106,14 @@ def _noise(done: Run) -> str:
 
 def _kept(done: Run) -> bool:
     """Read from the ledgers themselves."""
-    from privacy.verify import verify
+    from privacy.ledger.verify import verify
 
     ledgers = [verify(path) for path in (done.path / "homes").glob("*/ledger.jsonl")]
     return all(v.ok and v.standing is not None and _spent(v.entries) <= v.standing.budget.epsilon for v in ledgers)
 
 
 def _spent(entries: Any) -> float:
-    from privacy.summary import charges
+    from privacy.ledger.summary import charges
 
     return max((charge.epsilon for charge in charges(entries)), default=0.0)
 

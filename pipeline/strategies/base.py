@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pipeline.codecs.base import Chain
-from pipeline.components import Component
-from pipeline.messages import Flow, Memory, Message, Reply, Sees, SiteId, Total, Update, Vectors
-from pipeline.weights import Snapshot, Spec, Vec
-from pipeline.work import (
+from pipeline.core.parameters import Snapshot, Spec, Vec
+from pipeline.core.registry import Component
+from pipeline.protocol.messages import Flow, Memory, Message, Reply, Sees, SiteId, Total, Update, Vectors
+from pipeline.protocol.tasks import (
     Evaluate,
     Fit,
     Fitted,

@@ -16,10 +16,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.messages import Reply, Sees, SiteId
+from pipeline.core.parameters import Snapshot, Vec
+from pipeline.protocol.messages import Reply, Sees, SiteId
+from pipeline.strategies._clustered import FIRST, Grouping, Groups, linkage
 from pipeline.strategies.base import Ask, Plan, Tree
-from pipeline.strategies.grouped import FIRST, Grouping, Groups, linkage
-from pipeline.weights import Snapshot, Vec
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from pipeline.messages import Flow, Memory, Message, Reply, Sees, SiteId, Vectors
+from pipeline.core.parameters import Snapshot, Vec
+from pipeline.protocol.messages import Flow, Memory, Message, Reply, Sees, SiteId, Vectors
+from pipeline.protocol.tasks import Fit, Pull, fitted
+from pipeline.strategies._clustered import FIRST, Grouping, Groups, distances, linkage, tree_of
 from pipeline.strategies.base import Ask, Plan, Tree, moved, sent
-from pipeline.strategies.grouped import FIRST, Grouping, Groups, distances, linkage, tree_of
-from pipeline.weights import Snapshot, Vec
-from pipeline.work import Fit, Pull, fitted
 
 Path = str  # of a group: "0" is the top, "0.1" its second child
 

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from pipeline.messages import Flow, Memory, Message
+from pipeline.protocol.messages import Flow, Memory, Message
+from pipeline.protocol.tasks import Fit, fitted, toward
 from pipeline.strategies.base import Plan, Strategy, Thought, moved, remembered
-from pipeline.work import Fit, fitted, toward
 
 
 class Ditto(Strategy):

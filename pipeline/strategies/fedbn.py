@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
+from pipeline.core.parameters import Role, Spec
+from pipeline.strategies._partial_sharing import Sharing
 from pipeline.strategies.base import Training
-from pipeline.strategies.sharing import Sharing
-from pipeline.weights import Role, Spec
 
 
 class FedBn(Sharing):

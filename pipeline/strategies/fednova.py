@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from pipeline.messages import Flow, Memory, Message, SiteId
+from pipeline.core.parameters import Spec
+from pipeline.protocol.messages import Flow, Memory, Message, SiteId
+from pipeline.protocol.tasks import Fit, fitted
 from pipeline.strategies.base import Ask, Global, Plan, Strategy, Training, moved, only_plain_sgd
-from pipeline.weights import Spec
-from pipeline.work import Fit, fitted
 
 
 class FedNova(Strategy):

@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from pipeline.messages import Flow, Memory, Message, SiteId
+from pipeline.core.parameters import Snapshot, Vec
+from pipeline.protocol.messages import Flow, Memory, Message, SiteId
 from pipeline.strategies.base import Ask, Global, Plan, Strategy, fit_near
-from pipeline.weights import Snapshot, Vec
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pydantic import PositiveInt
 
 from pipeline.codecs.base import Chain
 from pipeline.codecs.qsgd import Qsgd
-from pipeline.messages import Flow, Memory, Message
+from pipeline.protocol.messages import Flow, Memory, Message
+from pipeline.protocol.tasks import Fit, fitted
 from pipeline.strategies.base import Plan, Strategy, moved
-from pipeline.work import Fit, fitted
 
 
 class FedPaq(Strategy):

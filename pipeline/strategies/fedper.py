@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pipeline.strategies.sharing import Sharing
-from pipeline.weights import Role
+from pipeline.core.parameters import Role
+from pipeline.strategies._partial_sharing import Sharing
 
 
 class FedPer(Sharing):

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.messages import Flow, Memory, Message
+from pipeline.protocol.messages import Flow, Memory, Message
 from pipeline.strategies.base import Plan, Strategy, fit_near
 
 

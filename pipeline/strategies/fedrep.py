@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from pipeline.messages import Flow, Memory, Message
+from pipeline.core.parameters import Role, Spec
+from pipeline.protocol.messages import Flow, Memory, Message
+from pipeline.protocol.tasks import Fit, fitted
+from pipeline.strategies._partial_sharing import Sharing
 from pipeline.strategies.base import Plan, Training
-from pipeline.strategies.sharing import Sharing
-from pipeline.weights import Role, Spec
-from pipeline.work import Fit, fitted
 
 ROLES: frozenset[Role] = frozenset(("body", "head", "norm"))
 

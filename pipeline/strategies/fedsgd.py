@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from pipeline.messages import Flow, Memory, Message, Update
+from pipeline.core.parameters import Spec
+from pipeline.protocol.messages import Flow, Memory, Message, Update
+from pipeline.protocol.tasks import Gradient, slope
 from pipeline.strategies.base import Plan, Strategy, Training
-from pipeline.weights import Spec
-from pipeline.work import Gradient, slope
 
 
 class FedSgd(Strategy):

@@ -15,12 +15,12 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from pipeline.errors import Refused
-from pipeline.messages import Flow, Memory, Message, Reply, Sees, SiteId, Total, Update, Vectors
+from pipeline.core.errors import Refused
+from pipeline.core.parameters import Snapshot, Spec, Vec
+from pipeline.protocol.messages import Flow, Memory, Message, Reply, Sees, SiteId, Total, Update, Vectors
+from pipeline.protocol.tasks import Fit, fitted
+from pipeline.strategies._activations import activations, layers_of, same_layers
 from pipeline.strategies.base import Ask, Global, Plan, Strategy, Training, moved
-from pipeline.strategies.probing import activations, layers_of, same_layers
-from pipeline.weights import Snapshot, Spec, Vec
-from pipeline.work import Fit, fitted
 
 SALT = 0x5A4B
 Pairs = Sequence[tuple[int, int]]
@@ -124,7 +124,7 @@ class FedSwap(Strategy):
 
     def _by_likeness(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> list[tuple[Any, list[int]]]:
         """(columns of the weights, whose go where) for the model as a whole, or for every layer."""
-        from pipeline.matching import MATCHINGS
+        from pipeline.strategies._pairing import MATCHINGS
 
         groups = layers_of(plan.spec)
         alike = self._likeness(state, sites, groups, ask, plan)  # (L, S, S)
@@ -139,7 +139,7 @@ class FedSwap(Strategy):
         ]
 
     def _likeness(self, state: State, sites: Sequence[SiteId], groups: list[list[int]], ask: Ask, plan: Plan) -> Tensor:
-        from pipeline.similarity import pairwise, weight_similarity
+        from pipeline.strategies._representation_similarity import pairwise, weight_similarity
 
         models = [Snapshot(state.weights + state.moves[site], state.site_stats[site]) for site in sites]
         if self.swap == "sumdiff":

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat
 
-from pipeline.messages import Memory, Message
+from pipeline.core.parameters import Snapshot
+from pipeline.protocol.messages import Memory, Message
+from pipeline.protocol.tasks import Fit, fitted
 from pipeline.strategies.base import Plan, Strategy, Thought, sent
-from pipeline.weights import Snapshot
-from pipeline.work import Fit, fitted
 
 
 class FineTune(Strategy):

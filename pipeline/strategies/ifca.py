@@ -15,12 +15,12 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from pipeline.messages import Flow, Memory, Message, Sees, SiteId, Vectors
-from pipeline.seeds import generator
+from pipeline.core.parameters import Snapshot, Vec
+from pipeline.core.seeding import generator
+from pipeline.protocol.messages import Flow, Memory, Message, Sees, SiteId, Vectors
+from pipeline.protocol.tasks import Evaluate, Fit, Job, Result, evaluated, fitted
+from pipeline.strategies._clustered import FIRST, Grouping, Groups
 from pipeline.strategies.base import Ask, Plan, Thought, moved
-from pipeline.strategies.grouped import FIRST, Grouping, Groups
-from pipeline.weights import Snapshot, Vec
-from pipeline.work import Evaluate, Fit, Job, Result, evaluated, fitted
 
 
 @dataclass(frozen=True)

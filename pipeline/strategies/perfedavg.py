@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt
 
-from pipeline.messages import Flow, Memory, Message
+from pipeline.core.parameters import Snapshot
+from pipeline.protocol.messages import Flow, Memory, Message
+from pipeline.protocol.tasks import Fit, fitted
 from pipeline.strategies.base import Plan, Strategy, Thought, moved, sent
-from pipeline.weights import Snapshot
-from pipeline.work import Fit, fitted
 
 
 class PerFedAvg(Strategy):

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from pipeline.messages import Flow, Memory, Message, SiteId
+from pipeline.protocol.messages import Flow, Memory, Message, SiteId
+from pipeline.protocol.tasks import Fit, Work, fitted, toward
 from pipeline.strategies.base import Ask, Global, Plan, Strategy, Thought, moved, remembered, sent
-from pipeline.work import Fit, Work, fitted, toward
 
 
 class PFedMe(Strategy):

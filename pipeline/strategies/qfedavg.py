@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from pipeline.messages import Flow, Memory, Message, SiteId
+from pipeline.protocol.messages import Flow, Memory, Message, SiteId
+from pipeline.protocol.tasks import Evaluate, Fit, evaluated, fitted
 from pipeline.strategies.base import Ask, Global, Plan, Strategy, moved
-from pipeline.work import Evaluate, Fit, evaluated, fitted
 
 SMALLEST = 1e-10  # a loss of zero would have no power below one
 

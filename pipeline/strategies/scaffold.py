@@ -14,10 +14,10 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from pipeline.messages import Flow, Memory, Message, SiteId, Vectors
+from pipeline.core.parameters import Snapshot, Spec, Vec
+from pipeline.protocol.messages import Flow, Memory, Message, SiteId, Vectors
+from pipeline.protocol.tasks import Fit, Pull, fitted
 from pipeline.strategies.base import Ask, Global, Plan, Strategy, Training, moved, only_plain_sgd
-from pipeline.weights import Snapshot, Spec, Vec
-from pipeline.work import Fit, Pull, fitted
 
 
 @dataclass(frozen=True)

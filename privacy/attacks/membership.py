@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.errors import BadData
+from pipeline.core.errors import BadData
 
 Floats = NDArray[np.float64]
 CHUNK = 1000  # examples at once

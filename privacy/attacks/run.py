@@ -14,20 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.checkpoint import load_tensors
-from pipeline.errors import BadRun
-from pipeline.files import write_atomically
-from pipeline.messages import SiteId
-from pipeline.run_folder import RunFolder
-from pipeline.simulate import Simulation, look
-from pipeline.weights import Snapshot, Vec
-from pipeline.work import Fit, Fitted
-from privacy.attacks.canaries import Audit, Canaries, Turns, audit, make_canaries
-from privacy.attacks.exhibit import exhibit
+from pipeline.coordinator.checkpoint import load_tensors
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.errors import BadRun
+from pipeline.core.files import write_atomically
+from pipeline.core.parameters import Snapshot, Vec
+from pipeline.protocol.messages import SiteId
+from pipeline.protocol.tasks import Fit, Fitted
+from pipeline.runs.simulation import Simulation, look
+from privacy.attacks.canaries import Audit, Canaries, Turns, audit, by_gradient, by_loss, make_canaries, together
+from privacy.attacks.inversion_figure import exhibit
 from privacy.attacks.membership import by_unit, losses, membership
-from privacy.attacks.traces import by_gradient, by_loss, together
-from sites.trainers.base import Bench, Pool, Ticket, Trainer
-from sites.trainers.loop import Loop
+from sites.training.base import Bench, Pool, Ticket, Trainer
+from sites.training.sequential import Loop
 
 CANARIES = 200
 PER_UNIT = 2
@@ -94,8 +93,8 @@ class Rehearsal:
         made = self.sim.shield.promises.get(self.site) if self.sim.shield else None
         trainer: Trainer = Loop(bench)
         if made is not None:
-            from pipeline.protected import mode_of
-            from sites.trainers.private import Private
+            from pipeline.runs.privacy_setup import mode_of
+            from sites.training.dp_sgd import Private
 
             assert self.sim.shield is not None
             terms = replace(made.terms, units=made.terms.units + CANARIES // 2)  # not how many coins fell so

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.errors import BadRun
-from pipeline.profiling import FILE as PROFILE
-from pipeline.run_folder import RunFolder
-from pipeline.study import Study
-from privacy.accountant import Event
-from privacy.audit import meaning
-from privacy.audit.attacks import refuted
-from privacy.audit.cautions import cautions
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.coordinator.validation_profile import FILE as PROFILE
+from pipeline.core.errors import BadRun
+from pipeline.study.schema import Study
+from privacy.accounting.accountant import Event
+from privacy.audit import interpretation as meaning
 from privacy.audit.disclosures import disclosures
-from privacy.audit.recount import OTHERS, agree, by_all
-from privacy.audit.site import Office, part_in, site_facts
+from privacy.audit.document.attack_chapter import refuted
+from privacy.audit.recompute_epsilon import OTHERS, agree, by_all
+from privacy.audit.site_facts import Office, part_in, site_facts
+from privacy.audit.warnings import cautions
 
 FORMAT = "hemofed-audit/1"
 PRIOR = 0.01  # the belief, and the rate of false alarms, that worked sentences start from

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from models.traits import MEASURES, TRAITS
-from pipeline.reports.words import SPLITS, joined
-from pipeline.study import Study
-from pipeline.work import CALIBRATION_BINS, SCORE_BINS, TEMPERATURES
+from models.probe.feature_names import MEASURES, TRAITS
+from pipeline.protocol.tasks import CALIBRATION_BINS, SCORE_BINS, TEMPERATURES
+from pipeline.reports.document.formatting import SPLITS, joined
+from pipeline.study.schema import Study
 
 Json = Mapping[str, Any]
 Row = dict[str, str]

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.components import Component
+from pipeline.core.registry import Component
 
 SPLITS = ("train", "val", "test")
 

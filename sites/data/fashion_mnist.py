@@ -18,8 +18,8 @@ import platformdirs
 import torch
 from pydantic import Field
 
-from pipeline.errors import BadData, MissingData
-from pipeline.files import write_atomically
+from pipeline.core.errors import BadData, MissingData
+from pipeline.core.files import write_atomically
 from sites.data.base import SPLITS, Dataset, Source, carve, fingerprint
 
 CLASSES = (

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from pipeline.errors import BadData, MissingData
+from pipeline.core.errors import BadData, MissingData
 from sites.data.base import SPLITS, Dataset, Key, Source, carve, fingerprint
 from sites.data.images import SUFFIXES, decode_all, listing
 from sites.data.manifest import Entry, read_manifest

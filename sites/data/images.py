@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
-from pipeline.errors import BadData
+from pipeline.core.errors import BadData
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"})
 # Others are not tried: Pillow would start Ghostscript for a PostScript file that is called cell.png.

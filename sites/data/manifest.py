@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.components import near
-from pipeline.errors import BadData, MissingData
+from pipeline.core.errors import BadData, MissingData
+from pipeline.core.registry import near
 from sites.data.base import SPLITS
 from sites.data.images import listing
 

@@ -1,4 +1,4 @@
-"""Real blood cells: a packed cell file (sites/cell_files.py), or a folder laid out as Chula-RBC-12 (sites/chula.py).
+"""Real blood cells: a packed cell file (sites/data/smear/npz_file.py), or a folder laid out as Chula-RBC-12 (sites/data/smear/chula_folder.py).
 
 Repeats of a cell in an overlapping field and uncategorised cells are left out of every split, and told.
 Test cells are the fold `test_fold` where the data have folds, else about the share `test`; validation cells about the
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from pipeline.errors import BadData, MissingData, Refused
-from sites.cell_files import read_cells
-from sites.cells import CHULA, UNCATEGORISED, Cells
-from sites.chula import FOLDERS, read_folder
+from pipeline.core.errors import BadData, MissingData, Refused
 from sites.data.base import SPLITS, Dataset, Source, carve, fingerprint
+from sites.data.smear.chula_folder import FOLDERS, read_folder
+from sites.data.smear.npz_file import read_cells
+from sites.data.smear.records import CHULA, UNCATEGORISED, Cells
 
 SCHISTOCYTE = "schistocyte"
 

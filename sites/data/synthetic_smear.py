@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from pipeline.errors import Refused
+from pipeline.core.errors import Refused
 from sites.data.base import SPLITS, Dataset, Key, Source, carve, fingerprint
-from sites.smear.shapes import TYPES
+from sites.data.renderer.cell_outlines import TYPES
 
 if TYPE_CHECKING:
-    from sites.smear.plan import Sitting
+    from sites.data.renderer.sampling_plan import Sitting
 
 
 class SyntheticSmear(Source):
@@ -45,14 +45,14 @@ class SyntheticSmear(Source):
 
     @property
     def window_pixels(self) -> float | None:
-        return 72.0  # sites/smear/field.py cuts so much
+        return 72.0  # sites/data/renderer/field.py cuts so much
 
     def load(self, root: Path | None, seed: int) -> Dataset:
         return _rendered(self, seed)
 
     def render(self, seed: int) -> Dataset:
-        from sites.smear.field import crops, render_field  # they need OpenCV
-        from sites.smear.plan import plan
+        from sites.data.renderer.field import crops, render_field  # they need OpenCV
+        from sites.data.renderer.sampling_plan import plan
 
         def cells_of(sitting: Sitting) -> np.ndarray:
             rng = np.random.default_rng(sitting.seed)

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deploy.bundle import Bundle
-from deploy.export import Exported, export
-from deploy.runtime import Runtime
-from deploy.trust import Trust
-from pipeline.cli import app
-from pipeline.run_folder import RunFolder
-from pipeline.simulate import run
-from pipeline.study import Study
-from privacy import keys
+from deploy.bundle.bundle import Bundle
+from deploy.bundle.trust_store import Trust
+from deploy.export.export import Exported, export
+from deploy.inference.runtime import Runtime
+from pipeline.cli.main import app
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.runs.simulation import run
+from pipeline.study.schema import Study
+from privacy.ledger import keys
 
 STUDY = {
     "name": "bedside",

@@ -168,7 +168,7 @@ def folder(tmp_path: Path) -> Folder:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the unchanged folder; only to be read."""
-    from pipeline.reports.run_report import write_report
+    from pipeline.reports.run.report import write_report
 
     return write_report(Folder(tmp_path_factory.mktemp("finished") / "run").write())
 
@@ -186,10 +186,9 @@ def read_page() -> Callable[[Path], Reader]:
 @pytest.fixture
 def section_of() -> Callable[[Callable[..., None], Folder], Reader]:
     """A page that has one section of the report of a folder, or nothing."""
-    from pipeline.reports.lens import Lens
-    from pipeline.reports.page import Page
-    from pipeline.reports.record import read_run
-    from pipeline.reports.sheet import Sheet
+    from pipeline.reports.document.page import Page, Sheet
+    from pipeline.reports.run.headline_metric import Lens
+    from pipeline.reports.run.record import read_run
 
     def write(section: Callable[..., None], folder: Folder) -> Reader:
         record, page = read_run(folder.write()), Page("one section")

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.errors import BadRun
+from pipeline.core.errors import BadRun
 from pipeline.reports.compare import flatten, write_compare
 
 

@@ -1,4 +1,4 @@
-from pipeline.reports.run_report import write_report
+from pipeline.reports.run.report import write_report
 
 PLOTS = {
     "accuracy",

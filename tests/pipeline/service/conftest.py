@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 from fastapi import FastAPI
 
-from pipeline.service.app import make_app
-from pipeline.service.home import CoordinatorHome
-from pipeline.service.store import Store
-from privacy import keys
+from pipeline.service.storage.home import CoordinatorHome
+from pipeline.service.storage.store import Store
+from pipeline.service.web.app import make_app
+from privacy.ledger import keys
 
 STUDY = """
 name = "moons"

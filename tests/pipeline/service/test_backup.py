@@ -12,24 +12,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.archives import is_sealed, unpack
-from pipeline.commands.coordinator_keeping import backup_command, restore_command
-from pipeline.errors import BadLedger, BadRun
-from pipeline.files import alone_in
-from pipeline.receipting import countersigned
-from pipeline.run_folder import RunFolder
-from pipeline.service.backup import backup, restore
-from pipeline.service.home import CoordinatorHome
-from pipeline.service.store import Store
-from pipeline.study_file import read_study
-from privacy import keys
-from privacy.bodies import Budget, Data
-from privacy.countersigner import Countersigner
-from privacy.receipts import request
-from sites.guard import Guard
-from sites.home import Home
+from pipeline.cli.commands.coordinator import backup_command, restore_command
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.errors import BadLedger, BadRun
+from pipeline.core.files import alone_in
+from pipeline.ops.encrypted_archive import is_sealed, unpack
+from pipeline.service.runtime.receipts import countersigned
+from pipeline.service.storage.backup import backup, restore
+from pipeline.service.storage.home import CoordinatorHome
+from pipeline.service.storage.store import Store
+from pipeline.study.toml_file import read_study
+from privacy.ledger import keys
+from privacy.ledger.countersigner import Countersigner
+from privacy.ledger.receipts import request
+from privacy.ledger.records import Budget, Data
+from sites.governance.home import Home
+from sites.privacy.budget_guard import Guard
 from tests.pipeline.service.conftest import STUDY, World
-from tests.privacy.ledgers import charge
+from tests.support.ledger_factory import charge
 
 
 def grown(home, rounds):

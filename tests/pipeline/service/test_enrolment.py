@@ -4,8 +4,8 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from pipeline.invitations import ca_fingerprint, parse_invitation
-from privacy import keys
+from pipeline.protocol.invitations import ca_fingerprint, parse_invitation
+from privacy.ledger import keys
 from tests.pipeline.service.conftest import Web, beating, csr, enrolment
 
 

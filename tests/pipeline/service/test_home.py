@@ -5,10 +5,10 @@ import ssl
 
 import pytest
 
-from pipeline.errors import BadRun
-from pipeline.service.home import CoordinatorHome
-from pipeline.service.store import Store
-from privacy import keys
+from pipeline.core.errors import BadRun
+from pipeline.service.storage.home import CoordinatorHome
+from pipeline.service.storage.store import Store
+from privacy.ledger import keys
 
 
 def test_all_is_there_and_secrets_are_the_owners(built):

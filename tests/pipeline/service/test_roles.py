@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.service.app import ROUTES
+from pipeline.service.web.app import ROUTES
 
 PATHS = [(method, path.replace("{id}", "x").replace("{name}", "x").replace("{path:path}", "x").replace("{name:path}", "x"), need)
          for method, path, need, _ in ROUTES]  # fmt: skip

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pipeline.service.guards import MOST_BYTES, Failures
+from pipeline.service.web.middleware import MOST_BYTES, Failures
 from tests.pipeline.service.conftest import Web
 
 

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline.errors import BadRun
-from pipeline.service.accounts import Newcomer, NotEnrolled
-from pipeline.service.actions import ACTIONS, STATES, NotNow
-from pipeline.service.store import Store
-from privacy.bodies import Receipt
+from pipeline.core.errors import BadRun
+from pipeline.service.runtime.run_states import ACTIONS, STATES, NotNow
+from pipeline.service.storage.accounts import Newcomer, NotEnrolled
+from pipeline.service.storage.store import Store
+from privacy.ledger.records import Receipt
 from tests.pipeline.service.conftest import Clock
 
 DIGEST = "d" * 64

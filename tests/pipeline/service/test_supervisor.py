@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipeline.errors import BadService
-from pipeline.live import want, wanted
-from pipeline.logs import open_log
-from pipeline.service import supervisor as module
-from pipeline.service.accounts import Newcomer
-from pipeline.service.store import Store
-from pipeline.service.supervisor import TROUBLES, Supervisor
+from pipeline.coordinator.live_status import want, wanted
+from pipeline.core.errors import BadService
+from pipeline.ops.json_log import open_log
+from pipeline.service.runtime import supervisor as module
+from pipeline.service.runtime.supervisor import TROUBLES, Supervisor
+from pipeline.service.storage.accounts import Newcomer
+from pipeline.service.storage.store import Store
 
 DIGEST = "d" * 64
 KEYS = {"a": "1" * 64, "b": "2" * 64, "c": "3" * 64}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import BadData, MissingData
+from pipeline.core.errors import BadData, MissingData
 from sites.data import fashion_mnist
 from sites.data.fashion_mnist import DEBIAN, SHA256, FashionMnist
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from pipeline.errors import BadData, MissingData
+from pipeline.core.errors import BadData, MissingData
 from sites.data.folder import Folder
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.errors import BadData
+from pipeline.core.errors import BadData
 from sites.data import images
 from sites.data.images import decode, decode_all, listing
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import BadData, MissingData
+from pipeline.core.errors import BadData, MissingData
 from sites.data.manifest import read_manifest
 
 

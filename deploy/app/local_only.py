@@ -1,0 +1,63 @@
+"""Who may ask the bedside page's service: this machine's own browser, showing this service's own page.
+
+A port on loopback can be reached by every page that the browser shows. A foreign name that points here (DNS rebinding)
+is told by its Host header, a foreign page's request by its Origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline.ops.body_limit import counted
+
+NAMES = ("127.0.0.1", "localhost", "[::1]")
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Gate:
+    app: ASGIApp
+    most: int  # bytes of a request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def adorned(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        why = refusal(scope)
+        if why is not None:
+            await JSONResponse({"error": why}, 403)(scope, receive, adorned)
+            return
+        too_large = f"larger than {self.most / 1e6:g} MB; cut it into fields, or use `hemofed predict`"
+        await self.app(scope, counted(scope, receive, self.most, too_large), adorned)
+
+
+def refusal(scope: Scope) -> str | None:
+    headers, port = Headers(scope=scope), (scope.get("server") or ("", None))[1]
+    places = {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set())
+    host = headers.get("host", "")
+    if host not in places or len(headers.getlist("host")) != 1:
+        return f"this service answers only as {NAMES[0]}:{port}; open the address that `hemofed edge serve` printed"
+    origins = headers.getlist("origin")
+    if scope["method"] not in ("GET", "HEAD") and any(origin != f"http://{host}" for origin in origins):
+        return "this request comes from another page; use the page that this service shows"
+    return None

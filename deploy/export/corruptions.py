@@ -1,0 +1,51 @@
+"""Images that no model should answer for, made of good ones: how often the guard notices is measured with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.inference.resize import resized
+
+Images = NDArray[np.uint8]  # (N, H, W, 3)
+
+
+def _floats(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Callable[[Images], Images]:
+    return lambda images: np.rint(change(images.astype(np.float64))).clip(0, 255).astype(np.uint8)
+
+
+def _blurred(images: Images) -> Images:
+    """As far out of focus as if it had an eighth of the pixels."""
+    height, width = images.shape[1:3]
+    return resized(resized(images, (max(2, height // 8), max(2, width // 8)), "area"), (height, width), "area")
+
+
+def _glass(images: Images) -> Images:
+    """Nothing there: the corner's colour everywhere, with a camera's noise."""
+    noise = np.random.default_rng(1).normal(0, 2, images.shape)
+    return np.asarray((images[:, :1, :1] + noise).clip(0, 255), np.uint8)
+
+
+def _noise(images: Images) -> Images:
+    return np.random.default_rng(2).integers(0, 256, images.shape, dtype=np.uint8)
+
+
+def _stripes(images: Images) -> Images:
+    wave = 128 + 100 * np.sin(np.arange(images.shape[2]) / 2)
+    return np.broadcast_to(wave[None, None, :, None].astype(np.uint8), images.shape).copy()
+
+
+SPOILED: Mapping[str, Callable[[Images], Images]] = {
+    "rendered cell, as it is": lambda images: images,
+    "far out of focus": _blurred,
+    "nearly dark": _floats(lambda x: x * 0.15),
+    "over-exposed": _floats(lambda x: x * 2.5),
+    "camera noise": _floats(lambda x: x + np.random.default_rng(3).normal(0, 40, x.shape)),
+    "colours swapped": lambda images: np.ascontiguousarray(images[..., ::-1] // 2 + images[..., [1, 2, 0]] // 2),
+    "negative": lambda images: 255 - images,
+    "empty glass": _glass,
+    "noise alone": _noise,
+    "stripes": _stripes,
+}

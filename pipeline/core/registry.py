@@ -1,0 +1,131 @@
+"""A component is its config: a frozen pydantic model whose fields are hyper-parameters and whose methods act.
+
+Every file of a component package is looked at once, and so are the installed entry points
+`hemofed.<kind>`; the `name` default of a class is what a study file says to choose it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+from pipeline.core.errors import BadStrategy
+
+
+class Component(BaseModel):
+    """Base of everything that a study file can choose by `name`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    name: str
+
+
+# kind -> (package whose files hold the built-in ones); a kind is also a section of the study file
+PACKAGES: Mapping[str, str] = {
+    "strategies": "pipeline.strategies",
+    "codecs": "pipeline.codecs",
+    "combines": "pipeline.aggregation.rules",
+    "models": "models.networks",
+    "data": "sites.data",
+    "partitions": "sites.population.partition",
+    "skews": "sites.population.feature_skew",
+    "normalisers": "sites.population.color_normalization",
+}
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """A list of the valid words, led by the likely one: `did you mean 'lr'? valid: batch, epochs, lr`."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return (f"did you mean {close[0]!r}? " if close else "") + "valid: " + ", ".join(known)
+
+
+@cache
+def choices(kind: str) -> Mapping[str, type[Component]]:
+    """name -> class, of the built-in components and of installed plugins."""
+    package = importlib.import_module(PACKAGES[kind])
+    modules = [package]
+    if hasattr(package, "__path__"):
+        modules += [
+            importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)
+        ]
+    found: dict[str, type[Component]] = {}
+    for module in modules:
+        for _, cls in inspect.getmembers(module, inspect.isclass):
+            if cls.__module__ == module.__name__ and issubclass(cls, Component) and _name(cls):
+                _add(found, cls, str(module.__file__))
+    for point in entry_points(group=f"hemofed.{kind}"):
+        _add(found, _load(point), f"plugin {point.value}")
+    return dict(sorted(found.items()))
+
+
+def _add(found: dict[str, type[Component]], cls: type[Component], where: str) -> None:
+    if _name(cls) in found:
+        raise BadStrategy(
+            f"{where}: the name {_name(cls)!r} is taken by {found[_name(cls)].__module__}; choose another"
+        )
+    found[_name(cls)] = cls
+
+
+def _load(point: EntryPoint) -> type[Component]:
+    try:
+        cls = point.load()
+    except Exception as error:  # whatever a foreign package does on import
+        raise BadStrategy(f"the plugin {point.value} cannot be loaded ({error}); repair or uninstall it") from error
+    if not (isinstance(cls, type) and issubclass(cls, Component) and _name(cls)):
+        raise BadStrategy(f"the plugin {point.value} is no component with a `name`; see docs/add-a-strategy.md")
+    return cls
+
+
+def plugin_versions(used: Iterable[Component]) -> dict[str, str]:
+    """Distribution -> version of the plugins that these components come from; part of a plan's hash."""
+    modules = {type(component).__module__ for component in used}
+    return {
+        point.dist.name: point.dist.version
+        for kind in PACKAGES
+        for point in entry_points(group=f"hemofed.{kind}")
+        if point.dist is not None and point.module in modules
+    }
+
+
+def _name(cls: type[Component]) -> str:
+    default = cls.model_fields["name"].default
+    return default if isinstance(default, str) else ""
+
+
+class Choice:
+    """`Annotated[Strategy, Choice("strategies")]`: a table with a `name`, or the name alone."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self._choose,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda v: v.model_dump(mode="json", exclude_none=True)
+            ),
+        )
+
+    def _choose(self, value: object) -> Component:
+        if isinstance(value, Component):
+            return value
+        table = {"name": value} if isinstance(value, str) else value
+        if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+            raise PydanticCustomError("no_name", "needs a `name`; {valid}", {"valid": near("", choices(self.kind))})
+        cls = choices(self.kind).get(table["name"])
+        if cls is None:
+            raise PydanticCustomError(
+                "unknown_name",
+                "{given} is not known; {valid}",
+                {"given": repr(table["name"]), "valid": near(table["name"], choices(self.kind))},
+            )
+        return cls.model_validate(dict(table))

@@ -1,0 +1,193 @@
+"""FLARE's startup kits, hardened: no code travels with a job, only our two classes may be built, no shell, no log streaming.
+
+A kit is {relative path: text}. Private keys are not in it: each party makes its own and gets it certified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.flare.constants import CONTROLLER, EXECUTOR
+
+PROJECT, ORGANISATION, SERVER, ADMIN = "hemofed", "hemofed", "coordinator", "coordinator@hemofed"
+ROLES = ("project_admin", "org_admin", "lead", "member")
+# what the coordinator's own job submission needs; everything else, above all code and shells, is nobody's
+LEAD = {"submit_job": "any", "clone_job": "none", "manage_job": "any", "download_job": "none", "view": "any",
+        "operate": "none", "shell_commands": "none", "byoc": "none"}  # fmt: skip
+NOBODY = dict.fromkeys(LEAD, "none")
+QUICK = {"job_heartbeat_interval": 2.0, "task_check_interval": 1.0,
+         "dead_client_grace_period": 10.0, "dead_client_check_lead_time": 5.0}  # fmt: skip
+POLL = 0.05  # seconds after which a site that has nothing to do asks again; FLARE's default is 2
+Kit = dict[str, str]
+
+
+def server_kit(folder: str, port: int) -> Kit:
+    """`folder`: where FLARE keeps jobs; it listens on the loopback only, behind the front port."""
+    start = {
+        "format_version": 2,
+        "servers": [
+            {
+                "name": PROJECT,
+                "service": {"target": f"127.0.0.1:{port}", "scheme": "grpc"},
+                "admin_server": "127.0.0.1",
+                "admin_port": port,
+                "ssl_private_key": "server.key",
+                "ssl_cert": "server.crt",
+                "ssl_root_cert": "rootCA.pem",
+                "connection_security": "mtls",
+            }
+        ],
+    }
+    storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+    resources = {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": [CONTROLLER],
+        "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": 15, "admin_timeout": 10.0}],
+        "snapshot_persistor": {
+            "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
+            "args": {
+                "uri_root": "/",
+                "storage": {"path": storage, "args": {"root_dir": f"{folder}/snapshots", "uri_root": "/"}},
+            },
+        },
+        "components": [
+            _part("wall", "pipeline.engines.flare_message_filter.Wall"),
+            _part("job_scheduler", "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+                  max_jobs=8, min_schedule_interval=1.0, max_schedule_interval=2.0),
+            _part("job_manager", "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                  uri_root=f"{folder}/jobs", job_store_id="job_store"),
+            _part("job_store", storage),
+            _part("process_launcher", "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
+        ],
+    }  # fmt: skip
+    return _kit("fed_server.json", start, resources, {"project_admin": LEAD})
+
+
+def client_kit(site: str, host: str, port: int) -> Kit:
+    start = {
+        "format_version": 2,
+        "servers": [{"name": PROJECT, "service": {"target": f"{host}:{port}", "scheme": "grpc"}, "identity": SERVER}],
+        "client": {
+            "ssl_private_key": "client.key",
+            "ssl_cert": "client.crt",
+            "ssl_root_cert": "rootCA.pem",
+            "fqsn": site,
+            "is_leaf": True,
+            "connection_security": "mtls",
+        },
+    }
+    resources = {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": [EXECUTOR],
+        "allow_log_streaming": False,
+        "client": {"retry_timeout": 30, "compression": "None"},
+        "components": [
+            _part("wall", "sites.worker.flare_hardening.Wall"),
+            _part("resource_manager", "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+                  num_of_gpus=0, mem_per_gpu_in_GiB=0, expiration_period=300),
+            _part("resource_consumer", "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
+            _part("process_launcher", "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
+        ],
+    }  # fmt: skip
+    return _kit("fed_client.json", start, resources, {"project_admin": LEAD})
+
+
+def admin_kit(port: int) -> Kit:
+    start = {
+        "format_version": 1,
+        "admin": {
+            "project_name": PROJECT,
+            "username": ADMIN,
+            "server_identity": SERVER,
+            "scheme": "grpc",
+            "host": "127.0.0.1",
+            "port": port,
+            "connection_security": "mtls",
+            "uid_source": "user_input",
+            "with_file_transfer": True,
+            "upload_dir": "transfer",
+            "download_dir": "transfer",
+            "client_key": "client.key",
+            "client_cert": "client.crt",
+            "ca_cert": "rootCA.pem",
+        },
+    }
+    return {"startup/fed_admin.json": _text(start), "local/resources.json": _text({"format_version": 1, "admin": {}})}
+
+
+def job(run: str, digest: str, sites: list[str], fewest: int) -> Kit:
+    """Configuration alone: which run, and the digest that the sites' officers approved."""
+    ours = {"run": run, "digest": digest}
+    return {
+        "meta.json": _text({
+            "name": run,
+            "resource_spec": {},
+            "deploy_map": {"app": ["server", *sites]},
+            "min_clients": fewest,
+            "mandatory_clients": [],
+        }),
+        "app/config/config_fed_server.json": _text({
+            "format_version": 2,
+            "workflows": [{"id": "federation", "path": CONTROLLER, "args": {**ours, "fewest": fewest}}],
+            "components": [],
+            "task_data_filters": [],
+            "task_result_filters": [],
+            "server": {"task_request_interval": POLL},
+            **QUICK,
+        }),
+        "app/config/config_fed_client.json": _text({
+            "format_version": 2,
+            "executors": [{"tasks": ["about", "ask"], "executor": {"path": EXECUTOR, "args": ours}}],
+            "components": [],
+            "task_data_filters": [],
+            "task_result_filters": [],
+            "default_task_fetch_interval": POLL,
+            **QUICK,
+        }),
+    }  # fmt: skip
+
+
+def _part(name: str, path: str, **args: Any) -> dict[str, Any]:
+    return {"id": name, "path": path, "args": args}
+
+
+def _kit(name: str, start: Mapping[str, Any], resources: Mapping[str, Any], granted: Mapping[str, Any]) -> Kit:
+    permissions = {role: granted.get(role, NOBODY) for role in ROLES}
+    return {
+        f"startup/{name}": _text(start),
+        "local/resources.json": _text(resources),
+        "local/authorization.json": _text({"format_version": "1.0", "permissions": permissions}),
+        "local/log_config.json": _text(LOGGING),
+    }
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
+
+
+LOGGING: Mapping[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "plain": {
+            "()": "nvflare.fuel.utils.log_utils.BaseFormatter",
+            "fmt": "%(asctime)s - %(name)s - %(levelname)s - %(fl_ctx)s - %(message)s",
+        }
+    },
+    "handlers": {
+        "file": {
+            "class": "logging.handlers.RotatingFileHandler",
+            "level": "INFO",
+            "formatter": "plain",
+            "filename": "log.txt",
+            "mode": "a",
+            "maxBytes": 5_000_000,
+            "backupCount": 3,
+        }
+    },
+    "loggers": {"root": {"level": "INFO", "handlers": ["file"]}},
+}

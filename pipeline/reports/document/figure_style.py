@@ -1,0 +1,106 @@
+"""The look of all figures, and their two forms: inline SVG that follows the page's theme, and PNG for papers.
+
+Everything that is not data is drawn in INK. A PNG shows it as it is; the SVG gets `currentColor` instead, so
+the same figure reads on a light and on a dark page. Data colours are mid-tones that read on both.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.files import write_atomically
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+INK = "#1b2431"
+PALETTE = (
+    "#3f7fc1", "#e08a2e", "#3f9e6d", "#c9505f", "#8a6cc4", "#2fa0b0",
+    "#b3873c", "#d274a8", "#7d8a97", "#8fae3a", "#5d6fd6", "#a65d3a",
+)  # fmt: skip
+HALF = (5.2, 3.5)  # inches: two figures side by side on a wide page
+WIDE = (10.6, 3.7)
+
+STYLE: Mapping[str, Any] = {
+    "axes.edgecolor": INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9,
+    "grid.alpha": 0.15,
+    "grid.color": INK,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.8,
+    "patch.linewidth": 0,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hemofed",
+    "text.color": INK,
+    "text.parse_math": False,  # a site may be called "$1"
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Also a decorator: matplotlib reads its settings when an artist is made and again when it is drawn."""
+    import matplotlib
+
+    with matplotlib.rc_context(dict(STYLE)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
+        yield
+
+
+def new_figure(size: tuple[float, float] = HALF) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+@styled()
+def to_svg(figure: Figure, key: str) -> Markup:
+    """Inline SVG; `key` is this figure's own word on its page and keeps its ids apart from the others'."""
+    from markupsafe import Markup
+
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    drawn = buffer.getvalue()
+    box = re.search(r'viewBox="[^"]*"', drawn)
+    opening_end = drawn.index(">", drawn.index("<svg")) + 1
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", drawn[opening_end:], count=1, flags=re.DOTALL)
+    used = {one or other for one, other in re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', body)}
+    body = re.sub(r"<[^>]*>", lambda tag: _page_tag(tag[0], key, used), body)  # tags only: names stay as written
+    return Markup(f'<svg {box[0] if box else ""} aria-hidden="true">{body}')
+
+
+def save_png(figure: Figure, path: Path) -> Path:
+    buffer = io.BytesIO()
+    with styled():
+        figure.savefig(buffer, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+    return write_atomically(path, buffer.getvalue())
+
+
+def _page_tag(tag: str, key: str, used: set[str]) -> str:
+    tag = re.sub(r' id="([^"]*)"', lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", tag)
+    tag = re.sub(r"url\(#", f"url(#{key}-", tag).replace('xlink:href="#', f'href="#{key}-')
+    tag = tag.replace("xlink:href=", "href=")
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)  # the page's own fonts
+    tag = re.sub(r"font: (?:normal )*(?:(bold|\d{3}) )?([\d.]+)px [^;\"]*", r"font-size: \2px", tag)
+    return re.sub(rf"((?:fill|stroke): ?){INK}", r"\1currentColor", tag)

@@ -1,0 +1,35 @@
+"""How a site's agent starts FLARE's client: with a kit that the site writes itself, so that nobody else sets its policy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pipeline.core.files import write_atomically
+from pipeline.flare.constants import SITE_HOME
+from pipeline.flare.provisioning import client_kit
+from sites.agent.enrolment import Membership
+
+QUIET = {"PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def lay_out(home: Path, site: str, host: str, port: int) -> None:
+    """Anew at every start: what was changed in it meanwhile is gone. Certificate and key stay."""
+    for name, text in client_kit(site, host, port).items():
+        write_atomically(home / "kit" / name, text.encode())
+
+
+def flare_argv(home: Path, site: str) -> list[str]:
+    member = Membership.load(home)
+    lay_out(home, site, member.coordinator.host, member.coordinator.port)
+    return client_argv(home, site)
+
+
+def client_argv(home: Path, site: str) -> list[str]:
+    return [sys.executable, "-m", "pipeline.ops.child_processes", "nvflare.private.fed.app.client.client_train", "-m",
+            str(home / "kit"), "-s", "fed_client.json", "--set", "secure_train=true", f"uid={site}", "org=hemofed",
+            "config_folder=config", "heart_beat_interval=2"]  # fmt: skip
+
+
+def flare_env(home: Path) -> dict[str, str]:
+    return {**QUIET, SITE_HOME: str(home.resolve())}

@@ -1,0 +1,118 @@
+"""What cameras and programs write beside the pixels of a JPEG, PNG, TIFF or BMP: by name, never by value."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from sites.data_check.phi_tags import Kind, Tag, Told
+
+GPS_IFD, EXIF_IFD = 0x8825, 0x8769
+# colour profiles, makers, models and programs name nobody; UserComment begins with eight bytes that name its coding
+EXIF: dict[int, tuple[Kind, str]] = {
+    0x010E: ("free text", "ImageDescription"),
+    0x0132: ("dates", "DateTime"),
+    0x013B: ("people and places", "Artist"),
+    0x013C: ("people and places", "HostComputer"),
+    0x8298: ("people and places", "Copyright"),
+    0x9003: ("dates", "DateTimeOriginal"),
+    0x9004: ("dates", "DateTimeDigitized"),
+    0x927C: ("private", "MakerNote"),
+    0x9286: ("free text", "UserComment"),
+    0x9C9B: ("free text", "XPTitle"),
+    0x9C9C: ("free text", "XPComment"),
+    0x9C9D: ("people and places", "XPAuthor"),
+    0x9C9E: ("free text", "XPKeywords"),
+    0x9C9F: ("free text", "XPSubject"),
+    0xA420: ("unique numbers", "ImageUniqueID"),
+    0xA430: ("people and places", "CameraOwnerName"),
+    0xA431: ("people and places", "BodySerialNumber"),
+    0xA435: ("people and places", "LensSerialNumber"),
+}
+PEOPLE = frozenset({"Artist", "XPAuthor", "CameraOwnerName", "Author"})
+BESIDE: dict[str, tuple[Kind, str]] = {
+    "comment": ("free text", "Comment"),
+    "xmp": ("free text", "XMP"),
+    "photoshop": ("free text", "IPTC"),
+}
+# keywords that the PNG specification names; others are not shown, for anything may stand there
+PNG_WORDS: dict[str, tuple[Kind, str]] = {
+    "author": ("people and places", "Author"),
+    "copyright": ("people and places", "Copyright"),
+    "creation time": ("dates", "Creation Time"),
+    "comment": ("free text", "Comment"),
+    "description": ("free text", "Description"),
+    "title": ("free text", "Title"),
+    "xml:com.adobe.xmp": ("free text", "XMP"),
+}
+HARMLESS = frozenset({"software", "disclaimer", "warning", "source"})
+PNG_START = b"\x89PNG\r\n\x1a\n"
+TEXTS = (b"tEXt", b"zTXt", b"iTXt")
+EXIF_CHUNK = b"eXIf"
+MOST_TEXT = 1 << 20  # bytes of a chunk that are read
+
+
+def read_tags(file: Path, image: Image.Image) -> Told:
+    """No pixel is decoded: Pillow would, to find what stands behind them in a PNG."""
+    chunks = [*_png_chunks(file)] if image.format == "PNG" else []
+    exif = _exif_in(chunks) if image.format == "PNG" else image.getexif()
+    tags: set[Tag] = set()
+    secrets: set[str] = set()
+    for number, value in [*exif.items(), *exif.get_ifd(EXIF_IFD).items()]:
+        if number in EXIF and _words(value):
+            tags.add(Tag(*EXIF[number]))
+            if EXIF[number][1] in PEOPLE:
+                secrets.add(_words(value))
+    if any(_words(value) for value in exif.get_ifd(GPS_IFD).values()):
+        tags.add(Tag("people and places", "GPS"))
+    if image.format != "PNG":
+        tags |= {Tag(*named) for key, named in BESIDE.items() if image.info.get(key)}
+    for keyword, text in _texts_in(chunks):
+        kind, name = PNG_WORDS.get(keyword, ("free text", "other text"))
+        if keyword not in HARMLESS:
+            tags.add(Tag(kind, name))
+            secrets |= {text} if name in PEOPLE else set()
+    return Told(frozenset(tags), secrets=frozenset(secrets))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-16-le" if value[1:2] == b"\0" else "latin-1", "ignore")
+    return str(value).strip("\0 \t\r\n")
+
+
+def _png_chunks(file: Path) -> Iterator[tuple[bytes, bytes]]:
+    """(kind, content) of what tells something, also behind the pixels."""
+    with file.open("rb") as png:
+        if png.read(8) != PNG_START:
+            return
+        while len(head := png.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", head)
+            end = png.tell() + length + 4  # behind the checksum
+            if kind in (*TEXTS, EXIF_CHUNK):
+                yield kind, png.read(min(length, MOST_TEXT))
+            png.seek(end)
+
+
+def _exif_in(chunks: list[tuple[bytes, bytes]]) -> Image.Exif:
+    exif = Image.Exif()
+    for kind, content in chunks:
+        if kind == EXIF_CHUNK:
+            exif.load(content)
+    return exif
+
+
+def _texts_in(chunks: list[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
+    """(keyword, text); "" where it would have to be unpacked. An iTXt has a flag, a method, a language and a translated
+    keyword before its text."""
+    for kind, content in chunks:
+        if kind == EXIF_CHUNK:
+            continue
+        keyword, _, rest = content.partition(b"\0")
+        plain = rest.decode("latin-1") if kind == b"tEXt" else ""
+        if kind == b"iTXt" and rest[:1] == b"\0":
+            plain = rest.split(b"\0")[-1].decode("utf-8", "ignore")
+        yield keyword.decode("latin-1").strip().casefold(), plain

@@ -1,0 +1,144 @@
+"""Resizing, turning and cutting against what the training side does; a runtime that needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deploy.bundle.bundle import Bundle
+from deploy.imaging.images import Picture
+from deploy.inference.resize import resized
+from deploy.inference.runtime import Runtime
+from deploy.inference.test_time_augmentation import seen_from_all_sides, views
+from deploy.slide.reader import Reader, cut, slide_of
+from pipeline.core.errors import BadBundle, Refused
+from sites.data.renderer.field import crops, render_field
+
+
+@pytest.mark.parametrize(("old", "new"), [(72, 48), (100, 33), (41, 40), (72, 24)])
+def test_area_is_opencvs(old, new):
+    images = np.random.default_rng(0).integers(0, 256, (3, old, old, 3), dtype=np.uint8)
+    theirs = np.stack([cv2.resize(i, (new, new), interpolation=cv2.INTER_AREA) for i in images])
+    assert np.abs(resized(images, (new, new), "area").astype(int) - theirs).max() <= 1
+
+
+@pytest.mark.parametrize(("old", "new"), [(72, 48), (30, 48), (50, 50)])
+def test_triangle_is_pillows(old, new):
+    images = np.random.default_rng(0).integers(0, 256, (3, old, old, 3), dtype=np.uint8)
+    theirs = np.stack([np.asarray(Image.fromarray(i).resize((new, new), Image.Resampling.BILINEAR)) for i in images])
+    assert np.abs(resized(images, (new, new), "triangle").astype(int) - theirs).max() <= 1
+
+
+def test_the_eight_views_are_the_training_sides():
+    from models.probe.feature_probe import views as torch_views
+
+    images = np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3), dtype=np.uint8)
+    x = torch.from_numpy(images).permute(0, 3, 1, 2)
+    ours = [view.tobytes() for view in views(images, 8)]
+    theirs = [view.permute(0, 2, 3, 1).contiguous().numpy().tobytes() for view in torch_views(x, 8)]
+    assert ours == theirs
+    assert len(set(ours)) == 8
+
+
+def test_the_mean_over_views_is_one_of_logits():
+    answers = iter([np.array([[0.2, 0.8]], np.float32), np.array([[0.6, 0.4]], np.float32)])
+
+    def run(view):
+        return next(answers), np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
+
+    p = seen_from_all_sides(run, np.zeros((1, 4, 4, 3), np.uint8), 2)[0]
+    odds = (np.log(0.8 / 0.2) + np.log(0.4 / 0.6)) / 2
+    assert p[0, 1] == pytest.approx(1 / (1 + np.exp(-odds)))
+
+
+def test_an_answer_does_not_depend_on_how_a_cell_lies(runtime, images):
+    upright, turned = (runtime.answer(i).probabilities for i in (images[:40], np.rot90(images[:40], 1, (1, 2))))
+    assert np.abs(upright - turned).max() < 1e-4
+
+
+def test_cells_are_cut_as_training_cells_were():
+    field = render_field(4)
+    ours = cut(field.image, [(float(x), float(y)) for x, y in field.points], 72)
+    assert np.array_equal(ours, crops(field))
+
+
+def test_an_answer_does_not_depend_on_the_company(runtime, images):
+    """Beyond one chunk; alone and together."""
+    many = np.concatenate([images[:300], images[:5]])
+    together = runtime.answer(many).probabilities
+    assert np.allclose(together[:5], together[300:], atol=1e-6)
+    assert np.allclose(runtime.answer(images[:1]).probabilities, together[:1], atol=1e-5)
+    assert runtime.answer(images[:0]).refused == ()
+
+
+def test_a_field_is_found_cut_and_counted(runtime):
+    field = render_field(2, types=[0] * 40, others=0)
+    reader = Reader(runtime, runtime.calibration.point("even"))
+    reading = reader.read(Picture("field", field.image))
+    assert reading.kind == "field"
+    inside = [
+        any(c.box[0] <= x < c.box[2] and c.box[1] <= y < c.box[3] for c in reading.cells) for x, y in field.points
+    ]
+    assert np.mean(inside) > 0.9
+    told = reading.told()
+    assert told["path"] == "field"
+    assert all(len(c["box"]) == 4 and {"class", "probability", "counted", "why"} <= c.keys() for c in told["cells"])
+    assert sum(told["counts"].values()) == sum(c["counted"] for c in told["cells"])
+    slide = slide_of([reading], runtime, reader.point)
+    assert slide.found == len(reading.cells) == slide.verdict.counted + sum(slide.excluded.values())
+    assert reader.read(Picture("field", field.image)).told() == told
+
+
+def test_a_field_at_another_magnification_gives_the_same_cells(runtime):
+    field = render_field(6, types=[0] * 30, others=0)
+    reader = Reader(runtime, runtime.calibration.point("even"))
+    large = cv2.resize(field.image, None, fx=2, fy=2, interpolation=cv2.INTER_CUBIC)
+    once, twice = (reader.read(Picture("f", image)) for image in (field.image, large))
+    assert twice.diameter > 1.5 * once.diameter
+    counts = [sum(c.kind == "red" for c in r.cells) for r in (once, twice)]
+    assert abs(counts[0] - counts[1]) <= 2
+
+
+def test_small_pictures_are_single_cells_unless_said(runtime, images):
+    reading = Reader(runtime, None).read(Picture("c", images[0]))
+    assert reading.kind == "cell"
+    assert sum(reading.told()["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert Reader(runtime, None, "field").read(Picture("c", images[0])).kind == "field"
+
+
+def test_a_model_of_single_images_refuses_fields(runtime, world, monkeypatch):
+    plain = Runtime(world.bundle)
+    manifest = plain.bundle.manifest.model_copy(update={"window": None})
+    monkeypatch.setitem(plain.bundle.__dict__, "manifest", manifest)
+    with pytest.raises(Refused, match="--window"):
+        Reader(plain, None, "field").read(Picture("f", render_field(1).image))
+
+
+def test_a_graph_that_cannot_be_loaded_is_told(world):
+    bundle = world.bundle
+    broken = Bundle(bundle.origin, {**bundle.files, "model.onnx": b"nonsense"}, bundle.signer, bundle.digest)
+    with pytest.raises(BadBundle, match="cannot load"):
+        Runtime(broken, "fp32")
+    with pytest.raises(BadBundle, match="has no"):
+        bundle.graph("int4")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "deploy.inference.runtime",
+        "deploy.slide.reader",
+        "deploy.inference.local_calibration",
+        "pipeline.cli.commands.predict",
+    ],
+)
+def test_the_bedside_imports_no_torch(module):
+    code = f"import sys, {module}, onnxruntime; print([m for m in ('torch', 'monai', 'onnx', 'scipy', 'cv2') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

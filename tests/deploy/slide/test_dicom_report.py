@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import highdicom as hd
+import pytest
+from pydicom import dcmread, uid
+from pydicom.dataset import Dataset
+
+from deploy.imaging.images import read_path
+from deploy.slide.dicom_report import Finding, overlay_capture, structured_report
+from pipeline.core.errors import BadData
+from tests.support.dicom_files import file, image, noise, shipped
+
+FINDING = Finding(
+    cells=1000,
+    schistocytes=23,
+    prevalence=0.031,
+    low=0.0146,
+    high=0.0443,
+    verdict="cannot decide: 1 % lies within ± 1 %",
+    model="smear",
+    digest="sha256:0123abcd",
+    version="1.2.0",
+    notice="research use only, not a medical device",
+)
+MARKS = noise(5, 7, 3)
+
+
+def source(folder: Path, name: str = "a.dcm", frames: int = 1, **tags: object) -> Path:
+    path = folder / name
+    path.write_bytes(file(image(noise(frames, 4, 4, 3), **tags)))
+    return path
+
+
+def bare(folder: Path) -> Path:
+    """Anonymised to the bone."""
+    return source(
+        folder,
+        "bare.dcm",
+        StudyInstanceUID=None,
+        SeriesInstanceUID=None,
+        PatientID=None,
+        PatientName=None,
+        Modality=None,
+    )
+
+
+def items(report: Dataset, concept: str) -> list[Dataset]:
+    found = (
+        [report]
+        if "ConceptNameCodeSequence" in report and report.ConceptNameCodeSequence[0].CodeValue == concept
+        else []
+    )
+    return found + [hit for item in report.get("ContentSequence", []) for hit in items(item, concept)]
+
+
+def test_values_codes_and_texts(tmp_path: Path) -> None:
+    report = dcmread(structured_report([source(tmp_path)], FINDING, tmp_path / "sr.dcm"))
+    values = {}
+    for code in ("CELLS", "CALLED", "SHARE_CALLED", "CORRECTED", "CORRECTED_LOW", "CORRECTED_HIGH"):
+        [item] = items(report, code)
+        assert item.ConceptNameCodeSequence[0].CodingSchemeDesignator == "99HEMOFED"
+        value = item.MeasuredValueSequence[0]
+        unit = value.MeasurementUnitsCodeSequence[0]
+        assert unit.CodingSchemeDesignator == "UCUM"
+        values[code] = (float(value.NumericValue), unit.CodeValue)
+    assert values == {
+        "CELLS": (1000, "{cells}"),
+        "CALLED": (23, "{cells}"),
+        "SHARE_CALLED": (2.3, "%"),
+        "CORRECTED": (3.1, "%"),
+        "CORRECTED_LOW": (1.46, "%"),
+        "CORRECTED_HIGH": (4.43, "%"),
+    }
+    [kind] = items(report, "121071")
+    assert (kind.ConceptCodeSequence[0].CodeValue, kind.ConceptCodeSequence[0].CodingSchemeDesignator) == (
+        "70310009",
+        "SCT",
+    )
+    texts = {code: items(report, code)[0].TextValue for code in ("121077", "121106", "111001", "111002", "111003")}
+    assert texts == {
+        "121077": FINDING.verdict,
+        "121106": FINDING.notice,
+        "111001": "smear",
+        "111002": "digest sha256:0123abcd",
+        "111003": "1.2.0",
+    }
+    assert report.CodingSchemeIdentificationSequence[0].CodingSchemeDesignator == "99HEMOFED"
+    assert (report.CompletionFlag, report.PreliminaryFlag, report.VerificationFlag) == (
+        "COMPLETE",
+        "PRELIMINARY",
+        "UNVERIFIED",
+    )
+    assert "research use" in report.SeriesDescription
+    assert "PixelData" not in report
+
+
+def test_read_back_with_highdicom(tmp_path: Path) -> None:
+    one, two = source(tmp_path, "a.dcm"), source(tmp_path, "b.dcm")
+    report = hd.sr.srread(structured_report([one, two, one], FINDING, tmp_path / "sr.dcm"))
+    heads = [dcmread(one), dcmread(two)]
+    assert [e[2] for e in report.get_evidence()] == [h.SOPInstanceUID for h in heads]  # each once
+    [group] = report.content.get_image_measurement_groups()
+    assert [m.value for m in group.get_measurements()] == [1000, 23, 2.3, 3.1, 1.46, 4.43]
+    assert report.StudyInstanceUID == heads[0].StudyInstanceUID
+    assert report.SeriesInstanceUID not in {h.SeriesInstanceUID for h in heads}
+    assert report.SOPInstanceUID not in {h.SOPInstanceUID for h in heads}
+    assert (report.PatientID, str(report.PatientName)) == ("7", "A^B")
+
+
+def test_of_no_cells_there_is_no_share(tmp_path: Path) -> None:
+    nothing = replace(FINDING, cells=0, schistocytes=0, prevalence=math.nan, low=math.nan, high=math.nan)
+    report = dcmread(structured_report([source(tmp_path)], nothing, tmp_path / "sr.dcm"))
+    assert items(report, "CELLS")
+    assert not items(report, "SHARE_CALLED")
+    assert not items(report, "CORRECTED")
+
+
+def test_overlay(tmp_path: Path) -> None:
+    path = source(tmp_path, frames=3, BurnedInAnnotation="YES")
+    out = overlay_capture(path, MARKS, tmp_path / "sc.dcm", frame=2)
+    with pytest.raises(BadData, match="not a field; give the images that it was made of"):
+        read_path(out)  # else its boxes would be counted as cells
+    plain = dcmread(out)
+    plain.DerivationDescription = ""
+    plain.save_as(out)
+    [picture] = read_path(out)
+    assert (picture.pixels == MARKS).all()
+    got, head = dcmread(out), dcmread(path)
+    [reference] = got.SourceImageSequence
+    assert reference.ReferencedSOPInstanceUID == head.SOPInstanceUID
+    assert reference.ReferencedSOPClassUID == head.SOPClassUID
+    assert reference.ReferencedFrameNumber == 2
+    assert got.SOPClassUID == uid.SecondaryCaptureImageStorage
+    assert (got.PatientID, got.StudyInstanceUID, got.BurnedInAnnotation) == ("7", head.StudyInstanceUID, "YES")
+    assert got.SeriesInstanceUID != head.SeriesInstanceUID
+    assert "research use" in got.SeriesDescription
+
+
+def test_anonymised_sources_meet_in_one_study(tmp_path: Path) -> None:
+    path = bare(tmp_path)
+    report = dcmread(structured_report([path], FINDING, tmp_path / "sr.dcm"))
+    marks = dcmread(overlay_capture(path, MARKS, tmp_path / "sc.dcm"))
+    assert report.StudyInstanceUID == marks.StudyInstanceUID
+    assert uid.UID(report.StudyInstanceUID).is_valid
+    for result in (report, marks):
+        for keyword in ("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "StudyDate", "AccessionNumber"):
+            assert keyword in result
+            assert not result[keyword].value
+
+
+def test_names_survive_the_change_of_alphabet(tmp_path: Path) -> None:
+    cases = [
+        ("ISO_IR 100", "Müller^Zoë"),
+        ("ISO_IR 144", "Люкceмбypг"),
+        (["", "ISO 2022 IR 87"], "Yamada^Tarou=山田^太郎"),
+    ]
+    for charset, name in cases:
+        data = image(noise(1, 4, 4, 3))
+        data.SpecificCharacterSet = charset
+        data.PatientName = name
+        (tmp_path / "a.dcm").write_bytes(file(data))
+        for out in (
+            structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"),
+            overlay_capture(tmp_path / "a.dcm", MARKS, tmp_path / "sc.dcm"),
+        ):
+            got = dcmread(out)
+            assert got.SpecificCharacterSet == "ISO_IR 192"
+            assert str(got.PatientName) == name
+
+
+def test_odd_values_become_unknown(tmp_path: Path) -> None:
+    head = file(image(noise(1, 4, 4, 3), PatientBirthDate="19700101", PatientSex="F", StudyTime="101112"))
+    odd = head.replace(b"19700101", b"1970XXXX").replace(b"CS\x02\0F ", b"CS\x02\0W ").replace(b"101112", b"10h12 ")
+    (tmp_path / "a.dcm").write_bytes(odd)
+    report = dcmread(structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"))
+    assert (report.PatientBirthDate, report.PatientSex, report.StudyTime) == ("", "", "")
+    overlay_capture(tmp_path / "a.dcm", MARKS, tmp_path / "sc.dcm")
+
+
+def test_refusals(tmp_path: Path) -> None:
+    good, out = source(tmp_path), tmp_path / "out.dcm"
+    (tmp_path / "text.dcm").write_text("no DICOM")
+    nameless = file(image(noise(1, 4, 4, 3))).replace(b"\x08\0\x18\0UI", b"\x09\0\x18\0UI")
+    (tmp_path / "nameless.dcm").write_bytes(nameless)
+    for name, match in (
+        ("absent.dcm", "export it again"),
+        ("text.dcm", "export"),
+        ("nameless.dcm", "no SOP Instance UID"),
+    ):
+        with pytest.raises(BadData, match=match):
+            structured_report([good, tmp_path / name], FINDING, out)
+        with pytest.raises(BadData, match=match):
+            overlay_capture(tmp_path / name, MARKS, out)
+    with pytest.raises(BadData, match="several patients"):
+        structured_report([good, source(tmp_path, "b.dcm", PatientID="8")], FINDING, out)
+    with pytest.raises(BadData, match="several patients"):
+        structured_report([good, bare(tmp_path)], FINDING, out)
+    with pytest.raises(BadData, match="no DICOM source"):
+        structured_report([], FINDING, out)
+    for wrong in (MARKS[..., 0], MARKS.astype(float), MARKS[:0]):
+        with pytest.raises(BadData, match=r"give .H, W, 3. uint8"):
+            overlay_capture(good, wrong, out)
+    with pytest.raises(BadData, match="no frame 2"):
+        overlay_capture(good, MARKS, out, frame=2)
+    assert not out.exists()
+
+
+@pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="needs dciodvfy; apt-get install dicom3tools")
+@pytest.mark.parametrize("which", ["plain", "bare", "frames", "shipped"])
+def test_the_validator_finds_no_error(tmp_path: Path, which: str) -> None:
+    if which == "plain":
+        paths = [source(tmp_path), source(tmp_path, "b.dcm")]
+    elif which == "bare":
+        paths = [bare(tmp_path)]
+    elif which == "frames":
+        paths = [source(tmp_path, frames=3, SOPClassUID=uid.VLWholeSlideMicroscopyImageStorage, Modality="SM")]
+    else:
+        (tmp_path / "a.dcm").write_bytes(shipped("examples_rgb_color.dcm"))
+        paths = [tmp_path / "a.dcm"]
+    results = [
+        structured_report(paths, FINDING, tmp_path / "sr.dcm"),
+        overlay_capture(paths[0], MARKS, tmp_path / "sc.dcm"),
+    ]
+    for result in results:
+        done = subprocess.run(["dciodvfy", str(result)], capture_output=True, text=True, check=False)
+        said = done.stdout + done.stderr
+        assert "ComprehensiveSR" in said or "SCImage" in said  # it knew what to check
+        assert [line for line in said.splitlines() if line.startswith("Error")] == []

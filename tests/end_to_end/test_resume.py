@@ -1,0 +1,245 @@
+"""A run survives kill -9, Ctrl-C and a full disk; resumed, it ends with the same bits."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.coordinator.checkpoint import load_checkpoint, load_tensors
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.errors import BadRun, NoSpace
+from pipeline.engines.simulated import InProcess
+from pipeline.protocol.serialization import read_message, read_reply
+from pipeline.runs.simulation import run
+from pipeline.study.toml_file import to_toml
+from tests.conftest import final_weights
+
+HEMOFED = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
+
+CALM = {"strategy": "fedavg"}
+ROUGH = {
+    "strategy": {"name": "fedprox", "mu": 0.1},
+    "sites": {"count": 4, "speed": [1.0, 2.0, 4.0, 8.0], "dropout": 0.2, "stragglers": 0.5},
+    "waiting": {"deadline": 4.0},
+    "selection": {"fraction": 0.75},
+}
+LATE = {
+    "sites": {"count": 4, "speed": [1.0, 2.0, 4.0, 8.0]},
+    "waiting": {"deadline": 1.5, "late": "keep", "partial": "drop"},
+}
+MEMORY = {"strategy": "local"}
+MOMENTUM = {"local": {"lr": 0.05, "batch": 8, "epochs": 2, "momentum": 0.9, "schedule": "cosine"}}
+
+
+class Killed(Exception):
+    pass
+
+
+def same_records(a: Path, b: Path) -> None:
+    def lines(path: Path) -> list[dict]:
+        found = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+        for record in found:
+            record.pop("seconds")
+            for work in record["work"].values():
+                work.pop("seconds")
+        return found
+
+    assert lines(a) == lines(b)
+
+
+@pytest.mark.parametrize(
+    "kind", [CALM, ROUGH, LATE, MEMORY, MOMENTUM], ids=["calm", "rough", "late", "memory", "momentum"]
+)
+@pytest.mark.parametrize("stop", [0, 1, 4])
+def test_stopped_in_any_round_and_resumed_it_is_the_undisturbed_run(moons, go, tmp_path, kind, stop):
+    study = moons(**kind)
+    whole, want = go(study, "whole")
+    folder = RunFolder.create(tmp_path / "cut", study)
+
+    def watch(record):
+        if record["round"] == stop:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(study, folder, watch=watch)
+    got = run(RunFolder.open(folder.path).study(), RunFolder.open(folder.path))
+    assert got["test"] == want["test"]
+    same_records(whole.path, folder.path)
+    last, other = (load_checkpoint(f.path / "checkpoint") for f in (whole, folder))
+    assert last[0]["progress"]["counted"].keys() == other[0]["progress"]["counted"].keys()
+    for key, value in last[1].items():
+        if key.startswith("late/"):  # parcels under way name the seconds they took
+            theirs, mine = (read_reply("site-01", t.numpy().tobytes()) for t in (value, other[1][key]))
+            assert torch.equal(theirs.update.mean["delta"], mine.update.mean["delta"])
+        else:
+            assert torch.equal(value, other[1][key]), key
+
+
+def test_kill_9_at_a_random_moment(moons, go, tmp_path):
+    """Real processes, really killed, several times, at moments nobody chose."""
+    study = moons(rounds=150, **ROUGH)
+    whole, want = go(study, "whole")
+    (tmp_path / "study.toml").write_text(to_toml(study.dump()))
+    cut = tmp_path / "cut"
+    fresh = [*HEMOFED, "run", str(tmp_path / "study.toml"), "--out", str(cut), "-q"]
+    again = [*HEMOFED, "run", "--resume", str(cut), "-q"]
+    rng = random.Random()
+    kills = 0
+    while kills < 3:
+        process = subprocess.Popen(
+            again if (cut / "study.toml").exists() else fresh, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        begun = rounds_in(cut)
+        deadline = time.monotonic() + 60
+        while (
+            process.poll() is None
+            and rounds_in(cut) < min(begun + rng.randint(1, 40), 140)
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.02)
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    assert kills, "the run ended before it could be killed"
+    subprocess.run(again, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    assert torch.equal(final_weights(RunFolder(cut)), final_weights(whole))
+    assert RunFolder(cut).read_json("results.json")["test"] == want["test"]
+    same_records(whole.path, cut)
+
+
+def rounds_in(folder: Path) -> int:
+    file = folder / "rounds.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def heard() -> None:
+    """What a shell starts beside itself would not hear Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_ctrl_c_says_how_to_go_on(moons, tmp_path):
+    study = moons(rounds=5000)
+    (tmp_path / "study.toml").write_text(to_toml(study.dump()))
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*HEMOFED, "run", str(tmp_path / "study.toml"), "--out", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heard,
+    )
+    while rounds_in(out) < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "nothing is lost" in said
+    assert f"hemofed run --resume {out}" in said.replace("\n", "")
+    assert "Traceback" not in said
+    assert load_checkpoint(out / "checkpoint")[0]["progress"]["round"] >= 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 100 kB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_named_and_loses_nothing(moons, small_disk):
+    study = moons(rounds=2000)
+    folder = RunFolder.create(small_disk / "run", study)
+    with pytest.raises(NoSpace, match=r"no space left to write .* --resume"):
+        run(study, folder)
+    reached = load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"]
+    assert reached > 0
+    subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+    short = study.model_copy(update={"rounds": study.rounds})
+    seen = []
+
+    def watch(record):
+        seen.append(record["round"])
+        if len(seen) == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(short, RunFolder.open(folder.path), watch=watch)
+    assert seen == [reached + 1, reached + 2, reached + 3]
+
+
+def test_another_study_does_not_resume_it(moons, go, tmp_path):
+    study = moons(rounds=2)
+    folder = RunFolder.create(tmp_path / "run", study)
+
+    def watch(record):
+        raise Killed
+
+    with pytest.raises(Killed):
+        run(study, folder, watch=watch)
+    with pytest.raises(BadRun, match="another study"):
+        run(moons(rounds=2, seed=9), folder)
+
+
+def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(moons, go):
+    folder, _ = go(moons(rounds=3))
+    newest, before = sorted((folder.path / "checkpoint").glob("*.safetensors"), reverse=True)
+    newest.write_bytes(newest.read_bytes()[:200])
+    assert load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"] == 2
+    before.write_bytes(b"")
+    with pytest.raises(BadRun, match="cannot be read"):
+        load_checkpoint(folder.path / "checkpoint")
+
+
+def test_a_folder_with_something_in_it_is_left_alone(moons, tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(BadRun, match="is not empty"):
+        RunFolder.create(tmp_path, moons())
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_model_file_is_plain_safetensors(moons, go):
+    folder, results = go(moons(rounds=2))
+    header, tensors = load_tensors(folder.path / "models" / "global.safetensors")
+    assert header["round"] == results["best_round"]
+    assert tensors["weights"].shape == (22,)
+
+
+def test_no_two_executions_of_a_turn_share_an_identity(moons, tmp_path):
+    study = moons(rounds=3)
+    folder = RunFolder.create(tmp_path / "run", study)
+    attempts = []
+
+    class Crash(Exception):
+        pass
+
+    def crash_in_turn_2(self, parcels, wait):
+        message = read_message(next(iter(parcels.values())))
+        if message.turn == 2:
+            attempts.append((message.turn, message.attempt))
+            raise Crash
+        yield from whole(self, parcels, wait)
+
+    whole = InProcess.exchange
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcess, "exchange", crash_in_turn_2)
+        for _ in range(4):
+            with pytest.raises(Crash):
+                run(study, folder)
+    assert attempts == [(2, 0), (2, 1), (2, 2), (2, 3)]
+    run(study, folder)

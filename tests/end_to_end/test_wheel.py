@@ -1,0 +1,50 @@
+"""The wheel in a clean environment: what is in it, what it does alone, and a study with the heavy packages beside it."""
+
+import os
+import subprocess
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def clean(wheel, tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("clean")
+    venv.create(place, with_pip=True)
+    done = subprocess.run(
+        [place / "bin" / "python", "-m", "pip", "install", "-q", str(wheel)], capture_output=True, text=True
+    )
+    if done.returncode and "No matching distribution" in done.stderr:
+        pytest.skip("the package index cannot be reached")
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_what_is_in_the_wheel(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"pipeline/study/packaged/smear-demo.toml", "sites/data/renderer/rasterize.py", "pipeline/reproductions/reference/fashion_mnist_fedavg.csv", "pipeline/reports/document/page.html",
+            "pipeline/reports/document/page.css", "sites/worker/task_session.py", "models/networks/cnn.py", "privacy/__init__.py", "deploy/__init__.py"} <= names  # fmt: skip
+    assert not [n for n in names if n.startswith(("tests/", "benchmarks/", "docs/"))]
+
+
+def test_the_base_alone_answers_and_names_the_missing_extra(clean, tmp_path):
+    hemofed = clean / "bin" / "hemofed"
+    assert "reproduce" in subprocess.run([hemofed, "--help"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([hemofed, "run"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "pip install 'hemofed[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_study_runs_from_the_wheel(clean, tmp_path):
+    """The heavy packages are lent by this environment; hemofed itself is the wheel's."""
+    env = os.environ | {"PYTHONPATH": sysconfig.get_paths()["purelib"]}
+    where = [clean / "bin" / "python", "-c", "import pipeline; print(pipeline.__file__)"]
+    assert str(clean) in subprocess.run(where, capture_output=True, text=True, check=True, cwd=tmp_path, env=env).stdout
+    run = [clean / "bin" / "hemofed", "run", "--set", "rounds=1", "--json"]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "smear-demo" / "report.html").stat().st_size > 10_000

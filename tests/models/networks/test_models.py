@@ -1,0 +1,135 @@
+"""What every registered network keeps to: inputs, seeds, roles, round trips, and that it learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from models.networks.base import Model
+from pipeline.core.errors import BadModel
+from pipeline.core.parameters import Spec
+from pipeline.core.registry import choices
+
+# the smallest input of each network, and the size of its head's input
+INPUTS = {
+    "mlp": ((1, 28, 28), 128),
+    "twonn": ((1, 28, 28), 200),
+    "moons_net": ((2,), 4),
+    "cnn28": ((1, 28, 28), 64),
+    "cnn72": ((3, 48, 48), 128),
+    "densenet": ((3, 32, 32), 1024),
+    "resnet": ((3, 32, 32), 512),
+    "efficientnet": ((3, 32, 32), 1280),
+}
+SMALL = {"resnet": {"depth": 10}}
+NORMED = ["cnn28", "cnn72", "densenet", "resnet", "efficientnet"]
+
+
+def model(name: str, **fields: object) -> Model:
+    found = choices("models")[name].model_validate({**SMALL.get(name, {}), **fields})
+    assert isinstance(found, Model)
+    return found
+
+
+def make(name: str, seed: int = 0, **fields: object) -> nn.Module:
+    return model(name, **fields).make(INPUTS[name][0], 3, seed)
+
+
+def has(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(m, kind) for m in module.modules())
+
+
+def test_every_registered_model_is_tested_here() -> None:
+    assert set(choices("models")) == set(INPUTS)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_logits_and_a_step_that_lowers_the_loss(name: str) -> None:
+    module = make(name).eval()  # without dropout, so that both losses are of the same function
+    torch.manual_seed(1)
+    x, y = torch.rand(6, *INPUTS[name][0]), torch.tensor([0, 1, 2, 0, 1, 2])
+    before = nn.functional.cross_entropy(module(x), y)
+    before.backward()
+    norm = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None]).norm()
+    with torch.no_grad():
+        for p in module.parameters():
+            assert p.grad is not None
+            p.sub_(0.01 * p.grad / norm)
+        assert module(x).shape == (6, 3)
+        assert nn.functional.cross_entropy(module(x), y) < before
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_head_is_the_classifier(name: str) -> None:
+    spec = Spec.of(make(name))
+    heads = [s for s, r in zip(spec.shapes, spec.roles, strict=True) if r == "head"]
+    assert heads == [(3, INPUTS[name][1]), (3,)]
+    assert ("norm" in spec.roles) == (name in NORMED)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_weights_survive_the_round_trip_to_another_module(name: str) -> None:
+    one, other = make(name, 1), make(name, 2)
+    spec = Spec.of(one)
+    assert not torch.equal(spec.read(one).weights, spec.read(other).weights)
+    spec.write(other, spec.read(one))
+    x = torch.rand(2, *INPUTS[name][0])
+    with torch.no_grad():
+        assert torch.equal(one.eval()(x), other.eval()(x))
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_same_seed_same_weights_and_the_global_generator_stays(name: str) -> None:
+    before = torch.get_rng_state()
+    one, other = make(name, 7), make(name, 7)
+    assert torch.equal(torch.get_rng_state(), before)
+    spec = Spec.of(one)
+    assert torch.equal(spec.read(one).weights, spec.read(other).weights)
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_group_norm_by_default_keeps_no_statistics(name: str) -> None:
+    module = make(name)
+    assert has(module, nn.GroupNorm)
+    assert not has(module, nn.BatchNorm2d)
+    assert Spec.of(module).stat_size == 0
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_batch_norm_on_request(name: str) -> None:
+    module = make(name, norm="batch")
+    assert has(module, nn.BatchNorm2d)
+    assert not has(module, nn.GroupNorm)
+    spec, same = Spec.of(module), Spec.of(make(name))
+    assert spec.stat_size > 0
+    assert spec.size == same.size  # both norms have a scale and a shift per channel
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "cure"),
+    [
+        ("moons_net", (3,), "mlp, twonn"),
+        ("cnn28", (1, 64, 64), "cnn72"),
+        ("cnn28", (4, 28, 28), "mlp, twonn"),
+        ("cnn28", (28, 28), "mlp, twonn"),
+        ("cnn72", (1, 28, 28), "cnn28"),
+        ("densenet", (3, 28, 28), "cnn28"),
+        ("resnet", (3, 31, 64), "mlp, twonn"),
+        ("efficientnet", (2,), "moons_net"),
+        ("mlp", (), "resize"),
+    ],
+)
+def test_a_shape_that_does_not_fit_names_models_that_do(name: str, shape: tuple[int, ...], cure: str) -> None:
+    with pytest.raises(BadModel) as refused:
+        model(name).build(shape, 3)
+    text = str(refused.value)
+    assert name in text
+    assert str(shape) in text
+    assert model(name).takes in text
+    assert cure in text
+
+
+def test_one_class_is_refused() -> None:
+    with pytest.raises(BadModel, match="2 or more"):
+        model("mlp").build((4,), 1)

@@ -1,0 +1,58 @@
+"""What is ours in the MONAI networks: the swap of norms, layers that hooks can stand on, and a late import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from models.networks.monai import DenseNet, EfficientNet, MonaiNet, ResNet, group_for_batch_norm
+from pipeline.core.errors import MissingExtra
+
+
+def test_swap_reaches_nested_layers_and_groups_divide_the_channels() -> None:
+    module = nn.Sequential(nn.BatchNorm2d(16), nn.Sequential(nn.Conv2d(16, 20, 1), nn.BatchNorm2d(20)))
+    group_for_batch_norm(module)
+    norms = [m for m in module.modules() if isinstance(m, nn.GroupNorm)]
+    assert [(m.num_groups, m.num_channels) for m in norms] == [(16, 16), (4, 20)]
+
+
+@pytest.mark.parametrize("net", [DenseNet(), ResNet(depth=10), ResNet(depth=50), EfficientNet()])
+def test_hooks_see_every_layers_gradient(net: MonaiNet) -> None:
+    """Full backward hooks, on which Opacus' per-example gradients stand, fail on a network that works in place."""
+    module = net.make((3, 32, 32), 2, seed=0)
+    layers = {m for m in module.modules() if list(m.parameters(recurse=False))}
+    seen: set[nn.Module] = set()
+    for layer in layers:
+        layer.register_full_backward_hook(lambda m, *_: seen.add(m))
+    # an input that needs a gradient, or torch warns that the first layer has none to report
+    module(torch.rand(2, 3, 32, 32, requires_grad=True)).sum().backward()
+    assert seen == layers
+
+
+def test_swish_is_the_plain_one() -> None:
+    kinds = {type(m).__name__ for m in EfficientNet().build((3, 32, 32), 2).modules()}
+    assert "Swish" in kinds
+    assert "MemoryEfficientSwish" not in kinds
+
+
+def test_unknown_depth_is_refused_with_the_choices() -> None:
+    with pytest.raises(ValidationError, match="10, 18, 34 or 50"):
+        ResNet.model_validate({"depth": 19})
+
+
+def test_listing_the_models_does_not_import_monai() -> None:
+    code = "import sys; from pipeline.core.registry import choices; choices('models'); sys.exit('monai' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_monai_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "monai"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(MissingExtra, match=r"'resnet' needs MONAI; pip install 'hemofed\[train\]'"):
+        ResNet().build((3, 32, 32), 2)

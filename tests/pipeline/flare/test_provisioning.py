@@ -1,0 +1,56 @@
+"""Kits are hardened: no code, no shell, no other class, no port to the world."""
+
+import json
+
+import pytest
+
+from pipeline.flare.constants import CONTROLLER, EXECUTOR
+from pipeline.flare.provisioning import ROLES, admin_kit, client_kit, job, server_kit
+
+SERVER, CLIENT = server_kit("/work", 1234), client_kit("north", "fl.example.org", 8443)
+
+
+@pytest.mark.parametrize("kit", [SERVER, CLIENT])
+def test_nobody_may_bring_code_or_open_a_shell(kit):
+    rights = json.loads(kit["local/authorization.json"])["permissions"]
+    assert set(rights) == set(ROLES)
+    for role, granted in rights.items():
+        assert {granted[right] for right in ("byoc", "shell_commands", "operate", "download_job", "clone_job")} == {
+            "none"
+        }
+        if role != "project_admin":
+            assert set(granted.values()) == {"none"}
+
+
+@pytest.mark.parametrize(("kit", "ours"), [(SERVER, CONTROLLER), (CLIENT, EXECUTOR)])
+def test_only_our_class_may_be_built(kit, ours):
+    resources = json.loads(kit["local/resources.json"])
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert resources["class_allow_list"] == [ours]
+
+
+def test_the_server_listens_on_the_loopback_and_keeps_its_stores_where_it_is_told():
+    start = json.loads(SERVER["startup/fed_server.json"])["servers"][0]
+    assert start["service"]["target"] == "127.0.0.1:1234"
+    assert start["connection_security"] == "mtls"
+    assert "/tmp" not in SERVER["local/resources.json"]
+
+
+def test_a_site_streams_no_logs_and_knows_one_server():
+    assert json.loads(CLIENT["local/resources.json"])["allow_log_streaming"] is False
+    start = json.loads(CLIENT["startup/fed_client.json"])
+    assert start["servers"][0]["service"]["target"] == "fl.example.org:8443"
+    assert start["client"]["connection_security"] == "mtls"
+
+
+def test_no_kit_holds_a_private_key():
+    for kit in (SERVER, CLIENT, admin_kit(1)):
+        assert not any("PRIVATE" in text for text in kit.values())
+
+
+def test_a_job_is_configuration_alone():
+    made = job("run-1", "ab" * 32, ["north", "south"], 2)
+    assert all(name.endswith(".json") for name in made)
+    client = json.loads(made["app/config/config_fed_client.json"])
+    assert client["executors"][0]["executor"] == {"path": EXECUTOR, "args": {"run": "run-1", "digest": "ab" * 32}}
+    assert json.loads(made["meta.json"])["deploy_map"] == {"app": ["server", "north", "south"]}

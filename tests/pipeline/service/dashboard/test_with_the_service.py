@@ -1,0 +1,80 @@
+"""The pages and the real service, over TLS: from signing in to a model on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.pipeline.service.conftest import STUDY, beating
+from tests.pipeline.service.dashboard.test_run_page import texts
+from tests.support.fake_api import listening
+
+
+def aside(call: Callable[..., Any], *args: Any) -> Any:
+    """In a thread of its own: the browser's loop runs in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *args).result()
+
+
+def test_a_study_from_offer_to_model(world, recordings, browser):
+    recorded = recordings["slow"]
+    site = aside(world.enrol, "site-01")
+    status = {"state": "connected", "run": None, "flare": "running", "disk_free_gb": 55.5, "warnings": 0}
+    assert aside(site.post, "/site/beat", beating(status=status)).status_code == 200
+    keys = {"ssl_certfile": world.home.path / "web.crt", "ssl_keyfile": world.home.path / "web.key"}
+    with listening(world.app, **keys) as url:
+        page = browser.new_context(ignore_https_errors=True, locale="en-GB").new_page()
+        page.set_default_timeout(8000)
+        complaints: list[str] = []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if "Security Policy" in said.text else None)
+        page.goto(f"{url}/#/offer")
+        page.fill("#token", world.lead_token)
+        page.keyboard.press("Enter")
+        page.fill("#text", STUDY)
+        page.click("#offer-form button")
+        page.wait_for_selector("#do-begin[aria-disabled]")
+        run = page.url.rpartition("/")[2]
+        assert "no image leaves a site" in page.locator("#study").inner_text()
+
+        aside(
+            site.post, "/site/beat", beating(world.approval(run), status=status)
+        )  # the last approval: it begins by itself
+        page.wait_for_selector(".run-head .badge >> text=starting")
+        assert "approved" in texts(page, "#approval-table tbody tr")[0]
+        world.store.state(run, "running")
+        live = {
+            "at": world.clock().isoformat(),
+            "pid": 1,
+            "round": 3,
+            "rounds": 4,
+            "phase": "train",
+            "asked": ["site-01"],
+        }
+        lines = "".join(json.dumps(record) + "\n" for record in recorded.rounds[:3])
+        world.file(run, "rounds.jsonl", lines.encode())
+        world.file(run, "live.json", json.dumps(live | {"answered": [], "missed": {}}).encode())
+        page.wait_for_selector(".tiles >> text=2 of 4")
+        assert texts(page, "#people li")[0].startswith("site-01 … waited for")
+        page.click("#do-pause")
+        page.wait_for_selector(".run-head .badge >> text=pausing")
+        assert json.loads((world.home.runs / run / "control.json").read_text()) == {"want": "pause"}
+
+        world.file(run, "models/global.safetensors", recorded.files["models/global.safetensors"].read_bytes())
+        world.file(run, "results.json", json.dumps(recorded.results).encode())
+        world.store.state(run, "finished")
+        page.wait_for_selector("#result-table")
+        with page.expect_download() as found:
+            page.click("#files >> text=models/global.safetensors")
+        assert Path(found.value.path()).read_bytes() == recorded.files["models/global.safetensors"].read_bytes()
+        for hash, words in (("#/", "55.5 GB"), ("#/sites", "keys"), ("#/users", "lead"), ("#/log", "run offered")):
+            page.evaluate("(hash) => { location.hash = hash; }", hash)
+            page.wait_for_selector(f"main >> text={words} >> nth=0")
+        page.click("#sign-out")
+        page.wait_for_selector("h1 >> text=Sign in")
+        page.context.close()
+        world.app.state.parts.streams.close()
+    assert complaints == []

@@ -1,0 +1,164 @@
+"""Errors name the key, the line and the valid choices."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import BadStudy
+from pipeline.study.schema import Local, load_study
+from pipeline.study.toml_file import PACKAGED, find_study, parse_override, read_study, to_toml
+
+GOOD = """name = "s"
+[data]
+name = "moons"
+[sites]
+count = 3
+[model]
+name = "moons_net"
+[local]
+lr = 0.1
+[strategy]
+name = "fedprox"
+mu = 0.5
+"""
+
+
+def failing(text: str, **overrides) -> str:
+    with pytest.raises(BadStudy) as error:
+        read_study(text, "s.toml", overrides)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "want"),
+    [
+        ("lr = 0.1", "lrr = 0.1", ["s.toml:9", "'local.lrr'", "did you mean 'lr'", "momentum"]),
+        ("lr = 0.1", "lr = -1", ["s.toml:9", "local.lr", "greater than 0", "-1"]),
+        ("mu = 0.5", "muu = 0.5", ["s.toml:12", "'strategy.muu'", "did you mean 'mu'", "gamma"]),
+        ("mu = 0.5", "mu = -0.5", ["s.toml:12", "strategy.mu"]),
+        ('"fedprox"', '"fedproxx"', ["s.toml:10", "'fedproxx' is not known", "did you mean 'fedprox'", "fedavg"]),
+        ('name = "s"', 'name = "s"\nroundz = 3', ["s.toml:2", "'roundz'", "did you mean 'rounds'"]),
+        ('name = "moons"', 'name = "moon"', ["s.toml:2", "did you mean 'moons'", "fashion_mnist"]),
+        ('[model]\nname = "moons_net"', "", ["'model' is missing", "cnn28"]),
+        ("count = 3", "count = 0", ["s.toml:5", "sites.count"]),
+        ("[local]\nlr = 0.1", "[local]\nepochs = 2\nsteps = 5", ["s.toml:8", "either epochs or steps"]),
+        (
+            "[local]",
+            '[evaluation]\nbest = "acuracy"\n[local]',
+            ["s.toml:9", "evaluation.best", "'accuracy'", "'auroc'"],
+        ),
+        ("[local]", "[local]\nbatch = 0", ["s.toml:9: local.batch", "greater than 0 or", "'all'", "(given: 0)"]),
+        ("count = 3", "count = 3\nspeed = [1.0, -1.0]", ["s.toml:6: sites.speed"]),
+        ('name = "s"', 'name = "../s"', ["s.toml:1", "name"]),
+        ("[local]", "[local", ["not valid TOML", "line 8"]),
+    ],
+)
+def test_errors_name_key_line_and_choices(old, new, want):
+    text = failing(GOOD.replace(old, new, 1))
+    for part in want:
+        assert part in text, text
+
+
+def test_a_wrong_override_is_named_as_such():
+    assert failing(GOOD, **{"local.lr": "fast"}).startswith("--set local.lr: should be a valid number")
+    assert failing(GOOD, **{"local.speed": 1}).startswith("--set local.speed: unknown key")
+
+
+def test_overrides_reach_sections_and_change_components():
+    study = read_study(GOOD, "s", {"local.lr": 0.3, "strategy.name": "fedavg", "sites.count": 5})
+    assert (study.local.lr, study.strategy.name, study.sites.count) == (0.3, "fedavg", 5)
+    assert read_study(GOOD, "s", {"strategy": "fedsgd"}).strategy.name == "fedsgd"
+    assert read_study(GOOD, "s", {"strategy.mu": 0}).strategy.mu == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("a.b=3", ("a.b", 3)),
+        ("a=x y", ("a", "x y")),
+        ("a=[1, 2]", ("a", [1, 2])),
+        ("a=true", ("a", True)),
+        ("a=x=y", ("a", "x=y")),
+    ],
+)
+def test_override_values_are_toml_or_text(text, want):
+    assert parse_override(text) == want
+
+
+def test_an_override_needs_an_equals_sign():
+    with pytest.raises(BadStudy, match=r"--set local\.lr=0\.1"):
+        parse_override("local.lr")
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z]{1,8}", fullmatch=True),
+        st.one_of(
+            st.integers(),
+            st.text(),
+            st.booleans(),
+            st.lists(st.integers()),
+            st.floats(allow_nan=False, allow_infinity=False),
+        ),
+    )
+)
+def test_to_toml_is_read_back(values):
+    assert tomllib.loads(to_toml({"v": 1} | {"t": values}))["t"] == values
+
+
+def test_a_resolved_study_is_the_same_study():
+    study = read_study(GOOD, "s", {})
+    again = read_study(to_toml(study.dump()), "t", {})
+    assert again == study
+    assert again.hash == study.hash
+
+
+def test_the_hash_is_of_what_decides_the_result():
+    study = read_study(GOOD, "s", {})
+    same = read_study(GOOD, "s", {"name": "other", "about": "x", "data.path": "/elsewhere"})
+    assert same.hash == study.hash
+    assert read_study(GOOD, "s", {"seed": 1}).hash != study.hash
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGED.glob("*.toml")), ids=lambda p: p.stem)
+def test_packaged_studies_are_valid(path: Path):
+    assert load_study(path).name == path.stem
+    assert load_study(path).about
+
+
+def test_an_unknown_study_lists_the_packaged_ones():
+    with pytest.raises(BadStudy, match="moons-demo"):
+        find_study("moons-demos")
+
+
+def test_schedules_by_hand():
+    assert [Local(lr=1, schedule="step", decay=0.5, every=2).rate(t, 6) for t in range(1, 6)] == [1, 1, 0.5, 0.5, 0.25]
+    assert Local(lr=1, schedule="exponential", decay=0.5).rate(3, 6) == 0.25
+    cosine = [Local(lr=2, schedule="cosine").rate(t, 4) for t in (1, 3)]
+    assert cosine == pytest.approx([2.0, 1.0])
+
+
+def test_a_typo_in_the_public_source_names_its_keys(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text(
+        'name = "x"\ndata = "moons"\nmodel = "moons_net"\n[public.data]\nname = "synthetic_smear"\ntaks = "types"\n'
+    )
+    with pytest.raises(BadStudy, match=r"s\.toml:6: unknown key 'public\.data\.taks'; did you mean 'task'\?"):
+        load_study(file)
+
+
+def test_paths_given_here_start_here(tmp_path, monkeypatch):
+    file = tmp_path / "s.toml"
+    file.write_text('name = "x"\ndata = "moons"\nmodel = "moons_net"\n[public.data]\nname = "folder"\npath = "a"\n')
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert load_study(file).public.data.path == tmp_path / "a"
+    assert load_study(file, {"public.data.path": "b"}).public.data.path == tmp_path / "sub" / "b"
+
+
+def test_a_typo_below_privacy_names_the_keys_that_are_there(tmp_path):
+    with pytest.raises(BadStudy, match="did you mean 'epsilon'"):
+        load_study(find_study("smear-private"), {"privacy.at_site.epsilonn": 2.0})

@@ -1,0 +1,225 @@
+"""Accountants against closed forms, against each other and against dp_accounting's own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from pipeline.core.errors import BadBudget
+from privacy.accounting.accountant import ORDERS, Event, account, curve, epsilon, log_slack, merged, noise_for, renyi
+
+# noise, rate, steps, delta
+SETTINGS = [
+    (0.5, 0.001, 1000, 1e-5),
+    (0.5, 0.05, 10, 1e-6),
+    (0.7, 0.02, 300, 1e-5),
+    (1.0, 0.001, 10_000, 1e-6),
+    (1.0, 0.01, 1000, 1e-5),
+    (1.0, 0.01, 10_000, 1e-6),
+    (1.0, 1.0, 1, 1e-5),
+    (1.5, 0.2, 50, 1e-5),
+    (2.0, 0.05, 400, 1e-6),
+    (2.0, 0.1, 1000, 1e-5),
+    (3.0, 0.5, 100, 1e-5),
+    (4.0, 0.02, 10_000, 1e-5),
+    (4.0, 0.3, 1000, 1e-6),
+    (4.0, 1.0, 10, 1e-6),
+]
+
+
+def gaussian(mu: float, delta: float) -> float:
+    """Balle and Wang 2018, theorem 8: sensitivity over noise `mu`."""
+
+    def excess(eps: float) -> float:
+        return math.exp(log_ndtr(mu / 2 - eps / mu)) - math.exp(eps + log_ndtr(-mu / 2 - eps / mu)) - delta
+
+    return float(brentq(excess, 0, mu * mu / 2 + 12 * mu, xtol=1e-12)) if excess(0) > 0 else 0.0
+
+
+def google(kind: type, noise: float, rate: float, steps: int, **options: object) -> object:
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    return kind(**options).compose(event, steps)
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps", "delta"), SETTINGS)
+def test_numerical_accountants_agree_and_rdp_is_above(noise: float, rate: float, steps: int, delta: float) -> None:
+    event = Event(noise, rate, steps)
+    prv, pld, rdp = (account([event], delta, how) for how in ("prv", "pld", "rdp"))
+    assert (prv.how, pld.how, rdp.how) == ("prv", "pld", "rdp")
+    assert prv.epsilon == pytest.approx(pld.epsilon, rel=0.02)
+    assert rdp.epsilon > max(prv.epsilon, pld.epsilon)
+    assert account([event], delta) == pld
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps", "delta"), SETTINGS[1::3])
+def test_pld_is_that_of_dp_accounting_on_a_finer_grid(noise: float, rate: float, steps: int, delta: float) -> None:
+    theirs = google(PLDAccountant, noise, rate, steps).get_epsilon(delta)
+    assert theirs * (1 - 1e-5) < epsilon([Event(noise, rate, steps)], delta, "pld") < theirs * 1.002
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps", "delta"), SETTINGS)
+def test_rdp_is_that_of_dp_accounting(noise: float, rate: float, steps: int, delta: float) -> None:
+    whole = ORDERS.round() == ORDERS  # at other orders dp_accounting adds up what should alternate
+    theirs = google(RdpAccountant, noise, rate, steps, orders=ORDERS[whole].tolist())
+    ours = renyi([Event(noise, rate, steps)])
+    np.testing.assert_allclose(ours[whole], theirs._rdp, rtol=1e-6, atol=1e-7)
+    assert epsilon([Event(noise, rate, steps)], delta, "rdp") <= theirs.get_epsilon(delta) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("noise", "steps"), [(0.5, 1), (1.0, 1), (3.0, 7), (10.0, 100), (30.0, 5000), (100.0, 100_000)]
+)
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
+def test_gaussian_mechanism_in_closed_form(noise: float, steps: int, delta: float) -> None:
+    exact = gaussian(math.sqrt(steps) / noise, delta)
+    assert exact <= epsilon([Event(noise, 1.0, steps)], delta) <= exact * 1.002
+    assert epsilon([Event(noise, 1.0, steps)], delta, "rdp") >= exact
+    once = epsilon([Event(noise / math.sqrt(steps), 1.0, 1)], delta)
+    assert epsilon([Event(noise, 1.0, steps)], delta) == pytest.approx(once, rel=2e-3)
+
+
+@pytest.mark.parametrize("how", ["rdp", "pld", "prv"])
+def test_gaussians_of_different_noise_compose(how: str) -> None:
+    exact = gaussian(math.sqrt(3 / 2**2 + 10 / 5**2 + 1 / 9), 1e-6)
+    found = epsilon([Event(2.0, 1.0, 3), Event(5.0, 1.0, 10), Event(3.0, 1.0, 1)], 1e-6, how)
+    assert exact <= found <= exact * (1.12 if how == "rdp" else 1.01)
+
+
+def test_small_rates_lose_no_steps() -> None:
+    """At small rates the divergence is rate^2 order (e^(1/noise^2) - 1) / 2 to first order, however small."""
+    low = ORDERS[ORDERS <= 20]
+    first = 1e5 * 1e-10 * low * math.expm1(1 / 16) / 2
+    found = renyi([Event(4.0, 1e-5, 100_000)])[: len(low)]
+    assert (found >= first).all()
+    assert (found <= first * 1.03 + 1e5 * 2e-12 / (low - 1)).all()
+
+
+def test_the_conversion_touches_what_it_bounds() -> None:
+    y = np.linspace(0.0, 30.0, 30_001)
+    for order, slack in zip(ORDERS, log_slack(ORDERS), strict=True):
+        assert (-np.expm1(-y) <= np.exp(np.minimum(slack + (order - 1) * y, 1.0)) * (1 + 1e-12)).all()
+        touch = math.log(order / (order - 1))
+        assert -math.expm1(-touch) == pytest.approx(math.exp(slack + (order - 1) * touch))
+
+
+def test_equal_events_merge() -> None:
+    parts = [Event(1.0, 0.1, 3), Event(2, 0.1, 1), Event(1.0, 0.1, 4), Event(5.0, 0.1, 0)]
+    assert merged(parts) == (Event(1.0, 0.1, 7), Event(2.0, 0.1, 1))
+    assert account(parts, 1e-5) == account(reversed(parts), 1e-5)
+
+
+@pytest.mark.parametrize("how", ["rdp", "pld", "prv", "tightest"])
+def test_nothing_spends_nothing_and_no_noise_spends_all(how: str) -> None:
+    assert epsilon([], 1e-5, how) == 0
+    assert epsilon([Event(1.0, 0.1, 0)], 1e-5, how) == 0
+    assert epsilon([Event(0.0, 0.1, 1)], 1e-5, how) == math.inf
+
+
+@pytest.mark.parametrize("how", ["rdp", "tightest"])
+def test_extremes_are_quiet(how: str) -> None:
+    corners = itertools.product([0.3, 100.0], [1e-5, 0.03, 1.0], [1, 100_000], [1e-10, 1e-2])
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        for noise, rate, steps, delta in corners:
+            assert 0 <= epsilon([Event(noise, rate, steps)], delta, how) < math.inf
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"noise": -1.0}, "noise -1.0"),
+        ({"noise": math.nan}, "noise nan"),
+        ({"noise": math.inf}, "noise inf"),
+        ({"rate": 0.0}, "rate 0.0"),
+        ({"rate": 1.1}, "rate 1.1"),
+        ({"steps": -1}, "steps -1"),
+        ({"steps": 1.5}, "steps 1.5"),
+        ({"steps": True}, "steps True"),
+    ],
+)
+def test_bad_events_are_refused(wrong: dict[str, float], says: str) -> None:
+    with pytest.raises(BadBudget, match=says):
+        Event(**{"noise": 1.0, "rate": 0.1, "steps": 1} | wrong)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_bad_deltas_are_refused(delta: float) -> None:
+    with pytest.raises(BadBudget, match="delta"):
+        epsilon([Event(1.0, 0.1, 1)], delta)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    noise=st.sampled_from([0.4, 1.0, 6.0, 60.0]),
+    rate=st.sampled_from([1e-3, 0.04, 0.6, 1.0]),
+    delta=st.sampled_from([1e-9, 1e-8, 1e-5]),
+    how=st.sampled_from(["rdp", "rdp", "rdp", "tightest"]),
+    steps=st.integers(1, 100_000),
+    more=st.integers(0, 3),
+)
+def test_more_steps_never_spend_less(noise: float, rate: float, delta: float, how: str, steps: int, more: int) -> None:
+    less = epsilon([Event(noise, rate, steps)], delta, how)
+    assert less <= epsilon([Event(noise, rate, steps + 10**more)], delta, how)
+
+
+@pytest.mark.parametrize(("noise", "rate", "start"), [(100.0, 1.0, 99_000), (30.0, 1.0, 4090), (2.0, 0.01, 65_000)])
+def test_rounding_errors_never_show(noise: float, rate: float, start: int) -> None:
+    """At the smallest delta of `pld` and one step more each time, where Fourier transforms are worst."""
+    turns = [account([Event(noise, rate, start + n)], 1e-8) for n in range(6)]
+    assert all(turn.how == "pld" for turn in turns)
+    assert all(a.epsilon < b.epsilon for a, b in itertools.pairwise(turns))
+
+
+def test_tiny_deltas_are_left_to_rdp() -> None:
+    """There `pld` of 100,000 steps would be 0.08 % below the truth."""
+    found = account([Event(100.0, 1.0, 100_000)], 1e-10)
+    assert found.how == "rdp"
+    assert found.epsilon >= gaussian(math.sqrt(1e5) / 100, 1e-10)
+
+
+@pytest.mark.parametrize("how", ["rdp", "tightest"])
+@pytest.mark.parametrize(
+    ("target", "delta", "rate", "steps"),
+    [
+        (1.0, 1e-5, 0.05, 200),
+        (8.0, 1e-5, 0.1, 1000),
+        (0.3, 1e-6, 1.0, 1),
+        (50.0, 1e-5, 1.0, 3),
+        (4.0, 1e-9, 0.01, 3000),
+    ],
+)
+def test_noise_for_is_the_least_that_fits(target: float, delta: float, rate: float, steps: int, how: str) -> None:
+    noise = noise_for(target, delta, rate, steps, how)
+    assert epsilon([Event(noise, rate, steps)], delta, how) <= target
+    assert epsilon([Event(noise / 1.002, rate, steps)], delta, how) > target
+
+
+def test_noise_for_one_gaussian_is_the_analytic_one() -> None:
+    noise = noise_for(1.0, 1e-5, 1.0, 1)
+    assert gaussian(1 / noise, 1e-5) <= 1.0 <= gaussian(1.002 / noise, 1e-5)
+    assert noise == pytest.approx(3.73, rel=0.002)
+
+
+def test_noise_out_of_reach_says_so() -> None:
+    with pytest.raises(BadBudget, match="out of reach: 100 steps at rate 1 spend more even with noise 10000"):
+        noise_for(1e-5, 1e-9, 1.0, 100, "rdp")
+    with pytest.raises(BadBudget, match="epsilon 0"):
+        noise_for(0.0, 1e-5, 0.1, 10)
+    with pytest.raises(BadBudget, match="0 steps need no noise"):
+        noise_for(1.0, 1e-5, 0.1, 0)
+
+
+def test_curve_adds_up_turn_by_turn() -> None:
+    found = curve(Event(4.0, 1.0, 5), 8, 1e-5)
+    assert found == sorted(found)
+    for turn, reached in enumerate(found, 1):
+        assert reached == pytest.approx(gaussian(math.sqrt(5 * turn) / 4, 1e-5), rel=1e-3)

@@ -1,0 +1,271 @@
+"""Gradient inversion: exact where algebra reaches, recognisable in a convolutional network, nothing with noise or in a sum."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from models.networks.cnn import CNN28, CNN72
+from models.networks.mlp import MLP, TwoNN
+from pipeline.core.errors import BadData, BadModel
+from pipeline.core.parameters import Snapshot, Spec
+from pipeline.protocol.tasks import Fit, Fitted
+from privacy.attacks.analytic_inversion import layers, recover, watching
+from privacy.attacks.gradient_inversion import blind_to_light, gradient_of, invert, label_of, variation
+from privacy.attacks.inversion_figure import SAME, exhibit, gradient, likeness, panel
+from privacy.dpsgd.secure_rng import Entropy
+from sites.data.synthetic_smear import SyntheticSmear
+from sites.training.base import Bench, Examples, Pool, Recipe, Ticket
+from sites.training.sequential import Loop
+
+CLASSES = 12
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """(x, y): rendered blood cells of several types, 48 pixels a side; a strongly stained patient's first."""
+    data = SyntheticSmear(cells=24, patients=4, size=48, task="types", test=0, val=0).load(None, 1)
+    return data.x.flip(0).float() / 255, data.y.flip(0)
+
+
+@pytest.fixture(scope="module")
+def small(cells):
+    return F.interpolate(cells[0], 28, mode="area"), cells[1]
+
+
+def one_step(model, x, y, lr):
+    """What a coordinator sees of a site that takes one step on its only image."""
+    shape, build = tuple(x.shape[1:]), lambda: model.make(tuple(x.shape[1:]), CLASSES, 0)
+    module, row = build(), torch.zeros(1, dtype=torch.int64)
+    recipe = Recipe(None, "sgd", 0.0, 0.0, lambda turn: lr)
+    bench = Bench(build, Spec.of(module), Pool(x, y, x.device), {"a": Examples(row, row, row)}, recipe, CLASSES, 0)
+    before = bench.spec.read(module).weights.clone()
+    fitted = Loop(bench).run([Ticket("a", 0, 0, Fit(before, steps=1))])[0]
+    assert isinstance(fitted, Fitted)
+    return module, gradient_of(before, fitted.weights, lr), shape
+
+
+@pytest.mark.parametrize("model", [MLP(), TwoNN(hidden=(32, 16))])
+def test_a_dense_first_layer_gives_the_image_away(cells, model):
+    x, y = cells
+    module, seen, shape = one_step(model, x[:1], y[:1], 0.1)
+    found = invert(module, seen, None, shape)
+    assert found.route == "dense"
+    assert likeness(x[0], found.image).ssim > 0.95
+    assert likeness(x[0], found.image).psnr > 30
+
+
+@pytest.mark.parametrize("label", [0, 4, 11])
+def test_the_label_shows_in_the_bias(small, label):
+    x, _ = small
+    module, seen, _ = one_step(CNN28(), x[:1], torch.tensor([label]), 0.1)
+    assert label_of(module, seen) == label
+
+
+def test_a_head_without_bias_does_not_tell_the_label():
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3, bias=False))
+    with pytest.raises(BadModel, match="give the label"):
+        label_of(module, torch.ones(12))
+
+
+@pytest.mark.parametrize(("side", "channels"), [(48, 32), (72, 64)])
+def test_activations_follow_exactly_from_one_examples_gradient(cells, side, channels):
+    """48 pixels: the third convolution has 6 x 6 positions and 64 filters; at 72 (9 x 9) only the fourth has fewer."""
+    x, y = cells
+    x = F.interpolate(x[2:3], side, mode="bilinear")
+    module, seen, shape = one_step(CNN72(), x, y[2:3], 0.05)
+    found = recover(module, seen, shape)
+    assert found is not None
+    assert found.layer.shape[0] == channels
+    assert not found.image
+    with watching(found.layer) as fed:
+        module(x)
+    assert F.cosine_similarity(fed().flatten(), found.value.flatten(), 0) > 0.9999
+    assert all(p.grad is None or not p.grad.any() for p in module.parameters())
+
+
+def test_the_dense_layer_of_a_small_network_tells_its_input(small):
+    x, y = small
+    module, seen, shape = one_step(CNN28(), x[:1], y[:1], 0.1)
+    found = recover(module, seen, shape)
+    assert found is not None
+    with watching(found.layer) as fed:
+        module(x[:1])
+    assert torch.allclose(fed()[0], found.value, atol=1e-2)
+
+
+def test_two_examples_or_some_noise_end_the_algebra(cells):
+    x, y = cells
+    module = CNN72().make((3, 48, 48), CLASSES, 0)
+    for update in (
+        gradient(module, x[:2], y[:2]),
+        F.normalize(gradient(module, x[:1], y[:1]), dim=0) + 0.003 * torch.randn(Spec.of(module).size),
+    ):
+        assert recover(module, update, (3, 48, 48)) is None
+
+
+def test_layers_come_in_the_order_of_use():
+    class Backwards(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = torch.nn.Linear(8, 2)
+            self.first = torch.nn.Conv2d(1, 2, 3, stride=2)
+
+        def forward(self, x):
+            return self.last(self.first(x).flatten(1))
+
+    module = Backwards()
+    found = layers(module, torch.arange(float(Spec.of(module).size)), (1, 5, 5))
+    assert [layer.module for layer in found] == [module.first, module.last]
+    assert [layer.positions for layer in found] == [4, 1]
+    assert found[1].weight.flatten().tolist() == list(range(16))  # its own part of the gradient
+
+
+def test_a_convolutional_network_gives_a_recognisable_image(cells):
+    """The mean cell is what anyone has without an attack."""
+    x, y = cells
+    module, seen, shape = one_step(CNN72(), x[:1], y[:1], 0.05)
+    found = invert(module, seen, None, shape, steps=600)
+    alike, mean = likeness(x[0], found.image), likeness(x[0], x[1:].mean(0))
+    assert found.route == "activations"
+    assert alike.ssim > 0.8
+    assert alike.correlation > 0.85
+    assert alike.ssim > mean.ssim + 0.1
+
+
+def test_also_after_training(small):
+    """Weights that have moved, normalisations included."""
+    x, y = small
+    module = CNN28().make((3, 28, 28), CLASSES, 0)
+    search = torch.optim.Adam(module.parameters(), 0.003)
+    for _ in range(15):
+        search.zero_grad()
+        F.cross_entropy(module(x), y).backward()
+        search.step()
+    found = invert(module, gradient(module, x[:1], y[:1]), None, (3, 28, 28), steps=900)
+    assert likeness(x[0], found.image).correlation > 0.9
+
+
+def test_by_the_gradient_alone_where_algebra_finds_nothing():
+    """No biases and a wide kernel: only matching gradients is left, and it finds a simple image."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 8, 3, padding=1, bias=False), torch.nn.Sigmoid(), torch.nn.Flatten(),
+        torch.nn.Linear(8 * 64, 4, bias=False),
+    )  # fmt: skip
+    x = torch.full((1, 1, 8, 8), 0.8)
+    x[..., 2:6, 3:7] = 0.2
+    y = torch.tensor([2])
+    found = invert(module, gradient(module, x, y), 2, (1, 8, 8), steps=300, restarts=2, smooth=0.01)
+    assert found.route == "gradient"
+    assert likeness(x[0], found.image).correlation > 0.8
+
+
+def test_noise_and_sums_hide_the_image(small):
+    x, y = small
+    module = CNN28().make((3, 28, 28), CLASSES, 0)
+    shown = exhibit(module, x[:8], y[:8], x[8:].mean(0), 1.0, 1.0, steps=250, entropy=Entropy(bytes(32)))
+    mean, plain, noised, summed = shown.finds
+    assert plain.route == "activations"
+    assert noised.route == summed.route == "gradient"
+    assert plain.likeness.correlation > 0.8
+    assert max(noised.likeness.correlation, summed.likeness.correlation) < 0.5
+    assert plain.likeness.ssim > max(mean.likeness.ssim, noised.likeness.ssim, summed.likeness.ssim) + 0.1
+    assert Image.open(io.BytesIO(shown.png())).size[0] > 1000
+
+
+def test_the_noise_of_the_exhibit_is_clipped_gradient_plus_noise(small, monkeypatch):
+    """What is attacked under DP has the length that clipping and noise give it."""
+    x, y = small
+    module = CNN28().make((3, 28, 28), CLASSES, 0)
+    asked = []
+
+    def spy(module, update, label, shape, steps, **how):
+        asked.append(update)
+        return invert(module, update, label, shape, 1, **how)
+
+    monkeypatch.setattr("privacy.attacks.inversion_figure.invert", spy)
+    exhibit(module, x[:3], y[:3], x[8:].mean(0), 0.5, 2.0, entropy=Entropy(bytes(32)))
+    mine = gradient(module, x[:1], y[:1])
+    noise = Entropy(bytes(32)).normal(mine.shape)
+    assert torch.allclose(asked[0], mine)
+    assert torch.allclose(asked[1], 0.5 * F.normalize(mine, dim=0) + 0.5 * 2.0 * noise, atol=1e-5)
+    assert torch.allclose(asked[-1], sum(gradient(module, x[n : n + 1], y[n : n + 1]) for n in range(3)), atol=1e-4)
+
+
+def test_networks_that_cannot_tell_light_from_dark(small):
+    assert blind_to_light(CNN28().make((3, 28, 28), CLASSES, 0), (3, 28, 28))
+    assert not blind_to_light(MLP().make((3, 28, 28), CLASSES, 0), (3, 28, 28))
+
+
+def test_brightness_is_the_starts_where_the_network_hides_it(small):
+    x, y = small
+    module = CNN28().make((3, 28, 28), CLASSES, 0)
+    seen = gradient(module, x[:1], y[:1])
+    for start in (0.3, 0.6):
+        found = invert(module, seen, None, (3, 28, 28), steps=60, start=start)
+        assert float(found.image.mean()) == pytest.approx(start, abs=0.03)
+
+
+def test_total_variation_by_hand():
+    assert float(variation(torch.tensor([[[[0.0, 1.0], [0.0, 0.0]]]]))) == pytest.approx(0.5 + 0.5)
+
+
+def test_ssim_of_one_window_by_hand():
+    """11 x 11 pixels hold the window once: weighted means, variances and covariance as in the paper."""
+    rng = np.random.default_rng(0)
+    a = rng.random((11, 11))
+    b = 0.7 * a + 0.3 * rng.random((11, 11))
+    ramp = np.exp(-((np.arange(11) - 5) ** 2) / (2 * 1.5**2))
+    w = np.outer(ramp, ramp) / ramp.sum() ** 2
+    mean_a, mean_b = (w * a).sum(), (w * b).sum()
+    var_a, var_b = (w * (a - mean_a) ** 2).sum(), (w * (b - mean_b) ** 2).sum()
+    both = (w * (a - mean_a) * (b - mean_b)).sum()
+    expected = ((2 * mean_a * mean_b + 1e-4) * (2 * both + 9e-4)) / (
+        (mean_a**2 + mean_b**2 + 1e-4) * (var_a + var_b + 9e-4)
+    )
+    found = likeness(torch.from_numpy(a)[None], torch.from_numpy(b)[None])
+    assert found.ssim == pytest.approx(expected)
+    assert found.psnr == pytest.approx(10 * math.log10(1 / ((a - b) ** 2).mean()))
+    assert found.correlation == pytest.approx(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+
+
+def test_likeness_at_its_ends(cells):
+    x = cells[0][0]
+    same = likeness(x, x)
+    assert same.ssim == pytest.approx(1)
+    assert same.psnr == SAME
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    assert likeness(x, noise).ssim < 0.1
+    assert likeness(x, 0.5 * x + 0.1).correlation == pytest.approx(1)  # brightness and contrast apart
+    with pytest.raises(BadData, match="alike"):
+        likeness(x, x[:, :40])
+
+
+def test_a_panel_shows_the_images_in_their_order():
+    red, grey = torch.zeros(3, 4, 4), torch.full((1, 4, 4), 0.5)
+    red[0] = 1
+    shown = np.asarray(Image.open(io.BytesIO(panel([red, grey], ["one", "two"]))).convert("RGB"))
+    middle = shown.shape[0] * 5 // 9
+    assert shown[middle, shown.shape[1] // 4].tolist() == [255, 0, 0]
+    assert shown[middle, shown.shape[1] * 3 // 4].tolist() == pytest.approx([127, 127, 127], abs=2)
+
+
+def test_the_update_is_the_gradient(small):
+    x, y = small
+    module, seen, _ = one_step(CNN28(), x[:1], y[:1], 0.1)
+    spec = Spec.of(module)
+    spec.write(module, Snapshot(spec.read(CNN28().make((3, 28, 28), CLASSES, 0)).weights, torch.zeros(0)))
+    assert torch.allclose(seen, gradient(module, x[:1], y[:1]), atol=1e-4)

@@ -1,0 +1,168 @@
+"""Keys: files that only their owner reads, fingerprints, and signatures bound to one value and one purpose."""
+
+import hashlib
+import json
+import math
+import os
+import stat
+import subprocess
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import BadKey, NoSpace
+from privacy.ledger.keys import canonical, fingerprint, generate, load, public_bytes, public_hex, save, sign, verified
+from tests.support.ledger_factory import fill, small_disk
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("passphrase", [None, "köstlich und lang"])
+def test_a_key_comes_back_as_it_was_saved(tmp_path, passphrase):
+    key = generate()
+    path = save(key, tmp_path / "site" / "agent.pem", passphrase)
+    assert mode(path) == 0o600
+    assert public_bytes(load(path, passphrase)) == public_bytes(key)
+    assert (b"ENCRYPTED" in path.read_bytes()) is (passphrase is not None)
+
+
+def test_a_loose_umask_does_not_loosen_the_file(tmp_path):
+    old = os.umask(0)
+    try:
+        path = save(generate(), tmp_path / "agent.pem")
+    finally:
+        os.umask(old)
+    assert mode(path) == 0o600
+
+
+def test_openssl_reads_what_we_save(tmp_path):
+    """Another implementation finds the same public key in the file."""
+    key = generate()
+    path = save(key, tmp_path / "agent.pem", "secret words")
+    said = subprocess.run(
+        ["openssl", "pkey", "-in", path, "-passin", "pass:secret words", "-pubout", "-outform", "DER"],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert said.stdout[-32:] == public_bytes(key)
+
+
+def test_a_key_is_never_overwritten(tmp_path):
+    path = save(generate(), tmp_path / "agent.pem")
+    before = path.read_bytes()
+    with pytest.raises(BadKey, match="not overwritten"):
+        save(generate(), path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("loose", [0o640, 0o604, 0o620, 0o610, 0o666])
+def test_a_key_that_others_may_use_is_refused_with_the_cure(tmp_path, loose):
+    path = save(generate(), tmp_path / "agent.pem")
+    path.chmod(loose)
+    with pytest.raises(BadKey, match=rf"mode 0{loose:o}\): chmod 600 {path}"):
+        load(path)
+    path.chmod(0o600)
+    load(path)
+
+
+def test_wrong_and_missing_passphrases_are_told_apart(tmp_path):
+    locked, plain = save(generate(), tmp_path / "locked.pem", "right"), save(generate(), tmp_path / "plain.pem")
+    with pytest.raises(BadKey, match="passphrase is wrong"):
+        load(locked, "wrong")
+    with pytest.raises(BadKey, match="none was given"):
+        load(locked)
+    with pytest.raises(BadKey, match="leave the passphrase out"):
+        load(plain, "right")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"\x00\xff" * 40, b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
+def test_a_damaged_file_is_named(tmp_path, text):
+    path = tmp_path / "agent.pem"
+    path.touch(0o600)
+    path.write_bytes(text)
+    with pytest.raises(BadKey, match=r"agent\.pem cannot be read: it is damaged"):
+        load(path)
+
+
+def test_a_cut_file_is_damaged_wherever_it_is_cut(tmp_path):
+    whole = save(generate(), tmp_path / "whole.pem").read_bytes()
+    path = tmp_path / "cut.pem"
+    path.touch(0o600)
+    for end in range(0, len(whole) - 3, 5):
+        path.write_bytes(whole[:end])
+        with pytest.raises(BadKey):
+            load(path)
+
+
+def test_other_files_are_no_keys(tmp_path):
+    with pytest.raises(BadKey, match="there is no key at"):
+        load(tmp_path / "nowhere.pem")
+    with pytest.raises(BadKey, match="cannot be read: Is a directory"):
+        load(tmp_path)
+    other = tmp_path / "other.pem"
+    other.touch(0o600)
+    curve = generate_private_key(SECP256R1())
+    other.write_bytes(curve.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    with pytest.raises(BadKey, match="Ed25519"):
+        load(other)
+
+
+def test_a_full_disk_leaves_no_half_key(tmp_path):
+    with small_disk(tmp_path) as disk:
+        fill(disk)
+        with pytest.raises(NoSpace, match=r"agent\.pem"):
+            save(generate(), disk / "agent.pem")
+        assert not (disk / "agent.pem").exists()
+
+
+def test_a_fingerprint_is_eight_groups_of_four():
+    public = bytes(range(32))
+    groups = fingerprint(public).split("-")
+    assert [len(group) for group in groups] == [4] * 8
+    assert "".join(groups) == hashlib.sha256(public).hexdigest()[:32]
+
+
+def test_canonical_json_by_hand():
+    value = {"b": [1, 1.0, 1e-05, True, None], "a": {"é": '"', "z": -0.0}}
+    assert canonical(value) == '{"a":{"z":-0.0,"é":"\\""},"b":[1,1.0,1e-05,true,null]}'.encode()
+
+
+@given(JSON)
+def test_canonical_json_survives_a_journey(value):
+    assert canonical(json.loads(canonical(value))) == canonical(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [-math.inf]])
+def test_what_is_no_number_is_not_signed(value):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        sign(generate(), "entry", value)
+
+
+def test_a_signature_is_for_one_key_one_purpose_and_one_value():
+    key, other = generate(), generate()
+    signature = sign(key, "entry", {"x": 1})
+    assert verified(public_hex(key), "entry", {"x": 1}, signature)
+    assert not verified(public_hex(other), "entry", {"x": 1}, signature)
+    assert not verified(public_hex(key), "receipt", {"x": 1}, signature)
+    assert not verified(public_hex(key), "entry", {"x": 1.0}, signature)
+
+
+def test_a_signature_has_one_spelling():
+    key = generate()
+    signature = sign(key, "entry", "x")
+    for other in (signature.upper(), f" {signature}", signature[:-2], signature + "00", "", "zz" * 64):
+        assert not verified(public_hex(key), "entry", "x", other)
+    assert not verified(public_hex(key).upper(), "entry", "x", signature)
+    assert not verified("00" * 31, "entry", "x", signature)

@@ -1,0 +1,56 @@
+"""The systemd unit: systemd itself reads it where it is installed."""
+
+import configparser
+import getpass
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import BadRun
+from sites.agent.systemd_unit import NAME, unit_text
+
+ANALYZE = shutil.which("systemd-analyze")
+
+
+def read(text: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str
+    parser.read_string(text)
+    return parser
+
+
+@pytest.mark.parametrize("cores", [None, 4])
+def test_it_is_hardened_and_comes_back(tmp_path, cores):
+    home = tmp_path / "home"
+    service = read(unit_text(home, "north", cores=cores))["Service"]
+    assert service["ExecStart"] == f"{Path(sys.executable).parent / 'hemofed'} site join {home}"
+    assert (service["User"], service["Restart"], service["ReadWritePaths"]) == (getpass.getuser(), "always", str(home))
+    assert service.get("CPUQuota") == (None if cores is None else "400%")
+    for name in ("NoNewPrivileges", "PrivateTmp", "RestrictSUIDSGID", "ProtectKernelModules"):
+        assert service[name] == "yes"
+    assert service["ProtectSystem"] == "strict"
+    assert service["CapabilityBoundingSet"] == ""
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed: apt-get install systemd")
+@pytest.mark.parametrize("folder", ["home", "a home", "100% home"])
+def test_systemd_understands_it(tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    command = tmp_path / "hemofed"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    file = tmp_path / NAME
+    file.write_text(unit_text(tmp_path / folder, "north", "root", command, 2))
+    done = subprocess.run([ANALYZE, "verify", "--man=no", str(file)], capture_output=True, text=True, check=False)
+    ours = [line for line in done.stderr.splitlines() if NAME in line]
+    assert ours == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_home_that_a_unit_cannot_name_is_refused(tmp_path):
+    for odd in ('a"b', "a\nUser=root", "a$b"):
+        with pytest.raises(BadRun, match="cannot hold"):
+            unit_text(tmp_path / odd, "north")

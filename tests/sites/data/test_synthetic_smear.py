@@ -1,0 +1,189 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from sklearn.metrics import roc_auc_score
+
+from sites.data.base import Dataset
+from sites.data.renderer.cell_outlines import TYPES, outline
+from sites.data.renderer.field import HEIGHT, WIDTH, Field, crops, render_field
+from sites.data.renderer.sampling_plan import plan, shared_out
+from sites.data.synthetic_smear import SyntheticSmear
+
+SCHISTOCYTE = TYPES.index("schistocyte")
+
+
+@pytest.fixture(scope="module")
+def smear() -> Dataset:
+    return SyntheticSmear(cells=1500, patients=24, schistocytes=0.3, size=72).load(None, 7)
+
+
+@pytest.fixture(scope="module")
+def field() -> Field:
+    return render_field(5, types=[k for k in range(len(TYPES)) for _ in range(6)])
+
+
+def test_exact_counts_shares_and_types(smear: Dataset) -> None:
+    assert smear.x.shape == (1500, 3, 72, 72)
+    assert smear.x.dtype == torch.uint8
+    assert smear.classes == ("other", "schistocyte")
+    assert torch.bincount(smear.y).tolist() == [1050, 450]
+    kind = smear.keys["type"]
+    assert kind.names == TYPES
+    assert torch.equal(kind.codes == SCHISTOCYTE, smear.y == 1)
+    assert len(kind.codes.unique()) == len(TYPES)
+
+
+@pytest.mark.parametrize(("cells", "patients"), [(1, 1), (7, 3), (50, 50), (131, 2)])
+def test_every_number_of_cells_and_patients(cells: int, patients: int) -> None:
+    sittings = plan(cells, patients, 0.15, 0)
+    assert sum(len(s.types) for s in sittings) == cells
+    assert {s.patient for s in sittings} == set(range(patients))
+    assert sum((s.types == SCHISTOCYTE).sum() for s in sittings) == round(0.15 * cells)
+
+
+def test_several_fields_a_patient(smear: Dataset) -> None:
+    sittings = plan(4000, 40, 0.15, 0)
+    assert min(np.bincount([s.patient for s in sittings])) >= 2
+    assert smear.keys["field"].codes.max() + 1 == len(smear.keys["field"].names) >= 24
+
+
+def test_sharing_out_is_exact_and_bounded() -> None:
+    assert shared_out(6, np.array([1.0, 1.0, 4.0]), np.array([6, 6, 6])).tolist() == [1, 1, 4]
+    assert shared_out(10, np.array([1.0, 9.0]), np.array([10, 5])).tolist() == [5, 5]
+    assert shared_out(0, np.array([1.0, 2.0]), np.array([3, 3])).tolist() == [0, 0]
+    assert shared_out(6, np.array([1.0, 2.0]), np.array([3, 3])).tolist() == [3, 3]
+
+
+def test_patients_are_whole_in_one_split(smear: Dataset) -> None:
+    patient = smear.keys["patient"].codes
+    assert smear.unit == "patient"
+    assert all(len(smear.split[patient == p].unique()) == 1 for p in range(24))
+    shares = [len(smear.where(s)) / 1500 for s in ("train", "val", "test")]
+    assert shares == pytest.approx([0.667, 0.083, 0.25], abs=0.01)
+
+
+def test_seed_decides() -> None:
+    source = SyntheticSmear(cells=60, patients=3, size=24)
+    one, same, other = source.load(None, 1), source.load(None, 1), source.load(None, 2)
+    assert torch.equal(one.x, same.x)
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+def test_same_in_another_process_that_loads_the_renderer_only_when_asked() -> None:
+    code = (
+        "import sys; from sites.data.synthetic_smear import SyntheticSmear; "
+        "print(sorted({'cv2', 'albumentations', 'sklearn', 'scipy'} & set(sys.modules))); "
+        "import cv2; cv2.setNumThreads(1); "
+        "print(SyntheticSmear(cells=60, patients=3, size=24).load(None, 1).fingerprint)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert done.stdout.split() == ["[]", SyntheticSmear(cells=60, patients=3, size=24).load(None, 1).fingerprint]
+
+
+def test_types_task_and_sizes() -> None:
+    data = SyntheticSmear(cells=80, patients=4, size=40, task="types", schistocytes=0.1).load(None, 0)
+    assert data.x.shape == (80, 3, 40, 40)
+    assert data.classes == TYPES
+    assert torch.equal(data.y, data.keys["type"].codes)
+    assert (data.y == SCHISTOCYTE).sum() == 8
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cells": 0},
+        {"size": 23},
+        {"size": 97},
+        {"task": "wbc"},
+        {"schistocytes": 1.1},
+        {"patients": 0},
+        {"test": 1},
+        {"cells": 10, "patients": 11},
+        {"cell": 5},
+    ],
+)
+def test_bad_parameters_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        SyntheticSmear.model_validate(wrong)
+
+
+def test_field_shows_what_it_says(field: Field) -> None:
+    assert field.image.shape == (HEIGHT, WIDTH, 3)
+    assert field.image.dtype == np.uint8
+    assert ((field.points >= 0) & (field.points < (WIDTH, HEIGHT))).all()
+    assert len(field.points) == len(field.types) == len(field.boxes) == len(field.outlines) == 72
+    middle = (field.boxes[:, :2] + field.boxes[:, 2:]) / 2
+    assert 2 < np.hypot(*(field.points - middle).T).mean() < 5  # annotators are some pixels off
+
+
+def test_some_cells_overlap(field: Field) -> None:
+    inside = [
+        cv2.pointPolygonTest(a.astype(np.float32), (float(x), float(y)), False) > 0
+        for i, a in enumerate(field.outlines)
+        for j, b in enumerate(field.outlines)
+        if i != j
+        for x, y in b[::8]
+    ]
+    assert 0.0001 < np.mean(inside) < 0.02
+
+
+def test_a_cell_is_near_the_middle_of_every_crop(field: Field) -> None:
+    """Where an outline lies, the picture is darker than the empty glass about it."""
+    covered = np.zeros((HEIGHT, WIDTH), np.uint8)
+    for shape in field.outlines:
+        cv2.fillPoly(covered, [np.round(shape).astype(np.int32)], 1)
+    empty = cv2.dilate(covered, np.ones((9, 9), np.uint8)) == 0
+    glass = np.percentile(field.image[..., 1][empty], 30)
+    for cell, kind in zip(crops(field), field.types, strict=True):
+        assert np.percentile(cell[18:54, 18:54, 1], 15) < glass, TYPES[kind]
+
+
+def test_fragments_are_less_convex_than_other_cells() -> None:
+    def solidity(kind: str) -> float:
+        rng = np.random.default_rng(0)
+        shapes = [(outline(kind, rng) * 1000).astype(np.int32) for _ in range(60)]
+        return float(np.mean([cv2.contourArea(s) / cv2.contourArea(cv2.convexHull(s)) for s in shapes]))
+
+    assert solidity("schistocyte") + 0.04 < min(map(solidity, ("normal", "spherocyte", "target", "ovalocyte")))
+
+
+def single_statistics(images: np.ndarray) -> dict[str, np.ndarray]:
+    """(n, 72, 72, 3) -> one figure a cell each"""
+    green = [cell[..., 1] for cell in images]
+    level = [(np.percentile(g, 5) + np.percentile(g, 95)) / 2 for g in green]
+    return {
+        **{f"mean {c}": images[..., i].mean((1, 2)) for i, c in enumerate("RGB")},
+        **{f"spread {c}": images[..., i].std((1, 2)) for i, c in enumerate("RGB")},
+        "area": np.array([(g < at).sum() for g, at in zip(green, level, strict=True)]),
+        "middle": np.array([g[24:48, 24:48].mean() for g in green]),
+        "sharpness": np.array([cv2.Laplacian(g, cv2.CV_32F).var() for g in green]),
+    }
+
+
+def test_no_single_statistic_tells_schistocytes(smear: Dataset) -> None:
+    images = smear.x.numpy().transpose(0, 2, 3, 1)
+    for name, values in single_statistics(images).items():
+        auroc = roc_auc_score(smear.y.numpy(), values)
+        assert max(auroc, 1 - auroc) < 0.75, name
+
+
+def test_simple_statistics_overlap_with_real_cells(smear: Dataset) -> None:
+    folder = Path(os.environ.get("HEMOFED_DATA", Path(__file__).parents[4] / "shared" / "data"))
+    file = folder / "chula_rbc12.npz"
+    if not file.is_file():
+        pytest.skip(f"{file} is not there; set HEMOFED_DATA to the folder that has it")
+    with np.load(file) as data:
+        jpeg, offset, fold, batch = (data[k] for k in ("jpeg", "offset", "fold", "batch"))
+    rows = np.random.default_rng(0).permutation(np.flatnonzero((fold > 0) & (batch < 4)))[:800]
+    real = np.stack([cv2.imdecode(jpeg[offset[i] : offset[i + 1]], cv2.IMREAD_COLOR)[..., ::-1] for i in rows])
+    ours = smear.x.numpy().transpose(0, 2, 3, 1)[::2]
+    for name, values in single_statistics(np.concatenate([real, ours])).items():
+        auroc = roc_auc_score(np.arange(len(values)) >= len(real), values)
+        assert 0.2 < auroc < 0.8, name

@@ -1,0 +1,84 @@
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sites.data_check.file_survey import survey
+from tests.support.image_files import dicom, picture, textures
+
+
+def kinds(found):
+    return {seen.path: seen.kind for seen in found.files}
+
+
+def test_a_file_is_what_it_contains(tmp_path):
+    pixels = textures(1)[0]
+    picture(tmp_path / "a" / "png_called.jpg", pixels, format="PNG")
+    picture(tmp_path / "a" / "right.jpg", pixels)
+    picture(tmp_path / "a" / "deep.tif", np.full((8, 9), 4000, np.uint16))
+    dicom(tmp_path / "scan")
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nxxxx")
+    (tmp_path / ".DS_Store").write_text("hidden")
+    (tmp_path / ".cache").mkdir()
+    picture(tmp_path / ".cache" / "b.png", pixels)
+    found = survey(tmp_path)
+    assert kinds(found) == {
+        "a/png_called.jpg": "image", "a/right.jpg": "image", "a/deep.tif": "image", "scan": "dicom",
+        "notes.txt": "other", "empty.png": "unreadable", "broken.png": "unreadable",
+    }  # fmt: skip
+    assert [seen.path for seen in found.files if seen.misnamed] == ["a/png_called.jpg"]
+    assert [(seen.path, seen.size) for seen in found.files if seen.deep] == [("a/deep.tif", (9, 8))]
+    assert found.hidden == 2
+    assert found.sizes == {(48, 48): 2, (9, 8): 1}
+
+
+def test_links_are_not_followed_out_of_the_folder(tmp_path):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    picture(inside / "a.png", textures(1)[0])
+    picture(outside / "b.png", textures(1)[0])
+    (inside / "b.png").symlink_to(outside / "b.png")
+    (inside / "folder").symlink_to(outside)
+    (inside / "nowhere.png").symlink_to(outside / "c.png")
+    (inside / "round").symlink_to(inside / "round")
+    (inside / "same.png").symlink_to(inside / "a.png")
+    found = survey(inside)
+    assert kinds(found) == {"a.png": "image", "same.png": "image"}
+    assert sorted(found.leads_out) == ["b.png", "folder", "nowhere.png", "round"]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    (seen,) = survey(tmp_path).files
+    assert (seen.kind, seen.reason) == ("unreadable", "no regular file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_told(tmp_path):
+    picture(tmp_path / "a.png", textures(1)[0]).chmod(0)
+    (tmp_path / "closed").mkdir(mode=0)
+    found = survey(tmp_path)
+    assert [(seen.kind, seen.reason) for seen in found.files] == [("unreadable", "Permission denied")]
+    assert found.closed == ("closed",)
+    (tmp_path / "closed").chmod(0o700)
+
+
+def test_a_single_file_is_looked_at(tmp_path):
+    picture(tmp_path / "other.png", textures(1)[0])
+    assert kinds(survey(picture(tmp_path / "a.png", textures(1)[0]))) == {"a.png": "image"}
+
+
+def test_a_bomb_is_not_unpacked(tmp_path):
+    Image.new("1", (20_000, 20_000)).save(tmp_path / "a.png")
+    (seen,) = survey(tmp_path).files
+    assert seen.size in ((20_000, 20_000), None)
+
+
+def test_progress_counts_every_file(tmp_path):
+    for at, pixels in enumerate(textures(3)):
+        picture(tmp_path / f"{at}.png", pixels)
+    ticks = []
+    survey(tmp_path, lambda *tick: ticks.append(tick))
+    assert ticks == [("looking at files", done, 3) for done in (1, 2, 3)]
