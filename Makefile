@@ -21,7 +21,7 @@ system:
 	@sh tools/system-packages.sh
 
 demo: env
-	$(BIN)/hemofed run --yardsticks
+	$(BIN)/hemofed run --baselines
 	$(BIN)/hemofed demo bedside
 
 test: env system

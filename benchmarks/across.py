@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli.local_federation import Miniature
+from pipeline.cli.local_federation import LocalFederation
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.ops.child_processes import Kept, sweep
-from pipeline.service.runtime.serve import free_ports
+from pipeline.ops.child_processes import ChildProcess, kill_by_mark
+from pipeline.service.runtime.serve import find_free_ports
 
 NUMBERS = 7_000_000  # 28 MB
 SITES = ("site-01", "site-02")
@@ -47,20 +47,20 @@ evaluation = {{ where = "sites", every = 1000 }}
 def ours(folder: Path, rounds: int) -> list[float]:
     study = folder / "study.toml"
     study.write_text(STUDY.format(rounds=rounds))
-    with closing(Miniature(folder)) as small:
-        small.coordinate()
+    with closing(LocalFederation(folder)) as small:
+        small.start_coordinator()
         for site in SITES:
-            small.enrol(site, "--plays", site)
-        run = small.offer(str(study), [])
+            small.enrol_site(site, "--plays", site)
+        run = small.offer_study(str(study), [])
         for site in SITES:
-            small.approve(run, site)
-        small.until(lambda: small.look(run)["state"] in ("finished", "failed"), "the run", 600)
-        records = RunFolder(small.home / "runs" / run).rounds()
+            small.approve_run(run, site)
+        small.wait_until(lambda: small.get_run(run)["state"] in ("finished", "failed"), "the run", 600)
+        records = RunFolder(small.home / "runs" / run).load_rounds()
     return [r["seconds"]["train"] - max(w["seconds"] for w in r["work"].values()) for r in records[2:]]
 
 
 def as_it_comes(folder: Path, rounds: int) -> list[float]:
-    (port,) = free_ports(1)
+    (port,) = find_free_ports(1)
     mark = f"bench-{folder}"
     kits = provision(folder, port)
     np.save(folder / "model.npy", np.zeros(NUMBERS, np.float32))
@@ -72,10 +72,12 @@ def as_it_comes(folder: Path, rounds: int) -> list[float]:
     try:
         for name, (module, *rest) in commands.items():
             kit = kits / name
-            Kept.start([sys.executable, "-m", module, "-m", str(kit), *rest], kit, env, folder / f"{name}.log", mark)
+            ChildProcess.start(
+                [sys.executable, "-m", module, "-m", str(kit), *rest], kit, env, folder / f"{name}.log", mark
+            )
         return measured(folder, kits, rounds)
     finally:
-        sweep(mark)
+        kill_by_mark(mark)
 
 
 def provision(folder: Path, port: int) -> Path:

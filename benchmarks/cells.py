@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.runs.simulation import Simulation, assemble
+from pipeline.runs.simulation import Simulation, build_simulation
 from pipeline.study.schema import Study, load_study
 from pipeline.study.toml_file import find_study
 
@@ -65,13 +65,13 @@ def measure(repeats: int) -> dict[str, Any]:
         began = time.perf_counter()
         study.data.load(root, study.seed)
         load = time.perf_counter() - began
-        plain = study.model_copy(update={"augment": type(study.augment)()})
+        plain = study.model_copy(update={"augmentation": type(study.augmentation)()})
         sims = {"augmented": start(study, folder / "a", root), "plain": start(plain, folder / "p", root)}
         best = {kind: float("inf") for kind in sims}
         for turn in range(1, repeats + 2):
             for kind, (sim, progress) in sims.items():  # in turns, so that a busy machine slows both
                 began = time.perf_counter()
-                after = sim.coordinator._round(replace(progress, round=turn))
+                after = sim.round_loop._run_round(replace(progress, round=turn))
                 spent = after.seconds - progress.seconds
                 sims[kind] = (sim, after)
                 if turn > 1:  # the first is warm-up
@@ -85,24 +85,24 @@ def rendering() -> float:
     """Rendered cells a second on one core, windows cut: best of ten."""
     import cv2
 
-    from sites.data.renderer.field import crops, render_field
-    from sites.data.renderer.sampling_plan import plan
+    from sites.data.renderer.field import crop_rendered_cells, render_field
+    from sites.data.renderer.sampling_plan import plan_fields
 
     cv2.setNumThreads(1)
-    sittings = plan(1000, 13, 0.15, 2)
+    sittings = plan_fields(1000, 13, 0.15, 2)
     best = float("inf")
     for _ in range(10):
         began = time.perf_counter()
         for s in sittings:
-            crops(render_field(np.random.default_rng(s.seed), s.who, s.types, s.others))
+            crop_rendered_cells(render_field(np.random.default_rng(s.seed), s.profile, s.types, s.num_unlabeled))
         best = min(best, time.perf_counter() - began)
     return sum(len(s.types) for s in sittings) / best
 
 
 def start(study: Study, path: Path, root: Path) -> tuple[Simulation, Any]:
     quick = study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"every": 1000})})
-    sim = assemble(quick, RunFolder.create(path, quick), root, None, lambda record: None)
-    return sim, sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
+    sim = build_simulation(quick, RunFolder.create(path, quick), root, None, lambda record: None)
+    return sim, sim.round_loop.start_run(sim.trainer_context.spec.read_state(sim.trainer_context.make_model()))
 
 
 def main() -> None:

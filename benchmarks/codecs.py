@@ -18,25 +18,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.codecs.base import Chain, Layout, decode, encode
-from pipeline.codecs.fixed_point import Ring
-from pipeline.codecs.fp16 import Fp16
+from pipeline.codecs.base import CodecChain, VectorLayout, decode_vector, encode_vector
+from pipeline.codecs.fixed_point import FixedPointCodec
+from pipeline.codecs.fp16 import Fp16Codec
 from pipeline.codecs.qsgd import Qsgd
 from pipeline.codecs.randk import RandK
 from pipeline.codecs.topk import TopK
 
 PEER = "numpy 4 bits"
-CHAINS: dict[str, Chain] = {
+CHAINS: dict[str, CodecChain] = {
     "qsgd 1 bit": (Qsgd(bits=1),),
     "qsgd 2 bits": (Qsgd(bits=2),),
     "qsgd 4 bits": (Qsgd(),),
     "qsgd 4, norm": (Qsgd(scale="norm"),),
     "qsgd 8 bits": (Qsgd(bits=8),),
-    "fp16": (Fp16(),),
+    "fp16": (Fp16Codec(),),
     "topk 1%": (TopK(),),
     "topk 1%, qsgd 4": (TopK(), Qsgd()),
     "randk 1%": (RandK(),),
-    "ring": (Ring(clip=1.0),),
+    "ring": (FixedPointCodec(max_norm=1.0),),
 }
 
 
@@ -56,11 +56,11 @@ def peer(x: np.ndarray, dice: np.random.Generator) -> tuple[int, np.ndarray]:
 
 def measure(numbers: int, repeats: int) -> list[dict[str, Any]]:
     x = torch.randn(numbers, generator=torch.Generator().manual_seed(0)).mul_(0.01)
-    dice, peers_dice, layout = torch.Generator().manual_seed(1), np.random.default_rng(1), Layout(sites=10)
+    dice, peers_dice, layout = torch.Generator().manual_seed(1), np.random.default_rng(1), VectorLayout(num_clients=10)
 
-    def ours(chain: Chain) -> int:
-        packed = encode(chain, x, layout, dice)
-        decode(chain, packed, layout)
+    def ours(chain: CodecChain) -> int:
+        packed = encode_vector(chain, x, layout, dice)
+        decode_vector(chain, packed, layout)
         return sum(part.numel() * part.element_size() for part in packed.parts.values())
 
     contestants: dict[str, Callable[[], int]] = {PEER: lambda: peer(x.numpy(), peers_dice)[0]}

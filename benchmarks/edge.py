@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from deploy.bundle.bundle import Bundle
-from deploy.bundle.trust_store import Trust
-from deploy.export.export import export
-from deploy.imaging.images import read_bytes
-from deploy.inference.runtime import OUTPUTS, Runtime
-from deploy.slide.reader import Reader, Reading
+from deploy.bundle.bundle import ModelBundle
+from deploy.bundle.trust_store import TrustStore
+from deploy.export.export import export_bundle
+from deploy.imaging.images import read_image_bytes
+from deploy.inference.runtime import OUTPUT_NAMES, BundleRuntime
+from deploy.slide.reader import ImageResult, SlideReader
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.runs.score_saved_model import load_model
-from pipeline.runs.simulation import run
+from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from privacy.ledger import keys
 from sites.data.renderer.field import render_field
@@ -42,8 +42,8 @@ CAMERAS = ((640, 480), (1920, 1440))  # pixels of the same field
 STUDY = {
     "name": "edge-bench", "rounds": 1, "sites": {"count": 2}, "model": "cnn72",
     "data": {"name": "synthetic_smear", "cells": 800, "patients": 40, "size": 48, "schistocytes": 0.3},
-    "local": {"lr": 0.001, "batch": 16, "steps": 5, "optimiser": "adamw"}, "augment": {"flip": True, "rotate": 180},
-    "evaluation": {"where": "sites", "positive": "schistocyte"},
+    "local": {"lr": 0.001, "batch_size": 16, "steps": 5, "optimizer": "adamw"}, "augmentation": {"flip": True, "rotate": 180},
+    "evaluation": {"evaluate_at": "sites", "positive_class": "schistocyte"},
 }  # fmt: skip
 
 
@@ -72,12 +72,12 @@ def bench(folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     study = Study.model_validate(STUDY)
     finished = RunFolder.create(folder / "run", study)
-    run(study, finished)
+    run_simulation(study, finished)
     torch.set_num_threads(1)
-    key = keys.generate()
-    trust = Trust(folder / "trust.json")
+    key = keys.generate_key()
+    trust = TrustStore(folder / "trust.json")
     trust.add("bench", keys.public_hex(key))
-    bundle = Bundle.open(export(finished, "global", folder / "bundle", key, int8=True).folder, trust)
+    bundle = ModelBundle.open(export_bundle(finished, "global", folder / "bundle", key, with_int8=True).folder, trust)
     module, _ = load_model(finished, "global")
     image = np.random.default_rng(0).integers(0, 256, (1, 48, 48, 3), dtype=np.uint8)
     x = torch.from_numpy(image)
@@ -86,14 +86,20 @@ def bench(folder: Path) -> dict[str, Any]:
         with torch.inference_mode():
             return module(x.permute(0, 3, 1, 2).float().div_(255)).softmax(1)
 
-    graphs = {p: Runtime(bundle, p)._session for p in ("fp32", "int8")}
-    seconds = timed({"torch": eager} | {p: (lambda s=s: s.run(OUTPUTS, {"image": image})) for p, s in graphs.items()})
-    small = Image.fromarray(render_field(5, types=[0] * 100, others=0).image)
+    graphs = {p: BundleRuntime(bundle, p)._session for p in ("fp32", "int8")}
+    seconds = timed(
+        {"torch": eager} | {p: (lambda s=s: s.run(OUTPUT_NAMES, {"image": image})) for p, s in graphs.items()}
+    )
+    small = Image.fromarray(render_field(5, types=[0] * 100, num_unlabeled=0).image)
     photographs = {f"{w} x {h}": jpeg(small.resize((w, h), Image.Resampling.BICUBIC)) for w, h in CAMERAS}
-    readers = {p: Reader(runtime, runtime.calibration.point()) for p in graphs if (runtime := Runtime(bundle, p))}
+    readers = {
+        p: SlideReader(runtime, runtime.calibration.find_point())
+        for p in graphs
+        if (runtime := BundleRuntime(bundle, p))
+    }
 
-    def read(reader: Reader, data: bytes) -> Reading:
-        return reader.read(read_bytes(data, "f")[0])
+    def read(reader: SlideReader, data: bytes) -> ImageResult:
+        return reader.read_image(read_image_bytes(data, "f")[0])
 
     whole = {
         camera: timed({p: (lambda r=r, data=data: read(r, data)) for p, r in readers.items()}, 7, 1)

@@ -14,30 +14,32 @@ from collections.abc import Callable
 import torch
 
 from models.networks.cnn import CNN72
-from pipeline.core.parameters import Spec
-from pipeline.protocol.tasks import Fit
-from sites.training.base import Bench, Examples, Pool, Recipe, Ticket
-from sites.training.dp_sgd import Private
-from sites.training.sequential import Loop
-from sites.training.unit_clipping import Mode, Terms
+from pipeline.core.parameters import ParameterSpec
+from pipeline.protocol.tasks import TrainJob
+from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig, TrainRequest
+from sites.training.dp_sgd import DpSgdTrainer
+from sites.training.sequential import SequentialTrainer
+from sites.training.unit_clipping import ClippingMode, DpSgdParams
 
 UNITS, PER_UNIT, STEPS, ROUNDS = 20, 24, 3, 5
 LIMIT = 1.5
 
 
-def bench(size: int) -> Bench:
+def bench(size: int) -> TrainerContext:
     n = UNITS * PER_UNIT
     dice = torch.Generator().manual_seed(0)
-    pool = Pool(
+    pool = ExamplePool(
         torch.rand(n, 3, size, size, generator=dice),
         torch.randint(0, 2, (n,), generator=dice),
         torch.device("cpu"),
         torch.arange(n) // PER_UNIT,
     )
-    make = lambda: CNN72().make((3, size, size), 2, 0)  # noqa: E731
+    make = lambda: CNN72().init_network((3, size, size), 2, 0)  # noqa: E731
     rows = torch.arange(n)
-    recipe = Recipe(n, "sgd", 0.0, 0.0, lambda turn: 0.01)
-    return Bench(make, Spec.of(make()), pool, {"a": Examples(rows, rows[:0], rows[:0])}, recipe, 2, 0)
+    recipe = TrainingConfig(n, "sgd", 0.0, 0.0, lambda turn: 0.01)
+    return TrainerContext(
+        make, ParameterSpec.from_module(make()), pool, {"a": SplitIndices(rows, rows[:0], rows[:0])}, recipe, 2, 0
+    )
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -53,15 +55,15 @@ def seconds(run: Callable[[], object]) -> float:
 
 def measure(size: int) -> dict[str, float]:
     world = bench(size)
-    start = world.spec.read(world.make()).weights
-    job = Fit(start, steps=STEPS)
-    plain = Loop(world)
-    found = {"plain": seconds(lambda: plain.run([Ticket("a", 1, 0, job)]))}
-    terms = Terms(1.0, 1.0, "patient", UNITS, 1.0, 1 / PER_UNIT)
-    modes: tuple[Mode, ...] = ("whole", "hooks")
+    start = world.spec.read_state(world.make_model()).weights
+    job = TrainJob(start, steps=STEPS)
+    plain = SequentialTrainer(world)
+    found = {"plain": seconds(lambda: plain.run([TrainRequest("a", 1, 0, job)]))}
+    terms = DpSgdParams(1.0, 1.0, "patient", UNITS, 1.0, 1 / PER_UNIT)
+    modes: tuple[ClippingMode, ...] = ("per_unit", "grad_sample")
     for mode in modes:
-        private = Private(world, {"a": terms}, mode)
-        found[mode] = seconds(lambda: private.run([Ticket("a", 1, 0, job, private=True)]))  # noqa: B023
+        private = DpSgdTrainer(world, {"a": terms}, mode)
+        found[mode] = seconds(lambda: private.run([TrainRequest("a", 1, 0, job, is_private=True)]))  # noqa: B023
     return found
 
 
@@ -76,7 +78,7 @@ def main() -> None:
         return
     print(f"a step on {UNITS} units of {PER_UNIT} cells, one thread; limit {LIMIT}x")
     for size, times in found.items():
-        ratios = ", ".join(f"{mode} {times[mode] / times['plain']:.2f}x" for mode in ("whole", "hooks"))
+        ratios = ", ".join(f"{mode} {times[mode] / times['plain']:.2f}x" for mode in ("per_unit", "grad_sample"))
         print(f"  {size} px: plain {1000 * times['plain']:.0f} ms; private: {ratios}")
 
 

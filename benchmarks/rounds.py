@@ -21,10 +21,10 @@ from torch.nn import functional as F
 
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.protocol.messages import SiteId
-from pipeline.protocol.tasks import Fit
-from pipeline.runs.simulation import Simulation, assemble
+from pipeline.protocol.tasks import TrainJob
+from pipeline.runs.simulation import Simulation, build_simulation
 from pipeline.study.schema import Study
-from sites.training.base import Effort, Ticket, batches
+from sites.training.base import StepBudget, TrainRequest, iterate_batches
 
 LIMITS = {"mlp": 0.7, "cnn28": 1.05}
 
@@ -37,23 +37,29 @@ def study(model: str, images: int) -> Study:
             "data": {"name": "fashion_mnist", "val": 0.0, "limit": images},
             "sites": {"count": 10},
             "model": model,
-            "local": {"lr": 0.01, "batch": 50, "epochs": 1},
-            "evaluation": {"where": "coordinator", "every": 100},
+            "local": {"lr": 0.01, "batch_size": 50, "epochs": 1},
+            "evaluation": {"evaluate_at": "coordinator", "every": 100},
         }
     )
 
 
 def plain(sim: Simulation) -> Callable[[], None]:
     """As anybody would write it: one module, one optimiser a site, a loop over batches; then the mean."""
-    pool, spec = sim.bench.pool, sim.bench.spec
-    module = sim.bench.make()
+    pool, spec = sim.trainer_context.pool, sim.trainer_context.spec
+    module = sim.trainer_context.make_model()
     start = [p.detach().clone() for p in module.parameters()]
-    sites = sim.population.sites
+    sites = sim.dataset.sites
 
     def order(site: SiteId) -> list[torch.Tensor]:
-        ticket = Ticket(site, 1, 0, Fit(torch.zeros(spec.size), epochs=1))
-        assert isinstance(ticket.job, Fit)
-        return list(batches(sim.bench, ticket, Effort.of(ticket.job, sim.bench.examples[site], sim.bench.recipe)))
+        ticket = TrainRequest(site, 1, 0, TrainJob(torch.zeros(spec.num_parameters), epochs=1))
+        assert isinstance(ticket.job, TrainJob)
+        return list(
+            iterate_batches(
+                sim.trainer_context,
+                ticket,
+                StepBudget.from_job(ticket.job, sim.trainer_context.split_indices[site], sim.trainer_context.config),
+            )
+        )
 
     orders = {site: order(site) for site in sites}
 
@@ -75,12 +81,12 @@ def plain(sim: Simulation) -> Callable[[], None]:
 
 
 def ours(sim: Simulation) -> Callable[[], None]:
-    progress = [sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))]
+    progress = [sim.round_loop.start_run(sim.trainer_context.spec.read_state(sim.trainer_context.make_model()))]
 
     def run() -> None:
         from dataclasses import replace
 
-        progress[0] = sim.coordinator._round(replace(progress[0], round=progress[0].round + 1))
+        progress[0] = sim.round_loop._run_round(replace(progress[0], round=progress[0].round + 1))
 
     return run
 
@@ -88,7 +94,7 @@ def ours(sim: Simulation) -> Callable[[], None]:
 def ratio(model: str, images: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         s = study(model, images)
-        sim = assemble(s, RunFolder.create(Path(folder) / "run", s), None, None, lambda record: None)
+        sim = build_simulation(s, RunFolder.create(Path(folder) / "run", s), None, None, lambda record: None)
         contestants = {"plain": plain(sim), "hemofed": ours(sim)}
         times: dict[str, list[float]] = {name: [] for name in contestants}
         for turn in range(repeats + 1):
@@ -98,7 +104,7 @@ def ratio(model: str, images: int, repeats: int) -> dict[str, Any]:
                 if turn:  # the first is warm-up
                     times[name].append(time.perf_counter() - began)
     best = {name: min(values) for name, values in times.items()}
-    trainer = sim.coordinator.machine["trainer"]
+    trainer = sim.round_loop.environment["trainer"]
     return {
         "model": model,
         "images": images,

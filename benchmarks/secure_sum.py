@@ -20,9 +20,11 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from pipeline.codecs.fixed_point import Grid
-from privacy.secure_aggregation.masking import CHUNK
-from privacy.secure_aggregation.protocol import Gathering, Member, Segment, narrowest, threshold
+from pipeline.codecs.fixed_point import QuantizationGrid
+from privacy.secure_aggregation.client import SecAggClient
+from privacy.secure_aggregation.masking import CHUNK_BYTES, MaskedSegment, narrowest_dtype
+from privacy.secure_aggregation.server import SecAggServer
+from privacy.secure_aggregation.shamir import reconstruction_threshold
 
 SECONDS, BYTES = 1.5, 1.3  # limits for 20 sites x 1,000,000 numbers
 DROPOUTS = 2
@@ -42,37 +44,40 @@ class Stages:
 
 
 def one_sum(sites: int, numbers: int) -> dict[str, Any]:
-    grid = Grid(numbers, 1.0, sites)
-    segment = Segment(numbers, grid.bits, narrowest(grid.bits))
+    grid = QuantizationGrid(numbers, 1.0, sites)
+    segment = MaskedSegment(numbers, grid.num_bits, narrowest_dtype(grid.num_bits))
     keys = {f"site-{i:03}": Ed25519PrivateKey.generate() for i in range(sites)}
     roster = {name: key.public_key().public_bytes_raw() for name, key in keys.items()}
     dice = np.random.default_rng(0)
-    data = {name: dice.integers(0, grid.levels, numbers, dtype=segment.dtype) for name in keys}
-    context, alive = b"benchmark, turn 1, attempt 1", list(keys)[: max(threshold(sites), sites - DROPOUTS)]
+    data = {name: dice.integers(0, grid.num_levels, numbers, dtype=segment.dtype) for name in keys}
+    context, alive = (
+        b"benchmark, turn 1, attempt 1",
+        list(keys)[: max(reconstruction_threshold(sites), sites - DROPOUTS)],
+    )
 
     stages = Stages()
-    members = {name: Member(name, key, roster, context) for name, key in keys.items()}
-    gathering = Gathering(context, roster, [segment])
+    members = {name: SecAggClient(name, key, roster, context) for name, key in keys.items()}
+    gathering = SecAggServer(context, roster, [segment])
     for name, member in members.items():
-        gathering.advertised(name, member.advertise())
-    adverts = gathering.adverts()
+        gathering.receive_advertisement(name, member.advertise_keys())
+    adverts = gathering.end_advertise_phase()
     for name, member in members.items():
-        gathering.shared(name, member.share(adverts))
-    parcels = gathering.parcels()
+        gathering.receive_encrypted_shares(name, member.share_secrets(adverts))
+    parcels = gathering.end_share_phase()
     stages.end("share")
     for name, member in members.items():  # dropouts too have done their work
-        masked = member.mask(parcels[name], [(data[name], grid.bits)])
+        masked = member.mask_vectors(parcels[name], [(data[name], grid.num_bits)])
         if name in alive:
-            gathering.masked(name, masked)
-    survivors = gathering.survivors()
+            gathering.receive_masked_vectors(name, masked)
+    survivors = gathering.end_mask_phase()
     stages.end("mask")
-    answers = {name: members[name].unmask(survivors) for name in survivors}
+    answers = {name: members[name].reveal_shares(survivors) for name in survivors}
     for name, answer in answers.items():
-        gathering.answered(name, answer)
-    (total,) = gathering.unmasked()
+        gathering.receive_unmask_shares(name, answer)
+    (total,) = gathering.unmask_sums()
     stages.end("unmask")
 
-    wanted = sum((data[name].astype(np.uint64) for name in alive), np.zeros(numbers, np.uint64)) % 2**grid.bits
+    wanted = sum((data[name].astype(np.uint64) for name in alive), np.zeros(numbers, np.uint64)) % 2**grid.num_bits
     assert (total == wanted).all()
     advert_bytes = sum(map(len, adverts.values()))
     parcel_bytes = sum(len(parcel) for each in parcels.values() for parcel in each.values())
@@ -108,12 +113,12 @@ def ciphers(repeats: int) -> list[dict[str, Any]]:
     return [{"cipher": n, "way": way, "GB/s": vector.nbytes / s / 1e9} for (n, way), s in best.items()]
 
 
-ROOM, ZEROS = bytearray(CHUNK + 16), bytes(CHUNK)
+ROOM, ZEROS = bytearray(CHUNK_BYTES + 16), bytes(CHUNK_BYTES)
 
 
 def in_pieces(stream: Any, vector: np.ndarray) -> None:
     """As privacy/secure_aggregation/masking.py does, in one small room for all streams."""
-    words = np.frombuffer(ROOM, np.uint32, CHUNK // 4)
+    words = np.frombuffer(ROOM, np.uint32, CHUNK_BYTES // 4)
     for at in range(0, len(vector), len(words)):
         stream.update_into(ZEROS, ROOM)
         np.add(vector[at : at + len(words)], words, out=vector[at : at + len(words)])

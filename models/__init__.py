@@ -1,1 +1,1 @@
-"""Networks that a study file chooses by name, one a file; GroupNorm unless asked otherwise."""
+"""Networks that are trained, and the probe that measures what a network is shown."""

@@ -1,0 +1,1 @@
+"""Differential privacy, privacy ledgers, secure aggregation, attacks, and the audit report."""

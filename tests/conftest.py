@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, settings
 from models.networks.cnn import CNN28
 from models.networks.mlp import MLP
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.parameters import Spec
-from pipeline.runs.simulation import run
+from pipeline.core.parameters import ParameterSpec
+from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
-from sites.training.augmentation import NOTHING, Augment
-from sites.training.base import Bench, Examples, Pool, Recipe
+from sites.training.augmentation import NO_AUGMENTATION, BatchAugmentation
+from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig
 
 ROOT = Path(__file__).parents[1]
 # two halves of the tests share a machine: how long an example takes to draw or to check says nothing about the code
@@ -47,8 +47,8 @@ def moons_study(**sections: Any) -> Study:
         "data": {"name": "moons", "points": 200, "val": 0.2},
         "sites": {"count": 4},
         "model": "moons_net",
-        "local": {"lr": 0.1, "batch": 8, "epochs": 1},
-        "evaluation": {"where": "sites"},
+        "local": {"lr": 0.1, "batch_size": 8, "epochs": 1},
+        "evaluation": {"evaluate_at": "sites"},
     }
     return Study.model_validate(raw | sections)
 
@@ -64,7 +64,7 @@ def go(tmp_path: Path) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
 
     def start(study: Study, name: str = "run") -> tuple[RunFolder, dict[str, Any]]:
         folder = RunFolder.create(tmp_path / name, study)
-        return folder, run(study, folder)
+        return folder, run_simulation(study, folder)
 
     return start
 
@@ -76,7 +76,7 @@ def final_weights(folder: RunFolder) -> torch.Tensor:
 
 
 @pytest.fixture
-def bench() -> Callable[..., Bench]:
+def bench() -> Callable[..., TrainerContext]:
     """A bench over random images: sizes by site, a dense net or a small CNN."""
 
     def make(
@@ -85,26 +85,26 @@ def bench() -> Callable[..., Bench]:
         batch: int | None = 8,
         optimiser: Any = "sgd",
         lr: float = 0.1,
-        augment: Augment = NOTHING,
+        augment: BatchAugmentation = NO_AUGMENTATION,
         balance: Any = "none",
         **recipe: float,
-    ) -> Bench:
+    ) -> TrainerContext:
         sizes = sizes or {"a": 40, "b": 40, "c": 40}
         total = sum(sizes.values())
         g = torch.Generator().manual_seed(5)
-        pool = Pool(
+        pool = ExamplePool(
             torch.rand(total, 1, 28, 28, generator=g), torch.randint(0, 3, (total,), generator=g), torch.device("cpu")
         )
         model = MLP(hidden=(16,)) if net == "mlp" else CNN28(norm="batch" if net == "batch" else "group")
         examples, at = {}, 0
         for site, n in sizes.items():
             rows = torch.arange(at, at + n)
-            examples[site] = Examples(rows, rows[: n // 4], rows[n // 4 : n // 2])
+            examples[site] = SplitIndices(rows, rows[: n // 4], rows[n // 4 : n // 2])
             at += n
-        build = lambda: model.make((1, 28, 28), 3, 0)  # noqa: E731
-        how = Recipe(batch, optimiser, recipe.get("momentum", 0.0), recipe.get("weight_decay", 0.0), lambda turn: lr,
+        build = lambda: model.init_network((1, 28, 28), 3, 0)  # noqa: E731
+        how = TrainingConfig(batch, optimiser, recipe.get("momentum", 0.0), recipe.get("weight_decay", 0.0), lambda turn: lr,
                      augment, balance)  # fmt: skip
-        return Bench(build, Spec.of(build()), pool, examples, how, 3, 11)
+        return TrainerContext(build, ParameterSpec.from_module(build()), pool, examples, how, 3, 11)
 
     return make
 

@@ -16,130 +16,144 @@ import numpy as np
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
-from deploy.bundle.ood_guard import ENOUGH as ENOUGH_CELLS
-from deploy.bundle.operating_points import TINY, Point
-from deploy.imaging.images import Picture, read_bytes
-from deploy.inference.runtime import Runtime
-from deploy.slide.html_report import headline, rows_of
-from deploy.slide.prevalence import ABOVE, BELOW, ENOUGH, LINE, NOTICE
-from deploy.slide.reader import Cell, Reader, Reading, Tally, slide_from
-from pipeline.core.errors import BadData, HemofedError, Refused
+from deploy.bundle.ood_guard import MIN_SAMPLES as ENOUGH_CELLS
+from deploy.bundle.operating_points import MIN_PROBABILITY, OperatingPoint
+from deploy.imaging.images import InputImage, read_image_bytes
+from deploy.inference.runtime import BundleRuntime
+from deploy.slide.html_report import build_rows, format_headline
+from deploy.slide.prevalence import (
+    RECOMMENDED_CELLS,
+    RESEARCH_USE_NOTICE,
+    SUSPICION_THRESHOLD,
+    VERDICT_ABOVE,
+    VERDICT_BELOW,
+)
+from deploy.slide.reader import CellResult, ImageResult, SlideCounts, SlideReader, build_slide_result
+from pipeline.core.errors import DataError, HemofedError, IncompatibleStudyError
 
-DRAWN_BY_BROWSERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")
-TONES = {ABOVE: "above", BELOW: "below"}
-Told = dict[str, Any]
-MOST = 10**9  # of anything that is counted
+BROWSER_IMAGE_MAGICS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")
+VERDICT_TONES = {VERDICT_ABOVE: "above", VERDICT_BELOW: "below"}
+JsonDict = dict[str, Any]
+MAX_COUNT = 10**9  # of anything that is counted
 
 
-class Traits(BaseModel):
+class FeatureMean(BaseModel):
     """Of a picture's counted cells."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    n: int = Field(gt=0, le=MOST)
+    n: int = Field(gt=0, le=MAX_COUNT)
     mean: list[Annotated[float, Field(ge=-1e6, le=1e6)]]
 
 
-class Counts(BaseModel):
+class SlideCountsRequest(BaseModel):
     """Of a whole slide, at one operating point."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    counted: int = Field(ge=0, le=MOST)
-    flagged: int = Field(ge=0, le=MOST)
+    num_counted: int = Field(ge=0, le=MAX_COUNT)
+    num_flagged: int = Field(ge=0, le=MAX_COUNT)
     log_odds: float | None = None  # the default point
-    found: int | None = Field(default=None, ge=0, le=MOST)
-    excluded: dict[Annotated[str, Field(max_length=200)], Annotated[int, Field(ge=0, le=MOST)]] = {}
-    traits: list[Traits] = []
-    diameters: list[Annotated[float, Field(gt=0, le=1e4)]] = []  # of a red cell, in each field
-    singles: int = Field(default=0, ge=0, le=MOST)  # pictures of one cell
+    num_found: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    excluded: dict[Annotated[str, Field(max_length=200)], Annotated[int, Field(ge=0, le=MAX_COUNT)]] = {}
+    feature_means: list[FeatureMean] = []
+    rbc_diameters_px: list[Annotated[float, Field(gt=0, le=1e4)]] = []  # of a red cell, in each field
+    num_single_cells: int = Field(default=0, ge=0, le=MAX_COUNT)  # pictures of one cell
 
 
 @dataclass(frozen=True)
-class Desk:
-    runtime: Runtime
-    most: int
-    _one: threading.Lock = field(default_factory=threading.Lock)  # pictures are read one at a time
-    over: threading.Event = field(default_factory=threading.Event)
+class EdgeHandlers:
+    runtime: BundleRuntime
+    max_bytes: int
+    _read_lock: threading.Lock = field(default_factory=threading.Lock)  # pictures are read one at a time
+    shutdown_event: threading.Event = field(default_factory=threading.Event)
 
-    def about(self) -> Told:
+    def describe_model(self) -> JsonDict:
         bundle, calibration = self.runtime.bundle, self.runtime.calibration
-        default = calibration.point()
-        return self.runtime.about() | {
-            "positive": calibration.positive, "curve": [p.told() for p in calibration.ladder],
-            "points": [p.told() for p in calibration.points], "default": default.told() if default else None,
-            "line": LINE, "enough": ENOUGH, "notice": NOTICE, "most": self.most, "card": bundle.files["card.md"].decode(),
+        default_point = calibration.find_point()
+        return self.runtime.describe_model() | {
+            "positive": calibration.positive_class, "curve": [p.to_dict() for p in calibration.sorted_points],
+            "points": [p.to_dict() for p in calibration.operating_points], "default": default_point.to_dict() if default_point else None,
+            "line": SUSPICION_THRESHOLD, "enough": RECOMMENDED_CELLS, "notice": RESEARCH_USE_NOTICE, "most": self.max_bytes, "card": bundle.files["card.md"].decode(),
         }  # fmt: skip
 
-    def read(self, data: bytes, name: str, drawn: bool) -> list[Told]:
+    def read_images(self, data: bytes, name: str, include_pixels: bool) -> list[JsonDict]:
         """Every picture in a file; one that cannot be read does not stop the others."""
-        with self._one:
-            reader = Reader(self.runtime, self.runtime.calibration.point())
-            drawn = drawn or not data.startswith(DRAWN_BY_BROWSERS)
-            found = []
-            for picture in read_bytes(data, name):
-                if self.over.is_set():
-                    raise Refused("the service was ended; start it again")
-                found.append(self._one_of(reader, picture, drawn))
-        if all("error" in picture for picture in found):
-            raise BadData(found[0]["error"])
-        return found
+        with self._read_lock:
+            reader = SlideReader(self.runtime, self.runtime.calibration.find_point())
+            include_pixels = include_pixels or not data.startswith(BROWSER_IMAGE_MAGICS)
+            results = []
+            for input_image in read_image_bytes(data, name):
+                if self.shutdown_event.is_set():
+                    raise IncompatibleStudyError("the service was ended; start it again")
+                results.append(self._read_image(reader, input_image, include_pixels))
+        if all("error" in input_image for input_image in results):
+            raise DataError(results[0]["error"])
+        return results
 
-    def _one_of(self, reader: Reader, picture: Picture, drawn: bool) -> Told:
+    def _read_image(self, reader: SlideReader, input_image: InputImage, include_pixels: bool) -> JsonDict:
         try:
-            reading = reader.read(picture)
+            image_result = reader.read_image(input_image)
         except HemofedError as error:
-            return {"path": picture.name, "error": str(error)}
-        return {**told_of(reading, self.runtime), "image": inline(picture) if drawn else None}
+            return {"path": input_image.name, "error": str(error)}
+        return {
+            **image_result_to_dict(image_result, self.runtime),
+            "image": encode_data_url(input_image) if include_pixels else None,
+        }
 
-    def verdict(self, counts: Counts) -> Told:
-        if counts.flagged > counts.counted:
-            raise BadData(f"{counts.flagged} flagged of {counts.counted} counted; flagged cells are counted ones")
-        point = self._point(counts.log_odds)
-        found = counts.counted if counts.found is None else counts.found
-        tally = Tally(counts.counted, counts.flagged, found, counts.excluded, self._drift(counts.traits),
-                      tuple(counts.diameters), singles=counts.singles, unfit=self.runtime.unfit)  # fmt: skip
-        slide = slide_from(tally, point, self.runtime.calibration.positive).told()
-        return {**slide, "headline": headline(slide), "rows": rows_of(slide, self.about()), "warnings": slide["doubts"],
-                "tone": TONES.get(slide["verdict"], "open")}  # fmt: skip
+    def assess_counts(self, request: SlideCountsRequest) -> JsonDict:
+        if request.num_flagged > request.num_counted:
+            raise DataError(
+                f"{request.num_flagged} flagged of {request.num_counted} counted; flagged cells are counted ones"
+            )
+        operating_point = self._find_operating_point(request.log_odds)
+        num_found = request.num_counted if request.num_found is None else request.num_found
+        slide_counts = SlideCounts(request.num_counted, request.num_flagged, num_found, request.excluded, self._compute_drift(request.feature_means),
+                      tuple(request.rbc_diameters_px), num_single_cells=request.num_single_cells, unfit_reason=self.runtime.unfit_reason)  # fmt: skip
+        slide_record = build_slide_result(
+            slide_counts, operating_point, self.runtime.calibration.positive_class
+        ).to_dict()
+        return {**slide_record, "headline": format_headline(slide_record), "rows": build_rows(slide_record, self.describe_model()), "warnings": slide_record["doubts"],
+                "tone": VERDICT_TONES.get(slide_record["verdict"], "open")}  # fmt: skip
 
-    def _point(self, log_odds: float | None) -> Point | None:
+    def _find_operating_point(self, log_odds: float | None) -> OperatingPoint | None:
         if log_odds is None:
-            return self.runtime.calibration.point()
-        found = next(
-            (p for p in self.runtime.calibration.ladder if math.isclose(p.log_odds, log_odds, abs_tol=1e-9)), None
+            return self.runtime.calibration.find_point()
+        operating_point = next(
+            (p for p in self.runtime.calibration.sorted_points if math.isclose(p.log_odds, log_odds, abs_tol=1e-9)),
+            None,
         )
-        if found is None:
-            raise BadData(f"no operating point at log-odds {log_odds:g}; take one of /api/about's curve")
-        return found
+        if operating_point is None:
+            raise DataError(f"no operating point at log-odds {log_odds:g}; take one of /api/about's curve")
+        return operating_point
 
-    def _drift(self, traits: list[Traits]) -> float | None:
+    def _compute_drift(self, feature_means: list[FeatureMean]) -> float | None:
         """From means a picture, weighted: the same as from all cells at once."""
-        reference = self.runtime.reference
-        if reference is None or not traits:
+        ood_reference = self.runtime.ood_reference
+        if ood_reference is None or not feature_means:
             return None
-        if any(len(one.mean) != len(reference.middle) for one in traits):
-            raise BadData(f"traits must have {len(reference.middle)} numbers, as /api/read gives them")
-        mean = np.average([one.mean for one in traits], 0, [one.n for one in traits])
-        return reference.drift_of(mean) if sum(one.n for one in traits) >= ENOUGH_CELLS else None
+        if any(len(entry.mean) != len(ood_reference.feature_mean) for entry in feature_means):
+            raise DataError(f"traits must have {len(ood_reference.feature_mean)} numbers, as /api/read gives them")
+        mean = np.average([entry.mean for entry in feature_means], 0, [entry.n for entry in feature_means])
+        return ood_reference.drift_of_mean(mean) if sum(entry.n for entry in feature_means) >= ENOUGH_CELLS else None
 
 
-def told_of(reading: Reading, runtime: Runtime) -> Told:
+def image_result_to_dict(image_result: ImageResult, runtime: BundleRuntime) -> JsonDict:
     """What `hemofed predict --json` tells, and what a page needs to decide anew at another point."""
-    width, height = reading.size
-    cells = [{**cell.told(), "log_odds": odds_of(cell, runtime)} for cell in reading.cells]
-    seen = reading.traits
-    traits = {"n": len(seen), "mean": seen.mean(0, dtype=np.float64).tolist()} if seen.size else None
-    return {**reading.told(), "width": width, "height": height, "cells": cells, "traits": traits}
+    width, height = image_result.image_size
+    cells = [{**cell.to_dict(), "log_odds": cell_log_odds(cell, runtime)} for cell in image_result.cells]
+    features = image_result.features
+    feature_mean = {"n": len(features), "mean": features.mean(0, dtype=np.float64).tolist()} if features.size else None
+    return {**image_result.to_dict(), "width": width, "height": height, "cells": cells, "traits": feature_mean}
 
 
-def odds_of(cell: Cell, runtime: Runtime) -> float | None:
-    if cell.probability is None or runtime.positive is None:
+def cell_log_odds(cell: CellResult, runtime: BundleRuntime) -> float | None:
+    if cell.probability is None or runtime.positive_index is None:
         return None
-    return math.log(max(cell.probability, TINY)) - math.log(max(1 - cell.probability, TINY))
+    return math.log(max(cell.probability, MIN_PROBABILITY)) - math.log(max(1 - cell.probability, MIN_PROBABILITY))
 
 
-def inline(picture: Picture) -> str:
-    out = io.BytesIO()
-    Image.fromarray(picture.pixels).save(out, "JPEG", quality=92, subsampling=0)
-    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()
+def encode_data_url(input_image: InputImage) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(input_image.pixels).save(buffer, "JPEG", quality=92, subsampling=0)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -13,10 +13,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeline.ops.body_limit import counted
+from pipeline.ops.body_limit import limit_body
 
-NAMES = ("127.0.0.1", "localhost", "[::1]")
-HEADERS: Mapping[str, str] = {
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+SECURITY_HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -29,34 +29,34 @@ HEADERS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Gate:
+class LocalOnlyMiddleware:
     app: ASGIApp
-    most: int  # bytes of a request
+    max_bytes: int  # bytes of a request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
 
-        async def adorned(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
-        why = refusal(scope)
-        if why is not None:
-            await JSONResponse({"error": why}, 403)(scope, receive, adorned)
+        reason = rejection_reason(scope)
+        if reason is not None:
+            await JSONResponse({"error": reason}, 403)(scope, receive, send_with_headers)
             return
-        too_large = f"larger than {self.most / 1e6:g} MB; cut it into fields, or use `hemofed predict`"
-        await self.app(scope, counted(scope, receive, self.most, too_large), adorned)
+        too_large_text = f"larger than {self.max_bytes / 1e6:g} MB; cut it into fields, or use `hemofed predict`"
+        await self.app(scope, limit_body(scope, receive, self.max_bytes, too_large_text), send_with_headers)
 
 
-def refusal(scope: Scope) -> str | None:
+def rejection_reason(scope: Scope) -> str | None:
     headers, port = Headers(scope=scope), (scope.get("server") or ("", None))[1]
-    places = {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set())
+    allowed_hosts = {f"{name}:{port}" for name in LOOPBACK_NAMES} | (set(LOOPBACK_NAMES) if port == 80 else set())
     host = headers.get("host", "")
-    if host not in places or len(headers.getlist("host")) != 1:
-        return f"this service answers only as {NAMES[0]}:{port}; open the address that `hemofed edge serve` printed"
+    if host not in allowed_hosts or len(headers.getlist("host")) != 1:
+        return f"this service answers only as {LOOPBACK_NAMES[0]}:{port}; open the address that `hemofed edge serve` printed"
     origins = headers.getlist("origin")
     if scope["method"] not in ("GET", "HEAD") and any(origin != f"http://{host}" for origin in origins):
         return "this request comes from another page; use the page that this service shows"

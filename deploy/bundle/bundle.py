@@ -25,29 +25,29 @@ from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deploy.bundle.ood_guard import Reference
-from deploy.bundle.operating_points import Calibration
-from deploy.bundle.trust_store import Trust
-from pipeline.core.errors import BadBundle
-from privacy.ledger.keys import fingerprint, public_hex, sign, verified
+from deploy.bundle.ood_guard import OodReference
+from deploy.bundle.operating_points import ModelCalibration
+from deploy.bundle.trust_store import TrustStore
+from pipeline.core.errors import BundleError
+from privacy.ledger.keys import fingerprint, is_valid_signature, public_hex, sign
 
-SUMS, SIGNATURE = "SHA256SUMS", "SIGNATURE.json"
-NEEDED = frozenset({"model.onnx", "bundle.json", "calibration.json", "card.json", "card.md", "metadata.json"})
-OPTIONAL = frozenset({"model.int8.onnx", "reference.json"})
-KNOWN = NEEDED | OPTIONAL | {SUMS, SIGNATURE}
-LARGEST = 1 << 30  # bytes in all
-SMALL = 1 << 16  # bytes of signature and sums, which are read before anybody is trusted
-LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9._-]+)")
+CHECKSUMS_FILE, SIGNATURE_FILE = "SHA256SUMS", "SIGNATURE.json"
+REQUIRED_FILES = frozenset({"model.onnx", "bundle.json", "calibration.json", "card.json", "card.md", "metadata.json"})
+OPTIONAL_FILES = frozenset({"model.int8.onnx", "reference.json"})
+KNOWN_FILES = REQUIRED_FILES | OPTIONAL_FILES | {CHECKSUMS_FILE, SIGNATURE_FILE}
+MAX_BUNDLE_BYTES = 1 << 30  # bytes in all
+MAX_SIGNATURE_BYTES = 1 << 16  # bytes of signature and sums, which are read before anybody is trusted
+CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9._-]+)")
 # what a runtime can do to colours, and the numbers that each needs
-NORMALISED: Mapping[str, tuple[str, ...]] = {
+RUNTIME_NORMALIZATIONS: Mapping[str, tuple[str, ...]] = {
     "none": (), "image": ("mean", "std"), "site": ("mean", "std"), "background": ("level", "density"),
 }  # fmt: skip
 Precision = Literal["fp32", "int8"]
-Side = Annotated[int, Field(ge=8, le=2048)]  # pixels
-Parsed = TypeVar("Parsed", bound=BaseModel)
+SidePixels = Annotated[int, Field(ge=8, le=2048)]  # pixels
+ParsedModel = TypeVar("ParsedModel", bound=BaseModel)
 
 
-class Manifest(BaseModel):
+class BundleManifest(BaseModel):
     """bundle.json"""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -56,31 +56,33 @@ class Manifest(BaseModel):
     name: str
     model: str
     classes: tuple[str, ...] = Field(min_length=2, max_length=10_000)
-    size: tuple[Side, Side]  # height, width of an image as the network takes it
+    input_size: tuple[SidePixels, SidePixels]  # height, width of an image as the network takes it
     resize: Literal["area", "triangle"]  # how larger images become this small
-    turns: Literal[1, 8]  # answers are means over so many ways to lay an image down
-    normalise: dict[str, Any]  # as the study has it; "none" and "image" are inside the graph
+    num_tta_views: Literal[1, 8]  # answers are means over so many ways to lay an image down
+    normalization: dict[str, Any]  # as the study has it; "none" and "image" are inside the graph
     # of a whole field, what is cut about each cell, in diameters of a red one; None: single images only
-    window: float | None = Field(gt=0.5, lt=20)
-    diameter: float | None = Field(gt=3, lt=1000)  # pixels of a red cell in the fields that it learnt from
+    crop_diameters: float | None = Field(gt=0.5, lt=20)
+    rbc_diameter_px: float | None = Field(gt=3, lt=1000)  # pixels of a red cell in the fields that it learnt from
     precisions: tuple[Precision, ...] = Field(min_length=1)
     opset: int
-    made: str
+    created: str
     software: dict[str, str]
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _validate_consistency(self) -> Self:
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("a class stands twice")
-        if (self.window is None) != (self.diameter is None):
+        if (self.crop_diameters is None) != (self.rbc_diameter_px is None):
             raise ValueError("window and diameter go together")
-        wanted = NORMALISED.get(self.normalise.get("name", ""))
-        if wanted is None or any(not isinstance(self.normalise.get(key), float | int) for key in wanted):
-            raise ValueError(f"normalise must be one of {', '.join(NORMALISED)}, with its numbers")
+        required_keys = RUNTIME_NORMALIZATIONS.get(self.normalization.get("name", ""))
+        if required_keys is None or any(
+            not isinstance(self.normalization.get(key), float | int) for key in required_keys
+        ):
+            raise ValueError(f"normalise must be one of {', '.join(RUNTIME_NORMALIZATIONS)}, with its numbers")
         return self
 
 
-class Signature(BaseModel):
+class BundleSignature(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -88,7 +90,7 @@ class Signature(BaseModel):
 
 
 @dataclass(frozen=True)
-class Bundle:
+class ModelBundle:
     """Verified, and in memory: a file that is changed on disk later changes nothing."""
 
     origin: Path
@@ -97,178 +99,193 @@ class Bundle:
     digest: str  # of SHA256SUMS: names this bundle and no other
 
     @classmethod
-    def open(cls, path: Path, trust: Trust) -> Bundle:
+    def open(cls, path: Path, trust_store: TrustStore) -> ModelBundle:
         """Who signed it is asked before anything large is read."""
-        with _inside(path) as inside:
-            key, sums = signed(path, inside)
-            signer = trust.name_of(key)
+        with _open_files(path) as bundle_files:
+            key, checksums = verify_signature(path, bundle_files)
+            signer = trust_store.find_name(key)
             if signer is None:
-                raise BadBundle(
+                raise BundleError(
                     f"{path} is signed by {fingerprint(bytes.fromhex(key))}, which is not pinned on this machine. Ask its maker for "
                     "the key by another way; if it is this one: hemofed trust add NAME " + key
                 )
-            files = _checked(path, inside, sums)
-        bundle = cls(path, files, signer, hashlib.sha256(sums.encode()).hexdigest())
-        bundle.check()
+            files = _read_verified_files(path, bundle_files, checksums)
+        bundle = cls(path, files, signer, hashlib.sha256(checksums.encode()).hexdigest())
+        bundle.validate()
         return bundle
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Every part can be read, and they speak of the same model."""
         manifest, calibration = self.manifest, self.calibration
-        _ = self.reference, self.card
-        if calibration.positive is not None and calibration.positive not in manifest.classes:
-            raise BadBundle(f"{self.origin}: calibration.json is about {calibration.positive}, which is no class of it")
+        _ = self.ood_reference, self.model_card
+        if calibration.positive_class is not None and calibration.positive_class not in manifest.classes:
+            raise BundleError(
+                f"{self.origin}: calibration.json is about {calibration.positive_class}, which is no class of it"
+            )
         if ("int8" in manifest.precisions) != ("model.int8.onnx" in self.files):
-            raise BadBundle(f"{self.origin}: bundle.json and the files do not agree about int8; export it anew")
+            raise BundleError(f"{self.origin}: bundle.json and the files do not agree about int8; export it anew")
 
     @cached_property
-    def manifest(self) -> Manifest:
-        return self._parsed("bundle.json", Manifest)
+    def manifest(self) -> BundleManifest:
+        return self._parse_json("bundle.json", BundleManifest)
 
     @cached_property
-    def calibration(self) -> Calibration:
-        return self._parsed("calibration.json", Calibration)
+    def calibration(self) -> ModelCalibration:
+        return self._parse_json("calibration.json", ModelCalibration)
 
     @cached_property
-    def reference(self) -> Reference | None:
-        return self._parsed("reference.json", Reference) if "reference.json" in self.files else None
+    def ood_reference(self) -> OodReference | None:
+        return self._parse_json("reference.json", OodReference) if "reference.json" in self.files else None
 
     @cached_property
-    def card(self) -> dict[str, Any]:
+    def model_card(self) -> dict[str, Any]:
         try:
             card: dict[str, Any] = json.loads(self.files["card.json"])
             self.files["card.md"].decode()
         except ValueError as error:
-            raise BadBundle(f"{self.origin}: its card cannot be read ({error}); export it anew") from error
+            raise BundleError(f"{self.origin}: its card cannot be read ({error}); export it anew") from error
         return card
 
     @property
     def title(self) -> str:
         return f"{self.manifest.name} ({self.manifest.model}), {self.digest[:12]}"
 
-    def graph(self, precision: Precision) -> bytes:
+    def onnx_graph(self, precision: Precision) -> bytes:
         if precision not in self.manifest.precisions:
-            raise BadBundle(f"{self.origin} has no {precision} model; it has {', '.join(self.manifest.precisions)}")
+            raise BundleError(f"{self.origin} has no {precision} model; it has {', '.join(self.manifest.precisions)}")
         return self.files["model.onnx" if precision == "fp32" else "model.int8.onnx"]
 
-    def _parsed(self, name: str, kind: type[Parsed]) -> Parsed:
+    def _parse_json(self, name: str, model_type: type[ParsedModel]) -> ParsedModel:
         try:
-            return kind.model_validate_json(self.files[name])
+            return model_type.model_validate_json(self.files[name])
         except ValidationError as error:
-            first = error.errors()[0]
-            raise BadBundle(
-                f"{self.origin}: {name}: {'.'.join(map(str, first['loc']))}: {first['msg']}; it was made by another version "
+            first_error = error.errors()[0]
+            raise BundleError(
+                f"{self.origin}: {name}: {'.'.join(map(str, first_error['loc']))}: {first_error['msg']}; it was made by another version "
                 "of hemofed: install that one, or export anew"
             ) from error
 
 
-def signer_of(path: Path) -> str:
+def read_signer_key(path: Path) -> str:
     """The public key that a bundle says it is signed by, and is; whether to believe it is another question."""
-    with _inside(path) as inside:
-        return signed(path, inside)[0]
+    with _open_files(path) as bundle_files:
+        return verify_signature(path, bundle_files)[0]
 
 
-def sealed(files: Mapping[str, bytes], key: Ed25519PrivateKey) -> dict[str, bytes]:
+def sign_files(files: Mapping[str, bytes], signing_key: Ed25519PrivateKey) -> dict[str, bytes]:
     """With sums and signature."""
-    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items()))
-    mark = Signature(key=public_hex(key), signature=sign(key, "bundle", sums))
-    return {**files, SUMS: sums.encode(), SIGNATURE: (mark.model_dump_json(indent=1) + "\n").encode()}
+    checksums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items()))
+    signature = BundleSignature(key=public_hex(signing_key), signature=sign(signing_key, "bundle", checksums))
+    return {
+        **files,
+        CHECKSUMS_FILE: checksums.encode(),
+        SIGNATURE_FILE: (signature.model_dump_json(indent=1) + "\n").encode(),
+    }
 
 
-def zipped(files: Mapping[str, bytes], path: Path) -> None:
+def write_zip(files: Mapping[str, bytes], path: Path) -> None:
     """The same files give the same bytes."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(files.items()):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
 
 
-class Inside(Protocol):
+class BundleFiles(Protocol):
     """A folder's or a zip's files: their sizes as told, and at most so many bytes of one."""
 
     @property
     def sizes(self) -> Mapping[str, int]: ...
 
-    def read(self, name: str, most: int) -> bytes: ...
+    def read(self, name: str, max_bytes: int) -> bytes: ...
 
 
 @dataclass(frozen=True)
-class Folder:
+class FolderFiles:
     path: Path
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        found = {p.name: p for p in sorted(self.path.iterdir())}
-        if strangers := [n for n, p in found.items() if n not in KNOWN or p.is_symlink() or not p.is_file()]:
-            raise BadBundle(
-                f"{self.path} is no bundle, or has been added to: remove {', '.join(strangers[:3])}, or use its zip file"
+        paths = {p.name: p for p in sorted(self.path.iterdir())}
+        if unexpected := [n for n, p in paths.items() if n not in KNOWN_FILES or p.is_symlink() or not p.is_file()]:
+            raise BundleError(
+                f"{self.path} is no bundle, or has been added to: remove {', '.join(unexpected[:3])}, or use its zip file"
             )
-        return {name: p.stat().st_size for name, p in found.items()}
+        return {name: p.stat().st_size for name, p in paths.items()}
 
-    def read(self, name: str, most: int) -> bytes:
+    def read(self, name: str, max_bytes: int) -> bytes:
         with (self.path / name).open("rb") as file:
-            return file.read(most + 1)
+            return file.read(max_bytes + 1)
 
 
 @dataclass(frozen=True)
-class Zip:
+class ZipFiles:
     path: Path
     archive: zipfile.ZipFile
 
     @property
     def sizes(self) -> Mapping[str, int]:
         names = [info.filename for info in self.archive.infolist()]
-        if len(set(names)) != len(names) or not set(names) <= KNOWN:
-            strangers = ", ".join(n for n in names if n not in KNOWN)[:80]
-            raise BadBundle(f"{self.path} is no bundle: it holds {strangers or 'a file twice'}")
+        if len(set(names)) != len(names) or not set(names) <= KNOWN_FILES:
+            unexpected = ", ".join(n for n in names if n not in KNOWN_FILES)[:80]
+            raise BundleError(f"{self.path} is no bundle: it holds {unexpected or 'a file twice'}")
         return {info.filename: info.file_size for info in self.archive.infolist()}
 
-    def read(self, name: str, most: int) -> bytes:
+    def read(self, name: str, max_bytes: int) -> bytes:
         with self.archive.open(name) as file:
-            return file.read(most + 1)
+            return file.read(max_bytes + 1)
 
 
 @contextlib.contextmanager
-def _inside(path: Path) -> Iterator[Inside]:
+def _open_files(path: Path) -> Iterator[BundleFiles]:
     try:
         if path.is_dir():
-            yield Folder(path)
+            yield FolderFiles(path)
             return
         if not path.is_file():
-            raise BadBundle(f"there is no bundle at {path}; make one with `hemofed export RUN -o BUNDLE`")
+            raise BundleError(f"there is no bundle at {path}; make one with `hemofed export RUN -o BUNDLE`")
         with zipfile.ZipFile(path) as archive:
-            yield Zip(path, archive)
+            yield ZipFiles(path, archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, OSError) as error:
-        raise BadBundle(f"{path} is no bundle, or a damaged one ({error}); fetch it again") from error
+        raise BundleError(f"{path} is no bundle, or a damaged one ({error}); fetch it again") from error
 
 
-def signed(path: Path, inside: Inside) -> tuple[str, str]:
+def verify_signature(path: Path, bundle_files: BundleFiles) -> tuple[str, str]:
     """The public key whose owner signed the sums, and the sums."""
-    sizes = inside.sizes
-    if SIGNATURE not in sizes or SUMS not in sizes:
-        raise BadBundle(f"{path} is not signed; make a bundle with `hemofed export RUN -o BUNDLE`")
-    raw, sums = inside.read(SIGNATURE, SMALL), inside.read(SUMS, SMALL)
+    sizes = bundle_files.sizes
+    if SIGNATURE_FILE not in sizes or CHECKSUMS_FILE not in sizes:
+        raise BundleError(f"{path} is not signed; make a bundle with `hemofed export RUN -o BUNDLE`")
+    signature_bytes, checksum_bytes = (
+        bundle_files.read(SIGNATURE_FILE, MAX_SIGNATURE_BYTES),
+        bundle_files.read(CHECKSUMS_FILE, MAX_SIGNATURE_BYTES),
+    )
     try:
-        mark, text = Signature.model_validate_json(raw[:SMALL]), sums[:SMALL].decode()
+        signature, checksums = (
+            BundleSignature.model_validate_json(signature_bytes[:MAX_SIGNATURE_BYTES]),
+            checksum_bytes[:MAX_SIGNATURE_BYTES].decode(),
+        )
     except (ValidationError, UnicodeDecodeError) as error:
-        raise BadBundle(f"{path}: {SIGNATURE} or {SUMS} is damaged; fetch the bundle again") from error
-    if not verified(mark.key, "bundle", text, mark.signature):
-        raise BadBundle(f"{path}: the signature does not fit; it was changed after it was signed. Do not use it")
-    return mark.key, text
+        raise BundleError(f"{path}: {SIGNATURE_FILE} or {CHECKSUMS_FILE} is damaged; fetch the bundle again") from error
+    if not is_valid_signature(signature.key, "bundle", checksums, signature.signature):
+        raise BundleError(f"{path}: the signature does not fit; it was changed after it was signed. Do not use it")
+    return signature.key, checksums
 
 
-def _checked(path: Path, inside: Inside, text: str) -> dict[str, bytes]:
+def _read_verified_files(path: Path, bundle_files: BundleFiles, checksums: str) -> dict[str, bytes]:
     """All files, each of which has the digest that was signed."""
-    lines = [LINE.fullmatch(line) for line in text.splitlines()]
-    sums = {found[2]: found[1] for found in lines if found}
-    sizes = inside.sizes
-    if len(sums) != len(lines) or sizes.keys() - {SUMS, SIGNATURE} != sums.keys():
-        raise BadBundle(f"{path}: {SUMS} does not list just the files that are there; do not use it")
-    if missing := NEEDED - sums.keys():
-        raise BadBundle(f"{path} lacks {', '.join(sorted(missing))}")
-    if sum(sizes.values()) > LARGEST:
-        raise BadBundle(f"{path} unpacks to more than {LARGEST >> 20} MB; no bundle does")
-    files = {name: inside.read(name, sizes[name]) for name in sums}
-    for name, digest in sums.items():
+    line_matches = [CHECKSUM_LINE.fullmatch(line) for line in checksums.splitlines()]
+    digests = {line_match[2]: line_match[1] for line_match in line_matches if line_match}
+    sizes = bundle_files.sizes
+    if len(digests) != len(line_matches) or sizes.keys() - {CHECKSUMS_FILE, SIGNATURE_FILE} != digests.keys():
+        raise BundleError(f"{path}: {CHECKSUMS_FILE} does not list just the files that are there; do not use it")
+    if missing := REQUIRED_FILES - digests.keys():
+        raise BundleError(f"{path} lacks {', '.join(sorted(missing))}")
+    if sum(sizes.values()) > MAX_BUNDLE_BYTES:
+        raise BundleError(f"{path} unpacks to more than {MAX_BUNDLE_BYTES >> 20} MB; no bundle does")
+    files = {name: bundle_files.read(name, sizes[name]) for name in digests}
+    for name, digest in digests.items():
         if hashlib.sha256(files[name]).hexdigest() != digest:
-            raise BadBundle(f"{path}: {name} was changed after it was signed; do not use it, fetch the bundle again")
-    return files | {SUMS: text.encode(), SIGNATURE: inside.read(SIGNATURE, SMALL)}
+            raise BundleError(f"{path}: {name} was changed after it was signed; do not use it, fetch the bundle again")
+    return files | {
+        CHECKSUMS_FILE: checksums.encode(),
+        SIGNATURE_FILE: bundle_files.read(SIGNATURE_FILE, MAX_SIGNATURE_BYTES),
+    }

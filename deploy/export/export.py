@@ -20,226 +20,286 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from deploy.bundle.bundle import NORMALISED, Manifest, sealed, zipped
-from deploy.bundle.ood_guard import Reference, reference_of
-from deploy.bundle.operating_points import Calibration, Point, points_of
-from deploy.export.corruptions import SPOILED
-from deploy.export.model_card import facts, in_words, monai_metadata
-from deploy.export.onnx_graph import OPSET, Bedside, answers, check_parity, to_onnx
-from deploy.export.quantize import CALIBRATED_ON, Quantised, quantised
-from deploy.inference.test_time_augmentation import seen_from_all_sides
+from deploy.bundle.bundle import RUNTIME_NORMALIZATIONS, BundleManifest, sign_files, write_zip
+from deploy.bundle.ood_guard import OodReference, build_ood_reference
+from deploy.bundle.operating_points import ModelCalibration, OperatingPoint, build_operating_points
+from deploy.export.corruptions import CORRUPTIONS
+from deploy.export.model_card import build_card, build_monai_metadata, render_markdown
+from deploy.export.onnx_graph import OPSET, ExportModule, check_parity, run_graph, to_onnx
+from deploy.export.quantize import NUM_CALIBRATION_IMAGES, QuantizedModel, quantize_model
+from deploy.inference.test_time_augmentation import predict_with_tta
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.coordinator.validation_profile import Portrait, read_profile, turns_of
-from pipeline.core.errors import BadRun, Refused
-from pipeline.core.files import full_disk_is_named
+from pipeline.coordinator.validation_profile import ModelProfile, num_tta_views, read_profile
+from pipeline.core.errors import IncompatibleStudyError, RunFolderError
+from pipeline.core.files import raise_no_space
 from pipeline.protocol.tasks import TEMPERATURES
 from pipeline.runs.score_saved_model import load_model
 from pipeline.study.schema import Study
 from privacy.ledger.keys import public_hex
 
-PARITY_IMAGES = 500
-RENDERED = 1200  # cells, made for this: nobody's
-SEED = 0xED6E
-UNLICENSED = "not stated: ask whoever gave it to you"
+NUM_PARITY_IMAGES = 500
+NUM_RENDERED_CELLS = 1200  # cells, made for this: nobody's
+RENDER_SEED = 0xED6E
+LICENSE_NOT_STATED = "not stated: ask whoever gave it to you"
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     folder: Path
-    zip: Path
+    zip_path: Path
     digest: str
-    key: str
-    card: dict[str, Any]
-    calibration: Calibration
-    reference: Reference | None
+    public_key: str
+    model_card: dict[str, Any]
+    calibration: ModelCalibration
+    ood_reference: OodReference | None
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Nobodys:
+class SyntheticCells:
     """Rendered cells in the size that the network takes; labels where it tells apart what the renderer does."""
 
     images: NDArray[np.uint8]  # (N, H, W, 3)
     labels: NDArray[np.int64] | None
 
 
-def export(
-    folder: RunFolder,
-    name: str,
-    out: Path,
-    key: Ed25519PrivateKey,
-    int8: bool = False,
-    licence: str = UNLICENSED,
-    scale: tuple[float | None, float | None] = (None, None),
-    say: Callable[[str], None] = lambda text: None,
-) -> Exported:
+def export_bundle(
+    run_folder: RunFolder,
+    model_name: str,
+    output_folder: Path,
+    signing_key: Ed25519PrivateKey,
+    with_int8: bool = False,
+    license_text: str = LICENSE_NOT_STATED,
+    crop_and_diameter_px: tuple[float | None, float | None] = (None, None),
+    report_progress: Callable[[str], None] = lambda text: None,
+) -> ExportResult:
     """`name`: global, group/2, site/S; `scale`: pixels of a field that one training image shows, and of a red cell there,
     where the data do not tell."""
-    window, diameter = _scale(folder.study(), scale)
-    zip_path = out.with_name(f"{out.name}.zip")
-    for path in (out, zip_path):
+    crop_diameters, rbc_diameter_px = _resolve_scale(run_folder.load_study(), crop_and_diameter_px)
+    zip_path = output_folder.with_name(f"{output_folder.name}.zip")
+    for path in (output_folder, zip_path):
         if path.exists():
-            raise BadRun(f"{path} exists and is not overwritten; choose another -o, or move it away")
-    study = folder.study()
-    if study.normalise.name not in NORMALISED:
-        raise Refused(
-            f"normalise {study.normalise.name!r} comes from a plugin, which bedside machines do not have; train without it"
+            raise RunFolderError(f"{path} exists and is not overwritten; choose another -o, or move it away")
+    study = run_folder.load_study()
+    if study.normalization.name not in RUNTIME_NORMALIZATIONS:
+        raise IncompatibleStudyError(
+            f"normalise {study.normalization.name!r} comes from a plugin, which bedside machines do not have; train without it"
         )
-    kind, _, site = name.partition("/")
-    module, header = load_model(folder, f"site/{quote(site, safe='')}" if kind == "site" else name)
-    shape, classes = tuple(header["shape"]), tuple(header["classes"])
-    if len(shape) != 3:
-        raise Refused(f"{name} takes {shape} numbers, and bundles are for images; export a study of images")
-    profile = read_profile(folder.path, name)
-    lens, warnings = profile.lens if profile else None, [] if profile else [_unprofiled(study, name)]
-    positive = study.evaluation.positive
-    say("drawing the graph")
-    bedside = Bedside(module, shape, lens, study.normalise.model_dump())
-    graph = to_onnx(bedside, (shape[1], shape[2]))
-    say("comparing it with the network")
-    nobodys = rendered((shape[1], shape[2]), classes)
-    largest = check_parity(bedside, module, graph, nobodys.images[:PARITY_IMAGES])
-    small = None
-    if int8:
-        say("quantising")
-        small = quantised(graph, nobodys.images, nobodys.labels, None if positive is None else classes.index(positive))
-        warnings += [f"no int8 model: {small.reason}"] if small.reason else []
-    calibration = calibration_of(profile, positive, classes)
-    reference = _reference(profile, graph, nobodys, turns_of(study, shape)) if profile else None
-    manifest = Manifest(
-        name=study.name, model=name, classes=classes, size=(shape[1], shape[2]), resize=study.data.resize,
-        turns=8 if turns_of(study, shape) == 8 else 1,
-        normalise=study.normalise.model_dump(), window=window, diameter=diameter,
-        precisions=("fp32", "int8") if small and small.graph else ("fp32",), opset=OPSET, made=_now(),
+    model_kind, _, site = model_name.partition("/")
+    module, header = load_model(run_folder, f"site/{quote(site, safe='')}" if model_kind == "site" else model_name)
+    input_shape, classes = tuple(header["shape"]), tuple(header["classes"])
+    if len(input_shape) != 3:
+        raise IncompatibleStudyError(
+            f"{model_name} takes {input_shape} numbers, and bundles are for images; export a study of images"
+        )
+    profile = read_profile(run_folder.path, model_name)
+    whitening, warnings = (
+        profile.whitening if profile else None,
+        [] if profile else [_missing_profile_warning(study, model_name)],
+    )
+    positive_class = study.evaluation.positive_class
+    report_progress("drawing the graph")
+    export_module = ExportModule(module, input_shape, whitening, study.normalization.model_dump())
+    graph = to_onnx(export_module, (input_shape[1], input_shape[2]))
+    report_progress("comparing it with the network")
+    synthetic_cells = render_cells((input_shape[1], input_shape[2]), classes)
+    max_difference = check_parity(export_module, module, graph, synthetic_cells.images[:NUM_PARITY_IMAGES])
+    int8_model = None
+    if with_int8:
+        report_progress("quantising")
+        int8_model = quantize_model(
+            graph,
+            synthetic_cells.images,
+            synthetic_cells.labels,
+            None if positive_class is None else classes.index(positive_class),
+        )
+        warnings += [f"no int8 model: {int8_model.reason}"] if int8_model.reason else []
+    calibration = build_calibration(profile, positive_class, classes)
+    ood_reference = (
+        _measure_ood_reference(profile, graph, synthetic_cells, num_tta_views(study, input_shape)) if profile else None
+    )
+    manifest = BundleManifest(
+        name=study.name, model=model_name, classes=classes, input_size=(input_shape[1], input_shape[2]), resize=study.data.resize_filter,
+        num_tta_views=8 if num_tta_views(study, input_shape) == 8 else 1,
+        normalization=study.normalization.model_dump(), crop_diameters=crop_diameters, rbc_diameter_px=rbc_diameter_px,
+        precisions=("fp32", "int8") if int8_model and int8_model.graph else ("fp32",), opset=OPSET, created=_utc_timestamp(),
         software={package: version(package) for package in ("hemofed", "torch", "onnx", "onnxruntime")},
     )  # fmt: skip
-    card = facts(folder, name, header, licence) | {"export": _made(manifest, largest, small)}
+    model_card = build_card(run_folder, model_name, header, license_text) | {
+        "export": _export_record(manifest, max_difference, int8_model)
+    }
     files = {
         "model.onnx": graph,
-        "bundle.json": _json(manifest.model_dump(mode="json")),
-        "calibration.json": _json(calibration.model_dump(mode="json")),
-        "card.json": _json(card),
-        "card.md": in_words(card, calibration, reference).encode(),
-        "metadata.json": _json(monai_metadata(card, manifest.size)),
+        "bundle.json": _encode_json(manifest.model_dump(mode="json")),
+        "calibration.json": _encode_json(calibration.model_dump(mode="json")),
+        "card.json": _encode_json(model_card),
+        "card.md": render_markdown(model_card, calibration, ood_reference).encode(),
+        "metadata.json": _encode_json(build_monai_metadata(model_card, manifest.input_size)),
     }
-    if small and small.graph:
-        files["model.int8.onnx"] = small.graph
-    if reference:
-        files["reference.json"] = _json(reference.model_dump(mode="json"))
-    return _written(sealed(files, key), out, zip_path, key, card, calibration, reference, tuple(warnings))
+    if int8_model and int8_model.graph:
+        files["model.int8.onnx"] = int8_model.graph
+    if ood_reference:
+        files["reference.json"] = _encode_json(ood_reference.model_dump(mode="json"))
+    return _write_bundle(
+        sign_files(files, signing_key),
+        output_folder,
+        zip_path,
+        signing_key,
+        model_card,
+        calibration,
+        ood_reference,
+        tuple(warnings),
+    )
 
 
-def rendered(size: tuple[int, int], classes: tuple[str, ...]) -> Nobodys:
-    from deploy.inference.resize import resized
-    from sites.data.renderer.cell_outlines import TYPES
+def render_cells(input_size: tuple[int, int], classes: tuple[str, ...]) -> SyntheticCells:
+    from deploy.inference.resize import resize_images
+    from sites.data.renderer.cell_outlines import CELL_TYPES
     from sites.data.synthetic_smear import SyntheticSmear
 
-    data = SyntheticSmear(cells=RENDERED, size=72, patients=60, task="types").load(None, SEED)
-    order = np.random.default_rng(SEED).permutation(RENDERED)  # calibration and judging see all patients
+    data = SyntheticSmear(cells=NUM_RENDERED_CELLS, size=72, patients=60, task="types").load(None, RENDER_SEED)
+    order = np.random.default_rng(RENDER_SEED).permutation(
+        NUM_RENDERED_CELLS
+    )  # calibration and judging see all patients
     images = np.ascontiguousarray(data.x.permute(0, 2, 3, 1).numpy()[order])
     types = data.y.numpy()[order]
     labels = None
-    if classes == TYPES:
+    if classes == CELL_TYPES:
         labels = types
     elif classes == ("other", "schistocyte"):
-        labels = (types == TYPES.index("schistocyte")).astype(np.int64)
-    return Nobodys(resized(images, size, "area"), labels)
+        labels = (types == CELL_TYPES.index("schistocyte")).astype(np.int64)
+    return SyntheticCells(resize_images(images, input_size, "area"), labels)
 
 
-def calibration_of(profile: Portrait | None, positive: str | None, classes: tuple[str, ...]) -> Calibration:
+def build_calibration(
+    profile: ModelProfile | None, positive_class: str | None, classes: tuple[str, ...]
+) -> ModelCalibration:
     if profile is None:
-        return Calibration(temperature=1.0, positive=positive, points=(), measured_on="nothing")
-    seen, lens = profile.seen, profile.lens
-    points, curve = _points(profile, classes.index(positive)) if positive else ((), ())
-    n = int(seen.n)
-    return Calibration(
-        temperature=lens.temperature,
-        positive=positive,
-        points=points,
+        return ModelCalibration(
+            temperature=1.0, positive_class=positive_class, operating_points=(), measured_on="nothing"
+        )
+    sums, whitening = profile.sums, profile.whitening
+    operating_points, curve = (
+        _profile_operating_points(profile, classes.index(positive_class)) if positive_class else ((), ())
+    )
+    num_images = int(sums.n)
+    return ModelCalibration(
+        temperature=whitening.temperature,
+        positive_class=positive_class,
+        operating_points=operating_points,
         curve=curve,
-        measured_on=f"{n:,} validation images of its sites, in sums",
-        loss=float(np.interp(np.log(lens.temperature), np.log(TEMPERATURES), seen.heated.numpy())) / n,
-        loss_before=float(seen.heated[len(TEMPERATURES) // 2]) / n,
+        measured_on=f"{num_images:,} validation images of its sites, in sums",
+        loss=float(np.interp(np.log(whitening.temperature), np.log(TEMPERATURES), sums.nll_by_temperature.numpy()))
+        / num_images,
+        loss_before=float(sums.nll_by_temperature[len(TEMPERATURES) // 2]) / num_images,
     )
 
 
-def _points(profile: Portrait, which: int) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    scores, between = profile.seen.scores[which].numpy(), profile.between[which].numpy()
-    return points_of(scores.astype(np.int64), between.astype(np.float64))
+def _profile_operating_points(
+    profile: ModelProfile, class_index: int
+) -> tuple[tuple[OperatingPoint, ...], tuple[OperatingPoint, ...]]:
+    scores, between_site_variance = (
+        profile.sums.scores[class_index].numpy(),
+        profile.between_site_variance[class_index].numpy(),
+    )
+    return build_operating_points(scores.astype(np.int64), between_site_variance.astype(np.float64))
 
 
-def _reference(profile: Portrait, graph: bytes, nobodys: Nobodys, turns: int) -> Reference:
+def _measure_ood_reference(
+    profile: ModelProfile, graph: bytes, synthetic_cells: SyntheticCells, num_tta_views: int
+) -> OodReference:
     """With the guard's own error rates, on rendered cells spoiled on purpose."""
-    seen, lens = profile.seen, profile.lens
-    counts = seen.distances.numpy().astype(np.int64), seen.measures.numpy().astype(np.int64)
-    reference = reference_of(int(seen.n), lens.centres.numpy().astype(np.float64), *counts)
-    catches, run = {}, partial(answers, graph)
-    for what, spoil in SPOILED.items():
-        _, traits, measures = seen_from_all_sides(run, spoil(nobodys.images[:CALIBRATED_ON]), turns)
-        refused = reference.refusals(traits, measures)
-        catches[what] = sum(why is not None for why in refused) / len(refused)
-    return reference.model_copy(update={"catches": catches})
+    sums, whitening = profile.sums, profile.whitening
+    counts = sums.distances.numpy().astype(np.int64), sums.image_measures.numpy().astype(np.int64)
+    ood_reference = build_ood_reference(int(sums.n), whitening.class_centers.numpy().astype(np.float64), *counts)
+    detection_rates, run = {}, partial(run_graph, graph)
+    for corruption, corrupt in CORRUPTIONS.items():
+        _, features, quality_measures = predict_with_tta(
+            run, corrupt(synthetic_cells.images[:NUM_CALIBRATION_IMAGES]), num_tta_views
+        )
+        rejection_reasons = ood_reference.rejection_reasons(features, quality_measures)
+        detection_rates[corruption] = sum(reason is not None for reason in rejection_reasons) / len(rejection_reasons)
+    return ood_reference.model_copy(update={"detection_rates": detection_rates})
 
 
-def _scale(study: Study, given: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+def _resolve_scale(
+    study: Study, crop_and_diameter_px: tuple[float | None, float | None]
+) -> tuple[float | None, float | None]:
     """What is cut about a cell of a field, in diameters of a red cell, and that diameter in pixels; none: single images."""
-    window, diameter = given[0] or study.data.window_pixels, given[1] or study.data.cell_pixels
-    if (window is None) != (diameter is None):
-        raise Refused("how cells are cut out of fields follows from both --window and --diameter; give both, or none")
-    return (None, None) if window is None or diameter is None else (window / diameter, diameter)
+    crop_px, rbc_diameter_px = (
+        crop_and_diameter_px[0] or study.data.window_pixels,
+        crop_and_diameter_px[1] or study.data.cell_pixels,
+    )
+    if (crop_px is None) != (rbc_diameter_px is None):
+        raise IncompatibleStudyError(
+            "how cells are cut out of fields follows from both --window and --diameter; give both, or none"
+        )
+    return (None, None) if crop_px is None or rbc_diameter_px is None else (crop_px / rbc_diameter_px, rbc_diameter_px)
 
 
-def _unprofiled(study: Study, name: str) -> str:
-    why = "evaluation.profile is off" if not study.evaluation.profile else f"the run has no profile of {name}"
+def _missing_profile_warning(study: Study, model_name: str) -> str:
+    reason = (
+        "evaluation.validation_profile is off"
+        if not study.evaluation.validation_profile
+        else f"the run has no profile of {model_name}"
+    )
     return (
-        f"{why}, so there are no calibrated probabilities, no operating points and no guard. Run the study (anew) with "
-        "evaluation.profile = true and validation images, or measure it on your own: hemofed edge verify"
+        f"{reason}, so there are no calibrated probabilities, no operating points and no guard. Run the study (anew) with "
+        "evaluation.validation_profile = true and validation images, or measure it on your own: hemofed edge verify"
     )
 
 
-def _made(manifest: Manifest, largest: float, small: Quantised | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"words": "There is no int8 model."}
-    if small is not None:
-        words = f"The int8 model was left out: {small.reason}." if small.reason else "The int8 model answers alike."
-        told = {**small.told, "reason": small.reason, "words": words}
-    return {"made": manifest.made, "hemofed": manifest.software["hemofed"], "opset": OPSET,
-            "onnxruntime": manifest.software["onnxruntime"], "parity": {"images": PARITY_IMAGES, "largest": largest}, "int8": told}  # fmt: skip
+def _export_record(
+    manifest: BundleManifest, max_difference: float, int8_model: QuantizedModel | None
+) -> dict[str, Any]:
+    int8_record: dict[str, Any] = {"words": "There is no int8 model."}
+    if int8_model is not None:
+        int8_text = (
+            f"The int8 model was left out: {int8_model.reason}."
+            if int8_model.reason
+            else "The int8 model answers alike."
+        )
+        int8_record = {**int8_model.metrics, "reason": int8_model.reason, "words": int8_text}
+    return {"made": manifest.created, "hemofed": manifest.software["hemofed"], "opset": OPSET,
+            "onnxruntime": manifest.software["onnxruntime"], "parity": {"images": NUM_PARITY_IMAGES, "largest": max_difference}, "int8": int8_record}  # fmt: skip
 
 
-def _written(
+def _write_bundle(
     files: dict[str, bytes],
-    out: Path,
+    output_folder: Path,
     zip_path: Path,
-    key: Ed25519PrivateKey,
-    card: dict[str, Any],
-    calibration: Calibration,
-    reference: Reference | None,
+    signing_key: Ed25519PrivateKey,
+    model_card: dict[str, Any],
+    calibration: ModelCalibration,
+    ood_reference: OodReference | None,
     warnings: tuple[str, ...],
-) -> Exported:
+) -> ExportResult:
     """Both appear whole or not at all."""
-    with full_disk_is_named(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    with raise_no_space(output_folder):
+        output_folder.parent.mkdir(parents=True, exist_ok=True)
+        temp_folder = Path(tempfile.mkdtemp(dir=output_folder.parent, prefix=f".{output_folder.name}."))
         try:
-            inner = aside / "folder"
-            inner.mkdir()
+            unpacked_folder = temp_folder / "folder"
+            unpacked_folder.mkdir()
             for name, data in files.items():
-                (inner / name).write_bytes(data)
-            zipped(files, aside / "zip")
-            for path in (*inner.iterdir(), aside / "zip"):
+                (unpacked_folder / name).write_bytes(data)
+            write_zip(files, temp_folder / "zip")
+            for path in (*unpacked_folder.iterdir(), temp_folder / "zip"):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-            inner.rename(out)
-            (aside / "zip").rename(zip_path)
+            unpacked_folder.rename(output_folder)
+            (temp_folder / "zip").rename(zip_path)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temp_folder, ignore_errors=True)
     digest = hashlib.sha256(files["SHA256SUMS"]).hexdigest()
-    return Exported(out, zip_path, digest, public_hex(key), card, calibration, reference, warnings)
+    return ExportResult(
+        output_folder, zip_path, digest, public_hex(signing_key), model_card, calibration, ood_reference, warnings
+    )
 
 
-def _json(value: Any) -> bytes:
+def _encode_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _now() -> str:
+def _utc_timestamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

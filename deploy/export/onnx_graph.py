@@ -17,77 +17,81 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deploy.inference.onnx_session import session
-from models.probe.feature_probe import Eye
-from pipeline.core.errors import BadModel, BadRun
-from pipeline.protocol.tasks import Lens
+from deploy.inference.onnx_session import create_session
+from models.probe.feature_probe import FeatureProbe
+from pipeline.core.errors import ModelError, RunFolderError
+from pipeline.protocol.tasks import FeatureWhitening
 
 OPSET = 20
-PARITY = 1e-4
-LUMA = (0.299, 0.587, 0.114)  # as Pillow makes grey of colours
-FLATTEST = 1 / 255  # as sites/population/color_normalization.py
+MAX_PARITY_DIFFERENCE = 1e-4
+LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # as Pillow makes grey of colours
+MIN_STD = 1 / 255  # as sites/population/color_normalization.py
 
 
-class Bedside(nn.Module):
+class ExportModule(nn.Module):
     """uint8 (N, H, W, 3) -> probabilities (N, C), whitened traits (N, D), measures (N, Q)."""
 
     def __init__(
-        self, module: nn.Module, shape: tuple[int, ...], lens: Lens | None, normalise: Mapping[str, Any]
+        self,
+        module: nn.Module,
+        input_shape: tuple[int, ...],
+        whitening: FeatureWhitening | None,
+        normalization: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        self.eye = Eye(module, shape)
-        self.grey = shape[0] == 1
-        self.normalise = dict(normalise)
-        self.temperature = lens.temperature if lens else 1.0
-        width = int(self.eye.project.shape[1])
-        if lens and len(lens.mean) != width:
-            raise BadRun(
-                f"the run's profile has {len(lens.mean)} traits and its network {width}: it is another version's; run the study anew"
+        self.probe = FeatureProbe(module, input_shape)
+        self.is_grayscale = input_shape[0] == 1
+        self.normalization = dict(normalization)
+        self.temperature = whitening.temperature if whitening else 1.0
+        num_features = int(self.probe.project.shape[1])
+        if whitening and len(whitening.mean) != num_features:
+            raise RunFolderError(
+                f"the run's profile has {len(whitening.mean)} traits and its network {num_features}: it is another version's; run the study anew"
             )
         self.mean: Tensor
         self.whiten: Tensor
         self.luma: Tensor
-        self.register_buffer("mean", lens.mean.float() if lens else torch.zeros(width))
-        self.register_buffer("whiten", lens.whiten.float() if lens else torch.eye(width))
-        self.register_buffer("luma", torch.tensor(LUMA).view(1, 3, 1, 1))
+        self.register_buffer("mean", whitening.mean.float() if whitening else torch.zeros(num_features))
+        self.register_buffer("whiten", whitening.whitening.float() if whitening else torch.eye(num_features))
+        self.register_buffer("luma", torch.tensor(LUMA_WEIGHTS).view(1, 3, 1, 1))
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits, traits, measured = self.eye(self.prepared(image))
-        return (logits / self.temperature).softmax(1), (traits - self.mean) @ self.whiten, measured
+        logits, features, quality_measures = self.probe(self.preprocess(image))
+        return (logits / self.temperature).softmax(1), (features - self.mean) @ self.whiten, quality_measures
 
-    def prepared(self, image: Tensor) -> Tensor:
+    def preprocess(self, image: Tensor) -> Tensor:
         x: Tensor = image.permute(0, 3, 1, 2).float()
-        if self.grey:
+        if self.is_grayscale:
             x = (x * self.luma).sum(1, keepdim=True)
-        if self.normalise["name"] == "image":
+        if self.normalization["name"] == "image":
             x = x / 255
             mean = x.mean((2, 3), keepdim=True)
-            std = (x - mean).square().mean((2, 3), keepdim=True).sqrt().clamp(min=FLATTEST)
+            std = (x - mean).square().mean((2, 3), keepdim=True).sqrt().clamp(min=MIN_STD)
             # not rounded to grey levels as at sites: two runtimes would round the same number to different ones
-            spread, level = float(self.normalise["std"]), float(self.normalise["mean"])
-            return ((x - mean) / std * spread + level).clamp(0, 1)
+            target_std, target_mean = float(self.normalization["std"]), float(self.normalization["mean"])
+            return ((x - mean) / std * target_std + target_mean).clamp(0, 1)
         return x / 255
 
 
-def to_onnx(bedside: Bedside, size: tuple[int, int]) -> bytes:
+def to_onnx(export_module: ExportModule, input_size: tuple[int, int]) -> bytes:
     """Static but for the batch."""
-    out = io.BytesIO()
-    sample = torch.zeros((2, *size, 3), dtype=torch.uint8)
+    buffer = io.BytesIO()
+    sample = torch.zeros((2, *input_size, 3), dtype=torch.uint8)
     try:
-        program = _exported(bedside, sample)
+        program = _export_program(export_module, sample)
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise BadModel(
+        raise ModelError(
             f"the network cannot be written as ONNX ({reason}); use another model, or another operation in yours"
         ) from error
-    program.save(out)
-    return out.getvalue()
+    program.save(buffer)
+    return buffer.getvalue()
 
 
-def _exported(bedside: Bedside, sample: Tensor) -> Any:
-    with _quietly():
+def _export_program(export_module: ExportModule, sample: Tensor) -> Any:
+    with _silence_exporter():
         return torch.onnx.export(
-            bedside.eval(),
+            export_module.eval(),
             (sample,),
             input_names=["image"],
             output_names=["probabilities", "traits", "measures"],
@@ -98,44 +102,46 @@ def _exported(bedside: Bedside, sample: Tensor) -> Any:
         )
 
 
-def answers(graph: bytes, images: NDArray[np.uint8]) -> tuple[NDArray[np.float32], ...]:
-    found: tuple[NDArray[np.float32], ...] = tuple(session(graph).run(None, {"image": images}))
-    return found
+def run_graph(graph: bytes, images: NDArray[np.uint8]) -> tuple[NDArray[np.float32], ...]:
+    outputs: tuple[NDArray[np.float32], ...] = tuple(create_session(graph).run(None, {"image": images}))
+    return outputs
 
 
-def parity(bedside: Bedside, module: nn.Module, graph: bytes, images: NDArray[np.uint8]) -> float:
+def max_probability_difference(
+    export_module: ExportModule, module: nn.Module, graph: bytes, images: NDArray[np.uint8]
+) -> float:
     """The largest difference of a probability between the network as it was trained and the graph.
 
     The network in double: torch's own single-precision convolutions are off by up to 1e-4, a hundred times the graph's error.
     """
-    exact = copy.deepcopy(module).eval().double()
+    double_module = copy.deepcopy(module).eval().double()
     with torch.inference_mode():
-        x = bedside.prepared(torch.from_numpy(images)).double()
-        theirs = (exact(x) / bedside.temperature).softmax(1).numpy()
-    return float(np.abs(theirs - answers(graph, images)[0]).max())
+        x = export_module.preprocess(torch.from_numpy(images)).double()
+        expected = (double_module(x) / export_module.temperature).softmax(1).numpy()
+    return float(np.abs(expected - run_graph(graph, images)[0]).max())
 
 
-def check_parity(bedside: Bedside, module: nn.Module, graph: bytes, images: NDArray[np.uint8]) -> float:
-    found = parity(bedside, module, graph, images)
-    if not found <= PARITY:
-        raise BadModel(
-            f"the exported graph differs from the network by up to {found:.2g} in a probability (at most {PARITY:g} on "
+def check_parity(export_module: ExportModule, module: nn.Module, graph: bytes, images: NDArray[np.uint8]) -> float:
+    difference = max_probability_difference(export_module, module, graph, images)
+    if not difference <= MAX_PARITY_DIFFERENCE:
+        raise ModelError(
+            f"the exported graph differs from the network by up to {difference:.2g} in a probability (at most {MAX_PARITY_DIFFERENCE:g} on "
             f"{len(images)} images): nothing was exported; does the model use an operation that ONNX has not?"
         )
-    return found
+    return difference
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """The exporter prints and warns about its own insides."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    before = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+    previous_levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), Path(os.devnull).open("w") as devnull, contextlib.redirect_stdout(devnull):
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, before, strict=True):
+            for logger, level in zip(loggers, previous_levels, strict=True):
                 logger.setLevel(level)

@@ -16,57 +16,67 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.export.onnx_graph import answers
-from deploy.inference.metrics import area, balanced
-from deploy.inference.onnx_session import onnxruntime
+from deploy.export.onnx_graph import run_graph
+from deploy.inference.metrics import compute_auroc, compute_balanced_accuracy
+from deploy.inference.onnx_session import load_onnxruntime
 
-CALIBRATED_ON = 256  # images
-LOSES_BALANCED, LOSES_AUROC = 0.005, 0.005
-DIFFERS = 0.01  # of the images may get another class, where nobody knows the right one
-Images = NDArray[np.uint8]
+NUM_CALIBRATION_IMAGES = 256  # images
+MAX_BALANCED_ACCURACY_LOSS, MAX_AUROC_LOSS = 0.005, 0.005
+MAX_CHANGED_FRACTION = 0.01  # of the images may get another class, where nobody knows the right one
+ImageBatch = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Quantised:
+class QuantizedModel:
     graph: bytes | None
-    told: dict[str, float | int | str | None]  # for the card
+    metrics: dict[str, float | int | str | None]  # for the card
     reason: str | None = None  # why there is none
 
 
-def quantised(graph: bytes, images: Images, labels: NDArray[np.int64] | None, positive: int | None) -> Quantised:
+def quantize_model(
+    graph: bytes, images: ImageBatch, labels: NDArray[np.int64] | None, positive_index: int | None
+) -> QuantizedModel:
     """`labels` of the images, where they show what the model tells apart. The first ones set scales, the rest judge."""
-    small = _quantise(graph, images[:CALIBRATED_ON])
-    rest = images[CALIBRATED_ON:]
-    before, after = answers(graph, rest)[0], answers(small, rest)[0]
-    differing = float((before.argmax(1) != after.argmax(1)).mean())
-    told: dict[str, float | int | str | None] = {
-        "images": len(rest),
-        "largest_difference": float(np.abs(before - after).max()),
-        "other_class": differing,
-        "bytes": len(small),
+    int8_graph = _quantize_static(graph, images[:NUM_CALIBRATION_IMAGES])
+    test_images = images[NUM_CALIBRATION_IMAGES:]
+    fp32_probabilities, int8_probabilities = run_graph(graph, test_images)[0], run_graph(int8_graph, test_images)[0]
+    changed_fraction = float((fp32_probabilities.argmax(1) != int8_probabilities.argmax(1)).mean())
+    metrics: dict[str, float | int | str | None] = {
+        "images": len(test_images),
+        "largest_difference": float(np.abs(fp32_probabilities - int8_probabilities).max()),
+        "other_class": changed_fraction,
+        "bytes": len(int8_graph),
         "bytes_fp32": len(graph),
     }
     reasons = []
-    if labels is None or positive is None:
-        if differing > DIFFERS:
-            reasons.append(f"{100 * differing:.1f} % of {len(rest)} images got another class")
+    if labels is None or positive_index is None:
+        if changed_fraction > MAX_CHANGED_FRACTION:
+            reasons.append(f"{100 * changed_fraction:.1f} % of {len(test_images)} images got another class")
     else:
-        truth = labels[CALIBRATED_ON:]
-        lost_each = {
-            "balanced accuracy": (balanced(before, truth) - balanced(after, truth), LOSES_BALANCED),
-            "AUROC": (area(before, truth, positive) - area(after, truth, positive), LOSES_AUROC),
+        test_labels = labels[NUM_CALIBRATION_IMAGES:]
+        losses = {
+            "balanced accuracy": (
+                compute_balanced_accuracy(fp32_probabilities, test_labels)
+                - compute_balanced_accuracy(int8_probabilities, test_labels),
+                MAX_BALANCED_ACCURACY_LOSS,
+            ),
+            "AUROC": (
+                compute_auroc(fp32_probabilities, test_labels, positive_index)
+                - compute_auroc(int8_probabilities, test_labels, positive_index),
+                MAX_AUROC_LOSS,
+            ),
         }
-        for name, (lost, most) in lost_each.items():
-            told[f"lost_{name.replace(' ', '_').lower()}"] = lost
-            if lost > most:
-                reasons.append(f"{name} on {len(rest)} rendered cells fell by {lost:.4f}")
+        for name, (loss, max_loss) in losses.items():
+            metrics[f"lost_{name.replace(' ', '_').lower()}"] = loss
+            if loss > max_loss:
+                reasons.append(f"{name} on {len(test_images)} rendered cells fell by {loss:.4f}")
     if reasons:
-        return Quantised(None, told, "; ".join(reasons))
-    return Quantised(small, told)
+        return QuantizedModel(None, metrics, "; ".join(reasons))
+    return QuantizedModel(int8_graph, metrics)
 
 
-def _quantise(graph: bytes, images: Images) -> bytes:
-    onnxruntime()
+def _quantize_static(graph: bytes, images: ImageBatch) -> bytes:
+    load_onnxruntime()
     import onnx
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -77,41 +87,41 @@ def _quantise(graph: bytes, images: Images) -> bytes:
     )
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class CalibrationBatchReader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.left = [{"image": images[at : at + 32]} for at in range(0, len(images), 32)]
+            self.batches = [{"image": images[start : start + 32]} for start in range(0, len(images), 32)]
 
-        def get_next(self) -> dict[str, Images] | None:
-            return self.left.pop(0) if self.left else None
+        def get_next(self) -> dict[str, ImageBatch] | None:
+            return self.batches.pop(0) if self.batches else None
 
-    with tempfile.TemporaryDirectory() as folder, _quietly():
-        plain, ready, small = (Path(folder) / f"{name}.onnx" for name in ("plain", "ready", "small"))
-        plain.write_bytes(graph)
-        quant_pre_process(str(plain), str(ready), skip_symbolic_shape=True)
-        dense = [node.name for node in onnx.load(ready).graph.node if node.op_type == "Gemm"]
+    with tempfile.TemporaryDirectory() as folder, _silence_logging():
+        source_path, prepared_path, int8_path = (Path(folder) / f"{name}.onnx" for name in ("plain", "ready", "small"))
+        source_path.write_bytes(graph)
+        quant_pre_process(str(source_path), str(prepared_path), skip_symbolic_shape=True)
+        dense_nodes = [node.name for node in onnx.load(prepared_path).graph.node if node.op_type == "Gemm"]
         quantize_static(
-            str(ready),
-            str(small),
-            Reader(),
+            str(prepared_path),
+            str(int8_path),
+            CalibrationBatchReader(),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
             op_types_to_quantize=["Conv", "Gemm"],
-            nodes_to_exclude=dense[-1:],  # the head: few numbers, and every error there is an error of the answer
+            nodes_to_exclude=dense_nodes[-1:],  # the head: few numbers, and every error there is an error of the answer
         )
-        return small.read_bytes()
+        return int8_path.read_bytes()
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence_logging() -> Iterator[None]:
     logger = logging.getLogger()
-    before = logger.level
+    previous_level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            logger.setLevel(before)
+            logger.setLevel(previous_level)

@@ -1,0 +1,1 @@
+"""Bytes of image files become RGB arrays: PNG, JPEG, TIFF and DICOM."""

@@ -17,205 +17,245 @@ from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate, generate_fragments
 from pydicom.pixels.decoders.base import get_decoder
 
-from deploy.imaging.jpeg_headers import BEGINNINGS, Stream, jpeg, stream
-from pipeline.core.errors import BadData
+from deploy.imaging.jpeg_headers import STREAM_SIGNATURES, CodestreamHeader, decode_jpeg, read_codestream_header
+from pipeline.core.errors import DataError
 from sites.data.images import MAX_PIXELS
 
 MAX_FRAMES = 2_000
-MAX_TOTAL = 400_000_000  # pixels of all frames
-AGAIN = "export it again"
-GREYS = ("MONOCHROME1", "MONOCHROME2", "PALETTE COLOR")
-COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+MAX_TOTAL_PIXELS = 400_000_000  # pixels of all frames
+EXPORT_AGAIN_HINT = "export it again"
+GRAYSCALE_INTERPRETATIONS = ("MONOCHROME1", "MONOCHROME2", "PALETTE COLOR")
+COLOR_INTERPRETATIONS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 # One plugin for all frames: a change between them would change pixels. Those that refuse damaged streams come first.
-PLUGINS = ("pyjpegls", "pydicom", "pylibjpeg", "pillow")
+DECODER_PLUGINS = ("pyjpegls", "pydicom", "pylibjpeg", "pillow")
 
 
 @dataclass(frozen=True)
-class Layout:
+class PixelLayout:
     rows: int
     columns: int
-    samples: int
-    colour: str  # photometric interpretation
-    allocated: int
-    stored: int
-    signed: bool
-    planar: int
+    samples_per_pixel: int
+    photometric_interpretation: str  # photometric interpretation
+    bits_allocated: int
+    bits_stored: int
+    is_signed: bool
+    planar_configuration: int
 
-    def options(self) -> dict[str, Any]:
+    def decoder_options(self) -> dict[str, Any]:
         """As pydicom's decoders call them."""
         return {
             "rows": self.rows,
             "columns": self.columns,
-            "samples_per_pixel": self.samples,
-            "photometric_interpretation": self.colour,
-            "bits_allocated": self.allocated,
-            "bits_stored": self.stored,
-            "pixel_representation": int(self.signed),
-            "planar_configuration": self.planar,
+            "samples_per_pixel": self.samples_per_pixel,
+            "photometric_interpretation": self.photometric_interpretation,
+            "bits_allocated": self.bits_allocated,
+            "bits_stored": self.bits_stored,
+            "pixel_representation": int(self.is_signed),
+            "planar_configuration": self.planar_configuration,
             "pixel_keyword": "PixelData",
         }
 
 
-def open_frames(header: Dataset) -> tuple[Layout, int, Iterator[np.ndarray]]:
+def open_frames(header: Dataset) -> tuple[PixelLayout, int, Iterator[np.ndarray]]:
     """How many, and (H, W) or (H, W, 3) arrays with colours as RGB; none is unpacked before it is asked for."""
-    syntax, declared = _syntax(header), _declared(header)
-    packed = header["PixelData"].is_undefined_length
-    if packed != syntax.is_encapsulated:
-        raise BadData(
-            f"the pixels are {'' if packed else 'not '}compressed, but the header says {syntax.name}; {AGAIN}"
+    syntax, num_declared = _transfer_syntax(header), _declared_num_frames(header)
+    is_encapsulated = header["PixelData"].is_undefined_length
+    if is_encapsulated != syntax.is_encapsulated:
+        raise DataError(
+            f"the pixels are {'' if is_encapsulated else 'not '}compressed, but the header says {syntax.name}; {EXPORT_AGAIN_HINT}"
         )
-    if not packed:
-        layout = _layout(header, None)
-        _limit(layout, declared)
-        return layout, declared, _native(header, layout, syntax, declared)
-    plugin = _plugin(syntax)
-    streams = _split(header.PixelData, syntax)
-    if declared > len(streams):
-        raise BadData(f"cut short: {len(streams)} of {declared} frames are there; copy it again")
-    layout = _layout(header, None if syntax == uid.RLELossless else stream(streams[0]))
-    _limit(layout, len(streams))
-    return layout, len(streams), _compressed(streams, layout, syntax, plugin)
+    if not is_encapsulated:
+        layout = _read_layout(header, None)
+        _check_limits(layout, num_declared)
+        return layout, num_declared, _iter_native_frames(header, layout, syntax, num_declared)
+    plugin = _select_plugin(syntax)
+    streams = _split_streams(header.PixelData, syntax)
+    if num_declared > len(streams):
+        raise DataError(f"cut short: {len(streams)} of {num_declared} frames are there; copy it again")
+    layout = _read_layout(header, None if syntax == uid.RLELossless else read_codestream_header(streams[0]))
+    _check_limits(layout, len(streams))
+    return layout, len(streams), _iter_compressed_frames(streams, layout, syntax, plugin)
 
 
-def _limit(layout: Layout, frames: int) -> None:
+def _check_limits(layout: PixelLayout, num_frames: int) -> None:
     pixels = layout.rows * layout.columns
     if pixels > MAX_PIXELS:
-        raise BadData(f"more than {MAX_PIXELS // 10**6} million pixels in a frame; {AGAIN} as tiles")
-    if frames > MAX_FRAMES or pixels * frames > MAX_TOTAL:
-        raise BadData(
-            f"{frames} frames of {layout.columns} x {layout.rows} pixels; at most {MAX_FRAMES} frames "
-            f"and {MAX_TOTAL // 10**6} million pixels are read, so export the fields that are wanted"
+        raise DataError(f"more than {MAX_PIXELS // 10**6} million pixels in a frame; {EXPORT_AGAIN_HINT} as tiles")
+    if num_frames > MAX_FRAMES or pixels * num_frames > MAX_TOTAL_PIXELS:
+        raise DataError(
+            f"{num_frames} frames of {layout.columns} x {layout.rows} pixels; at most {MAX_FRAMES} frames "
+            f"and {MAX_TOTAL_PIXELS // 10**6} million pixels are read, so export the fields that are wanted"
         )
 
 
-def _syntax(header: Dataset) -> uid.UID:
-    told = getattr(header, "file_meta", Dataset()).get("TransferSyntaxUID")
-    if told:
-        if not told.is_transfer_syntax:
-            raise BadData(f"unknown transfer syntax {told}; {AGAIN} as Explicit VR Little Endian")
-        return uid.UID(told)
+def _transfer_syntax(header: Dataset) -> uid.UID:
+    declared = getattr(header, "file_meta", Dataset()).get("TransferSyntaxUID")
+    if declared:
+        if not declared.is_transfer_syntax:
+            raise DataError(f"unknown transfer syntax {declared}; {EXPORT_AGAIN_HINT} as Explicit VR Little Endian")
+        return uid.UID(declared)
     if header["PixelData"].is_undefined_length:
-        raise BadData(f"compressed pixels without a transfer syntax; {AGAIN} with its file meta header")
+        raise DataError(f"compressed pixels without a transfer syntax; {EXPORT_AGAIN_HINT} with its file meta header")
     implicit, little = header.original_encoding
     if implicit:
         return uid.ImplicitVRLittleEndian
     return uid.ExplicitVRLittleEndian if little else uid.ExplicitVRBigEndian
 
 
-def _plugin(syntax: uid.UID) -> str:
+def _select_plugin(syntax: uid.UID) -> str:
     try:
-        there = get_decoder(syntax).available_plugins
+        available = get_decoder(syntax).available_plugins
     except NotImplementedError:
-        raise BadData(f"{syntax.name} is not read; {AGAIN} uncompressed, or as JPEG or JPEG 2000") from None
-    if not there:
-        raise BadData(f"no decoder for {syntax.name}; pip install 'hemofed[edge-smear]', or {AGAIN} uncompressed")
-    return next(p for p in (*PLUGINS, *there) if p in there)
+        raise DataError(
+            f"{syntax.name} is not read; {EXPORT_AGAIN_HINT} uncompressed, or as JPEG or JPEG 2000"
+        ) from None
+    if not available:
+        raise DataError(
+            f"no decoder for {syntax.name}; pip install 'hemofed[edge-smear]', or {EXPORT_AGAIN_HINT} uncompressed"
+        )
+    return next(p for p in (*DECODER_PLUGINS, *available) if p in available)
 
 
-def _declared(header: Dataset) -> int:
+def _declared_num_frames(header: Dataset) -> int:
     try:
         return max(1, int(header.get("NumberOfFrames") or 1))
     except (TypeError, ValueError):
         return 1
 
 
-def _number(header: Dataset, keyword: str) -> int | None:
+def _read_int(header: Dataset, keyword: str) -> int | None:
     value = header.get(keyword)
     if value is not None and not isinstance(value, int):
-        raise BadData(f"{keyword} is {str(value)[:40]!r}, not a number; {AGAIN}")
+        raise DataError(f"{keyword} is {str(value)[:40]!r}, not a number; {EXPORT_AGAIN_HINT}")
     return value
 
 
-def _layout(header: Dataset, seen: Stream | None) -> Layout:
+def _read_layout(header: Dataset, stream_header: CodestreamHeader | None) -> PixelLayout:
     """The header's word, mended by what the first stream says of itself where that leaves no doubt."""
-    told = {key: _number(header, key) for key in ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored")}
-    if seen:
-        for key, value in (("Rows", seen.rows), ("Columns", seen.columns), ("SamplesPerPixel", seen.samples)):
-            if told[key] is None:
-                told[key] = value
-            elif told[key] != value:
-                raise BadData(f"{key} is {told[key]}, but the compressed pixels say {value}; {AGAIN}")
-        told["BitsStored"], told["BitsAllocated"] = seen.bits, 8 if seen.bits <= 8 else 16
-    rows, columns, samples = told["Rows"], told["Columns"], told["SamplesPerPixel"]
-    if samples is None:  # types 1 of the standard, but left out by some cameras
-        samples = 3 if header.get("PhotometricInterpretation") in COLOURS else 1
-    allocated = told["BitsAllocated"]
-    if not rows or not columns or allocated is None:
-        raise BadData(f"Rows, Columns or Bits Allocated is missing; {AGAIN}")
-    stored = told["BitsStored"] or allocated
-    if allocated not in (1, 8, 16) or not 1 <= stored <= allocated or (seen and seen.bits > 16):
-        raise BadData(f"{stored} bits in {allocated}; {AGAIN} with 8 to 16 bits a sample")
-    high = _number(header, "HighBit")
-    if seen is None and high is not None and high != stored - 1:
-        raise BadData(f"High Bit is {high} for {stored} bits, so the values are shifted; {AGAIN} as secondary capture")
-    colour = _colour(header, samples, seen, rows * columns)
-    planar = _number(header, "PlanarConfiguration")
-    if samples == 3 and header["PixelData"].is_undefined_length:
-        planar = 0  # streams have an order of their own
-    if samples == 3 and planar not in (0, 1):
-        raise BadData(f"Planar Configuration is {planar}, so the order of the colours is unknown; {AGAIN}")
-    if colour.startswith("YBR_FULL") and stored > 8:
-        raise BadData(f"{colour} with {stored} bits; {AGAIN} as RGB")
-    signed = colour.startswith("MONOCHROME") and _number(header, "PixelRepresentation") == 1
-    return Layout(rows, columns, samples, colour, allocated, stored, signed, planar or 0)
+    attributes = {
+        key: _read_int(header, key) for key in ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored")
+    }
+    if stream_header:
+        for key, value in (
+            ("Rows", stream_header.rows),
+            ("Columns", stream_header.columns),
+            ("SamplesPerPixel", stream_header.samples_per_pixel),
+        ):
+            if attributes[key] is None:
+                attributes[key] = value
+            elif attributes[key] != value:
+                raise DataError(
+                    f"{key} is {attributes[key]}, but the compressed pixels say {value}; {EXPORT_AGAIN_HINT}"
+                )
+        attributes["BitsStored"], attributes["BitsAllocated"] = (
+            stream_header.bits_per_sample,
+            8 if stream_header.bits_per_sample <= 8 else 16,
+        )
+    rows, columns, samples_per_pixel = attributes["Rows"], attributes["Columns"], attributes["SamplesPerPixel"]
+    if samples_per_pixel is None:  # types 1 of the standard, but left out by some cameras
+        samples_per_pixel = 3 if header.get("PhotometricInterpretation") in COLOR_INTERPRETATIONS else 1
+    bits_allocated = attributes["BitsAllocated"]
+    if not rows or not columns or bits_allocated is None:
+        raise DataError(f"Rows, Columns or Bits Allocated is missing; {EXPORT_AGAIN_HINT}")
+    bits_stored = attributes["BitsStored"] or bits_allocated
+    if (
+        bits_allocated not in (1, 8, 16)
+        or not 1 <= bits_stored <= bits_allocated
+        or (stream_header and stream_header.bits_per_sample > 16)
+    ):
+        raise DataError(f"{bits_stored} bits in {bits_allocated}; {EXPORT_AGAIN_HINT} with 8 to 16 bits a sample")
+    high_bit = _read_int(header, "HighBit")
+    if stream_header is None and high_bit is not None and high_bit != bits_stored - 1:
+        raise DataError(
+            f"High Bit is {high_bit} for {bits_stored} bits, so the values are shifted; {EXPORT_AGAIN_HINT} as secondary capture"
+        )
+    photometric_interpretation = _photometric_interpretation(header, samples_per_pixel, stream_header, rows * columns)
+    planar_configuration = _read_int(header, "PlanarConfiguration")
+    if samples_per_pixel == 3 and header["PixelData"].is_undefined_length:
+        planar_configuration = 0  # streams have an order of their own
+    if samples_per_pixel == 3 and planar_configuration not in (0, 1):
+        raise DataError(
+            f"Planar Configuration is {planar_configuration}, so the order of the colours is unknown; {EXPORT_AGAIN_HINT}"
+        )
+    if photometric_interpretation.startswith("YBR_FULL") and bits_stored > 8:
+        raise DataError(f"{photometric_interpretation} with {bits_stored} bits; {EXPORT_AGAIN_HINT} as RGB")
+    is_signed = photometric_interpretation.startswith("MONOCHROME") and _read_int(header, "PixelRepresentation") == 1
+    return PixelLayout(
+        rows,
+        columns,
+        samples_per_pixel,
+        photometric_interpretation,
+        bits_allocated,
+        bits_stored,
+        is_signed,
+        planar_configuration or 0,
+    )
 
 
-def _colour(header: Dataset, samples: int, seen: Stream | None, pixels: int) -> str:
-    told = str(header.get("PhotometricInterpretation") or "").strip().upper()
-    if samples == 3 and not told:
-        if seen:
-            return "YBR_FULL" if seen.luma else "RGB"
-        return "YBR_FULL_422" if len(header.PixelData) // pixels == 2 else "RGB"
-    if samples == 1 and not told:
-        raise BadData(f"Photometric Interpretation is missing, so black and white may be swapped; {AGAIN}")
-    if told not in (COLOURS if samples == 3 else GREYS):
-        raise BadData(f"{told} with {samples} samples a pixel is not read; {AGAIN} as RGB or MONOCHROME2")
-    return "RGB" if seen and seen.mixed else told
+def _photometric_interpretation(
+    header: Dataset, samples_per_pixel: int, stream_header: CodestreamHeader | None, num_pixels: int
+) -> str:
+    declared = str(header.get("PhotometricInterpretation") or "").strip().upper()
+    if samples_per_pixel == 3 and not declared:
+        if stream_header:
+            return "YBR_FULL" if stream_header.is_ycbcr else "RGB"
+        return "YBR_FULL_422" if len(header.PixelData) // num_pixels == 2 else "RGB"
+    if samples_per_pixel == 1 and not declared:
+        raise DataError(
+            f"Photometric Interpretation is missing, so black and white may be swapped; {EXPORT_AGAIN_HINT}"
+        )
+    if declared not in (COLOR_INTERPRETATIONS if samples_per_pixel == 3 else GRAYSCALE_INTERPRETATIONS):
+        raise DataError(
+            f"{declared} with {samples_per_pixel} samples a pixel is not read; {EXPORT_AGAIN_HINT} as RGB or MONOCHROME2"
+        )
+    return "RGB" if stream_header and stream_header.has_color_transform else declared
 
 
-def _native(header: Dataset, layout: Layout, syntax: uid.UID, frames: int) -> Iterator[np.ndarray]:
-    bits = layout.rows * layout.columns * layout.samples * layout.allocated
-    if layout.colour == "YBR_FULL_422":
+def _iter_native_frames(header: Dataset, layout: PixelLayout, syntax: uid.UID, num_frames: int) -> Iterator[np.ndarray]:
+    num_bits = layout.rows * layout.columns * layout.samples_per_pixel * layout.bits_allocated
+    if layout.photometric_interpretation == "YBR_FULL_422":
         if layout.columns % 2:
-            raise BadData(f"YBR_FULL_422 with {layout.columns} columns, an odd number; {AGAIN} as RGB")
-        bits = bits // 3 * 2
-    data, wanted = header.PixelData, (bits * frames + 7) // 8
-    if len(data) < wanted:
-        raise BadData(f"cut short: {len(data)} of {wanted} bytes of pixels are there; copy it again")
+            raise DataError(f"YBR_FULL_422 with {layout.columns} columns, an odd number; {EXPORT_AGAIN_HINT} as RGB")
+        num_bits = num_bits // 3 * 2
+    data, num_expected_bytes = header.PixelData, (num_bits * num_frames + 7) // 8
+    if len(data) < num_expected_bytes:
+        raise DataError(f"cut short: {len(data)} of {num_expected_bytes} bytes of pixels are there; copy it again")
     # A byte that makes the length even is usual, and zeros are padding; anything else means a wrong size of the picture.
-    if len(data) - wanted > 1 and data[wanted:].strip(b"\0"):
-        raise BadData(
-            f"{len(data)} bytes of pixels, but {frames} frames of {layout.columns} x {layout.rows} take {wanted}; "
+    if len(data) - num_expected_bytes > 1 and data[num_expected_bytes:].strip(b"\0"):
+        raise DataError(
+            f"{len(data)} bytes of pixels, but {num_frames} frames of {layout.columns} x {layout.rows} take {num_expected_bytes}; "
             "correct Number of Frames, Rows and Columns, or export it again"
         )
     decoder = get_decoder(syntax)
-    options = layout.options() | {"number_of_frames": frames, "pixel_vr": header["PixelData"].VR}
-    for array, _ in decoder.iter_array(data[: wanted + wanted % 2], **options):
+    options = layout.decoder_options() | {"number_of_frames": num_frames, "pixel_vr": header["PixelData"].VR}
+    for array, _ in decoder.iter_array(data[: num_expected_bytes + num_expected_bytes % 2], **options):
         yield array
 
 
-def _split(data: bytes, syntax: uid.UID) -> list[bytes]:
+def _split_streams(data: bytes, syntax: uid.UID) -> list[bytes]:
     fragments = generate_fragments(data)
     next(fragments, b"")  # the offset table
     frames: list[list[bytes]] = []
     for fragment in fragments:
-        if syntax == uid.RLELossless or not frames or fragment.startswith(BEGINNINGS):
+        if syntax == uid.RLELossless or not frames or fragment.startswith(STREAM_SIGNATURES):
             frames.append([])
         frames[-1].append(fragment)
     if not frames:
-        raise BadData(f"no frame in the pixel data; {AGAIN}")
+        raise DataError(f"no frame in the pixel data; {EXPORT_AGAIN_HINT}")
     return [b"".join(parts) for parts in frames]
 
 
-def _compressed(streams: Sequence[bytes], layout: Layout, syntax: uid.UID, plugin: str) -> Iterator[np.ndarray]:
-    first = None if syntax == uid.RLELossless else stream(streams[0])
-    for place, data in enumerate(streams, start=1):
+def _iter_compressed_frames(
+    streams: Sequence[bytes], layout: PixelLayout, syntax: uid.UID, plugin: str
+) -> Iterator[np.ndarray]:
+    first_header = None if syntax == uid.RLELossless else read_codestream_header(streams[0])
+    for frame_number, data in enumerate(streams, start=1):
         # Decoders allocate what the stream says, whatever the header said.
-        if first and (seen := stream(data)) != first:
-            raise BadData(f"frame {place} says {seen}, the first {first}; {AGAIN}")
-        if syntax in (uid.JPEGBaseline8Bit, uid.JPEGExtended12Bit) and layout.stored == 8:
-            yield jpeg(data, layout.colour)
+        if first_header and (stream_header := read_codestream_header(data)) != first_header:
+            raise DataError(f"frame {frame_number} says {stream_header}, the first {first_header}; {EXPORT_AGAIN_HINT}")
+        if syntax in (uid.JPEGBaseline8Bit, uid.JPEGExtended12Bit) and layout.bits_stored == 8:
+            yield decode_jpeg(data, layout.photometric_interpretation)
             continue
-        options = layout.options() | {"number_of_frames": 1}
+        options = layout.decoder_options() | {"number_of_frames": 1}
         array, _ = get_decoder(syntax).as_array(encapsulate([data]), decoding_plugin=plugin, **options)
         yield array

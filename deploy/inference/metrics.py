@@ -6,16 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def balanced(p: NDArray[np.float32], y: NDArray[np.int64]) -> float:
+def compute_balanced_accuracy(p: NDArray[np.float32], y: NDArray[np.int64]) -> float:
     """Mean recall of the classes that are there."""
-    guess = p.argmax(1)
-    return float(np.mean([(guess[y == c] == c).mean() for c in np.unique(y)]))
+    predicted = p.argmax(1)
+    return float(np.mean([(predicted[y == c] == c).mean() for c in np.unique(y)]))
 
 
-def area(p: NDArray[np.float32], y: NDArray[np.int64], positive: int) -> float:
+def compute_auroc(p: NDArray[np.float32], y: NDArray[np.int64], positive_index: int) -> float:
     """AUROC of one class against the rest; ties count half."""
-    values, place = np.unique(p[:, positive], return_inverse=True)
-    own = np.bincount(place[y == positive], minlength=len(values))
-    others = np.bincount(place[y != positive], minlength=len(values))
-    below = np.cumsum(others) - others
-    return float((own * (below + others / 2)).sum() / max(own.sum() * others.sum(), 1))
+    values, value_indices = np.unique(p[:, positive_index], return_inverse=True)
+    num_positives = np.bincount(value_indices[y == positive_index], minlength=len(values))
+    num_negatives = np.bincount(value_indices[y != positive_index], minlength=len(values))
+    num_negatives_below = np.cumsum(num_negatives) - num_negatives
+    return float(
+        (num_positives * (num_negatives_below + num_negatives / 2)).sum()
+        / max(num_positives.sum() * num_negatives.sum(), 1)
+    )

@@ -6,16 +6,16 @@ import os
 from typing import Any
 
 
-def onnxruntime() -> Any:
+def load_onnxruntime() -> Any:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when it is loaded, so nothing else may import it first
     import onnxruntime as found
 
     return found
 
 
-def session(graph: bytes, threads: int = 1) -> Any:
-    ort = onnxruntime()
+def create_session(graph: bytes, num_threads: int = 1) -> Any:
+    ort = load_onnxruntime()
     options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.intra_op_num_threads, options.inter_op_num_threads = num_threads, 1
     options.log_severity_level = 3
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

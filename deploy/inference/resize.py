@@ -12,30 +12,30 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Rule = Literal["area", "triangle"]
-Images = NDArray[np.uint8]
+ResizeRule = Literal["area", "triangle"]
+ImageBatch = NDArray[np.uint8]
 
 
-def resized(images: Images, size: tuple[int, int], rule: Rule) -> Images:
+def resize_images(images: ImageBatch, size: tuple[int, int], rule: ResizeRule) -> ImageBatch:
     """(N, H, W, 3) -> (N, *size, 3)"""
     _n, height, width, _channels = images.shape
     if (height, width) == size:
         return images
-    rows, columns = weights(height, size[0], rule), weights(width, size[1], rule)
-    tall = np.tensordot(images.astype(np.float32), columns, (2, 1))  # (N, H, 3, w)
-    small = np.tensordot(tall, rows, (1, 1))  # (N, 3, w, h)
-    return np.ascontiguousarray(np.rint(small.transpose(0, 3, 2, 1)).clip(0, 255).astype(np.uint8))
+    rows, columns = interpolation_weights(height, size[0], rule), interpolation_weights(width, size[1], rule)
+    wide_resized = np.tensordot(images.astype(np.float32), columns, (2, 1))  # (N, H, 3, w)
+    resized = np.tensordot(wide_resized, rows, (1, 1))  # (N, 3, w, h)
+    return np.ascontiguousarray(np.rint(resized.transpose(0, 3, 2, 1)).clip(0, 255).astype(np.uint8))
 
 
 @lru_cache(32)
-def weights(old: int, new: int, rule: Rule) -> NDArray[np.float32]:
+def interpolation_weights(old_size: int, new_size: int, rule: ResizeRule) -> NDArray[np.float32]:
     """(new, old), rows add up to 1."""
-    scale = old / new
+    scale = old_size / new_size
     if scale < 1 or rule == "triangle":
-        middle = (np.arange(new) + 0.5) * scale - 0.5
-        reach = max(scale, 1.0)
-        found = np.maximum(0.0, 1 - np.abs(np.arange(old) - middle[:, None]) / reach)
+        centers = (np.arange(new_size) + 0.5) * scale - 0.5
+        support = max(scale, 1.0)
+        overlap = np.maximum(0.0, 1 - np.abs(np.arange(old_size) - centers[:, None]) / support)
     else:
-        left, right = np.arange(new)[:, None] * scale, (np.arange(new)[:, None] + 1) * scale
-        found = np.clip(np.minimum(np.arange(old) + 1, right) - np.maximum(np.arange(old), left), 0, None)
-    return np.asarray(found / found.sum(1, keepdims=True), np.float32)
+        left, right = np.arange(new_size)[:, None] * scale, (np.arange(new_size)[:, None] + 1) * scale
+        overlap = np.clip(np.minimum(np.arange(old_size) + 1, right) - np.maximum(np.arange(old_size), left), 0, None)
+    return np.asarray(overlap / overlap.sum(1, keepdims=True), np.float32)

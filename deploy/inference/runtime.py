@@ -8,62 +8,66 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.bundle.bundle import Bundle, Precision
-from deploy.bundle.ood_guard import Reference
-from deploy.bundle.operating_points import Calibration, Point, log_odds, tempered
-from deploy.inference.onnx_session import onnxruntime, session
-from deploy.inference.resize import Images, resized
-from deploy.inference.test_time_augmentation import Seen, seen_from_all_sides
-from pipeline.core.errors import BadBundle
+from deploy.bundle.bundle import ModelBundle, Precision
+from deploy.bundle.ood_guard import OodReference
+from deploy.bundle.operating_points import ModelCalibration, OperatingPoint, compute_log_odds, rescale_temperature
+from deploy.inference.onnx_session import create_session, load_onnxruntime
+from deploy.inference.resize import ImageBatch, resize_images
+from deploy.inference.test_time_augmentation import ModelOutputs, predict_with_tta
+from pipeline.core.errors import BundleError
 
 if TYPE_CHECKING:
-    from deploy.inference.local_calibration import Lab
+    from deploy.inference.local_calibration import LocalCalibration
 
-CHUNK = 256  # images at once
-OUTPUTS = ["probabilities", "traits", "measures"]
+BATCH_SIZE = 256  # images at once
+OUTPUT_NAMES = ["probabilities", "traits", "measures"]
 
 
 @dataclass(frozen=True)
-class Answers:
+class Predictions:
     """Of N images."""
 
     probabilities: NDArray[np.float32]  # (N, C), calibrated
-    refused: tuple[str | None, ...]  # why one is not answered for
-    traits: NDArray[np.float32]  # (N, D), whitened
-    measures: NDArray[np.float32]  # (N, Q)
+    rejection_reasons: tuple[str | None, ...]  # why one is not answered for
+    features: NDArray[np.float32]  # (N, D), whitened
+    quality_measures: NDArray[np.float32]  # (N, Q)
 
 
-class Runtime:
+class BundleRuntime:
     def __init__(
-        self, bundle: Bundle, precision: Precision | None = None, threads: int = 1, lab: Lab | None = None
+        self,
+        bundle: ModelBundle,
+        precision: Precision | None = None,
+        num_threads: int = 1,
+        local_calibration: LocalCalibration | None = None,
     ) -> None:
         """`precision`: fp32 if not said; `lab`: what this lab measured for itself."""
-        self.bundle, self.lab = bundle, lab
+        self.bundle, self.local_calibration = bundle, local_calibration
         self.precision: Precision = precision or "fp32"  # with which the stated rates were measured
         try:
-            self._session = session(bundle.graph(self.precision), threads)
-        except BadBundle:
+            self._session = create_session(bundle.onnx_graph(self.precision), num_threads)
+        except BundleError:
             raise
         except Exception as error:  # onnxruntime's own classes, which differ between versions
-            made = bundle.manifest.software.get("onnxruntime", "another version")
-            raise BadBundle(
-                f"onnxruntime {onnxruntime().__version__} cannot load {bundle.origin} ({error}); it was made with {made}"
+            built_with = bundle.manifest.software.get("onnxruntime", "another version")
+            raise BundleError(
+                f"onnxruntime {load_onnxruntime().__version__} cannot load {bundle.origin} ({error}); it was made with {built_with}"
             ) from error
-        self._check()
+        self._check_graph()
 
-    def _check(self) -> None:
+    def _check_graph(self) -> None:
         """A signature says who made a bundle, not that its parts fit together."""
-        manifest, reference = self.bundle.manifest, self.reference
+        manifest, ood_reference = self.bundle.manifest, self.ood_reference
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         (image,) = self._session.get_inputs()
         fits = (
-            (image.name, image.type, list(image.shape[1:])) == ("image", "tensor(uint8)", [*manifest.size, 3])
-            and set(OUTPUTS) <= shapes.keys()
+            (image.name, image.type, list(image.shape[1:])) == ("image", "tensor(uint8)", [*manifest.input_size, 3])
+            and set(OUTPUT_NAMES) <= shapes.keys()
             and shapes["probabilities"][1] == len(manifest.classes)
-            and (reference is None or shapes["traits"][1] == len(reference.middle))
+            and (ood_reference is None or shapes["traits"][1] == len(ood_reference.feature_mean))
         )
         if not fits:
-            raise BadBundle(
+            raise BundleError(
                 f"{self.bundle.origin}: its graph does not fit bundle.json or reference.json; export it anew"
             )
 
@@ -72,59 +76,70 @@ class Runtime:
         return self.bundle.manifest.classes
 
     @property
-    def calibration(self) -> Calibration:
-        return self.lab.calibration if self.lab else self.bundle.calibration
+    def calibration(self) -> ModelCalibration:
+        return self.local_calibration.calibration if self.local_calibration else self.bundle.calibration
 
     @property
-    def reference(self) -> Reference | None:
-        return self.lab.reference if self.lab else self.bundle.reference
+    def ood_reference(self) -> OodReference | None:
+        return self.local_calibration.ood_reference if self.local_calibration else self.bundle.ood_reference
 
     @property
-    def positive(self) -> int | None:
-        name = self.calibration.positive
+    def positive_index(self) -> int | None:
+        name = self.calibration.positive_class
         return None if name is None else self.classes.index(name)
 
     @property
-    def unfit(self) -> str | None:
+    def unfit_reason(self) -> str | None:
         """What this lab found against the model, if it did."""
-        return self.lab.unfit if self.lab else None
+        return self.local_calibration.unfit_reason if self.local_calibration else None
 
-    def about(self) -> dict[str, Any]:
+    def describe_model(self) -> dict[str, Any]:
         """What every result says of the model that it comes from."""
-        bundle, calibrated = self.bundle, self.calibration.measured_on + (f" ({self.lab.made})" if self.lab else "")
+        bundle, calibrated_on = (
+            self.bundle,
+            self.calibration.measured_on + (f" ({self.local_calibration.created})" if self.local_calibration else ""),
+        )
         return {"name": bundle.manifest.name, "model": bundle.manifest.model, "title": bundle.title, "digest": bundle.digest,
-                "signer": bundle.signer, "precision": self.precision, "calibrated": calibrated, "lab": self.lab is not None,
+                "signer": bundle.signer, "precision": self.precision, "calibrated": calibrated_on, "lab": self.local_calibration is not None,
                 "classes": list(self.classes)}  # fmt: skip
 
-    def answer(self, images: Images) -> Answers:
+    def predict(self, images: ImageBatch) -> Predictions:
         """(N, H, W, 3) uint8 of any size, RGB."""
         manifest = self.bundle.manifest
-        small = self._coloured(resized(images, manifest.size, manifest.resize))
-        if not len(small):
-            return Answers(np.zeros((0, len(self.classes)), np.float32), (), *(np.zeros((0, 0), np.float32),) * 2)
-        chunks = (small[at : at + CHUNK] for at in range(0, len(small), CHUNK))
-        parts = [seen_from_all_sides(self._run, chunk, manifest.turns) for chunk in chunks]
-        p, traits, measures = (np.concatenate(part) for part in zip(*parts, strict=True))
-        refused = self.reference.refusals(traits, measures) if self.reference else [None] * len(p)
+        inputs = self._normalize_colors(resize_images(images, manifest.input_size, manifest.resize))
+        if not len(inputs):
+            return Predictions(np.zeros((0, len(self.classes)), np.float32), (), *(np.zeros((0, 0), np.float32),) * 2)
+        chunks = (inputs[start : start + BATCH_SIZE] for start in range(0, len(inputs), BATCH_SIZE))
+        parts = [predict_with_tta(self._run_session, chunk, manifest.num_tta_views) for chunk in chunks]
+        p, features, quality_measures = (np.concatenate(part) for part in zip(*parts, strict=True))
+        rejection_reasons = (
+            self.ood_reference.rejection_reasons(features, quality_measures) if self.ood_reference else [None] * len(p)
+        )
         # the graph divides by the bundle's temperature; a lab may have another one
         ratio = self.bundle.calibration.temperature / self.calibration.temperature
-        return Answers(tempered(p, ratio), tuple(refused), traits, measures)
+        return Predictions(rescale_temperature(p, ratio), tuple(rejection_reasons), features, quality_measures)
 
-    def flagged(self, probabilities: NDArray[np.float32], point: Point | None) -> NDArray[np.bool_]:
+    def flag_positives(
+        self, probabilities: NDArray[np.float32], operating_point: OperatingPoint | None
+    ) -> NDArray[np.bool_]:
         """Which are called positive at an operating point."""
-        if self.positive is None or point is None:
+        if self.positive_index is None or operating_point is None:
             return np.zeros(len(probabilities), bool)
-        return np.asarray(log_odds(probabilities, self.positive) >= point.log_odds)
+        return np.asarray(compute_log_odds(probabilities, self.positive_index) >= operating_point.log_odds)
 
-    def _run(self, images: Images) -> Seen:
-        return tuple(self._session.run(OUTPUTS, {"image": images}))
+    def _run_session(self, images: ImageBatch) -> ModelOutputs:
+        return tuple(self._session.run(OUTPUT_NAMES, {"image": images}))
 
-    def _coloured(self, images: Images) -> Images:
+    def _normalize_colors(self, images: ImageBatch) -> ImageBatch:
         """As the study's normalisation would show this place's images."""
-        rule = self.bundle.manifest.normalise
-        if rule["name"] in ("none", "image") or not len(images):
+        normalization = self.bundle.manifest.normalization
+        if normalization["name"] in ("none", "image") or not len(images):
             return images
-        from sites.data.color_tables import look_up, table_of
+        from sites.data.color_tables import apply_table, build_color_table
 
-        table = np.asarray(self.lab.colours, np.uint8) if self.lab and self.lab.colours else table_of(rule, images)
-        return look_up(images, table)
+        color_tables = (
+            np.asarray(self.local_calibration.color_tables, np.uint8)
+            if self.local_calibration and self.local_calibration.color_tables
+            else build_color_table(normalization, images)
+        )
+        return apply_table(images, color_tables)

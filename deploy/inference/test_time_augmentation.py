@@ -10,27 +10,31 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.inference.resize import Images
+from deploy.inference.resize import ImageBatch
 
-Seen = tuple[NDArray[np.float32], ...]  # probabilities (N, C), traits (N, D), measures (N, Q)
-TINY = 1e-30
+ModelOutputs = tuple[NDArray[np.float32], ...]  # probabilities (N, C), traits (N, D), measures (N, Q)
+PROBABILITY_FLOOR = 1e-30
 
 
-def views(images: Images, turns: int) -> Iterator[Images]:
+def iter_orientations(images: ImageBatch, num_tta_views: int) -> Iterator[ImageBatch]:
     """(N, H, W, 3) as models/probe/feature_probe.py turns training images."""
     yield images
-    for n in range(1, turns):
-        turned = np.rot90(images, n % 4, (1, 2))
-        yield np.ascontiguousarray(turned[:, :, ::-1] if n >= 4 else turned)
+    for n in range(1, num_tta_views):
+        rotated = np.rot90(images, n % 4, (1, 2))
+        yield np.ascontiguousarray(rotated[:, :, ::-1] if n >= 4 else rotated)
 
 
-def seen_from_all_sides(run: Callable[[Images], Seen], images: Images, turns: int) -> Seen:
+def predict_with_tta(run: Callable[[ImageBatch], ModelOutputs], images: ImageBatch, num_tta_views: int) -> ModelOutputs:
     """Means of logits and traits over the views; measures are of the image as it is."""
-    first, *others = (run(view) for view in views(images, turns))
+    first, *others = (run(view) for view in iter_orientations(images, num_tta_views))
     if not others:
         return first
-    every = (first, *others)
-    logits = np.mean([np.log(np.maximum(p.astype(np.float64), TINY)) for p, _, _ in every], 0)
-    share = np.exp(logits - logits.max(1, keepdims=True))
-    traits = np.mean([traits for _, traits, _ in every], 0)
-    return np.asarray(share / share.sum(1, keepdims=True), np.float32), np.asarray(traits, np.float32), first[2]
+    outputs = (first, *others)
+    logits = np.mean([np.log(np.maximum(p.astype(np.float64), PROBABILITY_FLOOR)) for p, _, _ in outputs], 0)
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    features = np.mean([features for _, features, _ in outputs], 0)
+    return (
+        np.asarray(exponentials / exponentials.sum(1, keepdims=True), np.float32),
+        np.asarray(features, np.float32),
+        first[2],
+    )

@@ -1,0 +1,1 @@
+"""Finds cells in a field: illumination, foreground, touching cells, classes."""

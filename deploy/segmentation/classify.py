@@ -11,79 +11,123 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.segmentation.foreground import solidity, typical_size
-from deploy.segmentation.illumination import Light
-from deploy.segmentation.watershed import Region
+from deploy.segmentation.foreground import compute_solidity, typical_area
+from deploy.segmentation.illumination import OpticalDensityImage
+from deploy.segmentation.watershed import RegionMask
 
-Kind = Literal["red", "white", "platelet", "clump", "border", "debris"]
+RegionKind = Literal["red", "white", "platelet", "clump", "border", "debris"]
 
-SPECK = 0.12  # of a red cell's area: debris, unless purple; the smallest labelled fragments are twice as large
-SMALL = 0.35  # platelets are smaller
-LARGE = 1.25  # white cells are larger
-THIN = 0.045  # of a diameter: half the width of a scale bar, never of a cell
-PURPLE = 0.085  # see `_tone`
-NUCLEUS = 1.3  # times as dark as the red cells, and purple: a white cell's, also where it was cut into lobes
-PIECE, PRESSED = 0.65, 0.3  # a smaller one, with more of its outline against others: a part of overlapping cells
-BLACK = 2.2  # times as dark as the red cells: dirt, hairs
+MAX_DEBRIS_AREA = (
+    0.12  # of a red cell's area: debris, unless purple; the smallest labelled fragments are twice as large
+)
+MAX_PLATELET_AREA = 0.35  # platelets are smaller
+MIN_WHITE_CELL_AREA = 1.25  # white cells are larger
+MIN_HALF_WIDTH = 0.045  # of a diameter: half the width of a scale bar, never of a cell
+MIN_PURPLE_TONE = 0.085  # see `_tone`
+MIN_NUCLEUS_DARKNESS = (
+    1.3  # times as dark as the red cells, and purple: a white cell's, also where it was cut into lobes
+)
+MAX_FRAGMENT_AREA, MIN_FRAGMENT_CONTACT = (
+    0.65,
+    0.3,
+)  # a smaller one, with more of its outline against others: a part of overlapping cells
+MAX_CELL_DARKNESS = 2.2  # times as dark as the red cells: dirt, hairs
 
 
 @dataclass(frozen=True)
-class Traits:
+class RegionProperties:
     """One region's measures, in pixels and optical density."""
 
     area: float
-    solid: float  # area against the convex hull's
-    half: float  # of its width, at the widest place
+    solidity: float  # area against the convex hull's
+    half_width: float  # of its width, at the widest place
     density: float
     tone: float
-    edge: bool  # cut by the image's edge
-    pressed: float  # share of the outline that lies against other regions
+    touches_border: bool  # cut by the image's edge
+    contact_fraction: float  # share of the outline that lies against other regions
 
 
-def traits(region: Region, light: Light, pressed: float = 0.0) -> Traits:
+def measure_region(
+    region: RegionMask, od_image: OpticalDensityImage, contact_fraction: float = 0.0
+) -> RegionProperties:
     h, w = region.mask.shape
-    high, wide = light.signal.shape
+    height, width = od_image.signal.shape
     inside = region.mask > 0
     window = slice(region.y, region.y + h), slice(region.x, region.x + w)
-    colour = light.density[window][inside].mean(0)
+    mean_density = od_image.density[window][inside].mean(0)
     contours, _ = cv2.findContours(region.mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     outline = max(contours, key=cv2.contourArea)
-    depth = cv2.distanceTransform(cv2.copyMakeBorder(region.mask, 1, 1, 1, 1, cv2.BORDER_CONSTANT), cv2.DIST_L2, 3)
-    edge = region.x <= 0 or region.y <= 0 or region.x + w >= wide or region.y + h >= high
-    solid = solidity(outline, cv2.contourArea(outline))
-    density = float(light.signal[window][inside].mean())
-    return Traits(float(inside.sum()), solid, float(depth.max()), density, _tone(colour), edge, pressed)
+    edge_distance = cv2.distanceTransform(
+        cv2.copyMakeBorder(region.mask, 1, 1, 1, 1, cv2.BORDER_CONSTANT), cv2.DIST_L2, 3
+    )
+    touches_border = region.x <= 0 or region.y <= 0 or region.x + w >= width or region.y + h >= height
+    solidity = compute_solidity(outline, cv2.contourArea(outline))
+    density = float(od_image.signal[window][inside].mean())
+    return RegionProperties(
+        float(inside.sum()),
+        solidity,
+        float(edge_distance.max()),
+        density,
+        _purple_tone(mean_density),
+        touches_border,
+        contact_fraction,
+    )
 
 
-def _tone(colour: NDArray[np.float32]) -> float:
+def _purple_tone(mean_density: NDArray[np.float32]) -> float:
     """Purple swallows red and lets blue pass, haemoglobin the other way: their difference against the whole."""
-    return float((colour[0] - colour[2]) / max(float(np.abs(colour).sum()), 1e-3))
+    return float((mean_density[0] - mean_density[2]) / max(float(np.abs(mean_density).sum()), 1e-3))
 
 
-def name_kinds(found: Sequence[Traits], guess: float) -> tuple[list[Kind], float]:
+def classify_regions(
+    properties: Sequence[RegionProperties], expected_diameter: float
+) -> tuple[list[RegionKind], float]:
     """A kind for each, and the diameter of the field's single red cells; `guess` is a first one, in the same pixels."""
-    about = math.pi / 4 * guess**2
-    single = [t for t in found if not t.edge and t.solid > 0.88 and 0.25 * about < t.area < 1.8 * about] or list(found)
-    whole = typical_size(np.array([t.area for t in single]))
-    diameter = 2 * math.sqrt(whole / math.pi)
-    tone = float(np.median([t.tone for t in single]))
-    dark = float(np.median([t.density for t in single]))
-    return [_kind(t, t.area / whole, t.tone - tone, t.density / dark, diameter) for t in found], diameter
+    expected_area = math.pi / 4 * expected_diameter**2
+    single_cells = [
+        t
+        for t in properties
+        if not t.touches_border and t.solidity > 0.88 and 0.25 * expected_area < t.area < 1.8 * expected_area
+    ] or list(properties)
+    cell_area = typical_area(np.array([t.area for t in single_cells]))
+    diameter = 2 * math.sqrt(cell_area / math.pi)
+    typical_tone = float(np.median([t.tone for t in single_cells]))
+    typical_density = float(np.median([t.density for t in single_cells]))
+    return [
+        _classify_region(t, t.area / cell_area, t.tone - typical_tone, t.density / typical_density, diameter)
+        for t in properties
+    ], diameter
 
 
-def _kind(t: Traits, area: float, purple: float, dark: float, diameter: float) -> Kind:
-    blue = purple > 1.5 * PURPLE and t.tone > 0.02  # in itself, too: hairs are grey, which is purple beside pale cells
-    if t.half < THIN * diameter:
+def _classify_region(
+    properties: RegionProperties, relative_area: float, purpleness: float, relative_density: float, diameter: float
+) -> RegionKind:
+    is_blue = (
+        purpleness > 1.5 * MIN_PURPLE_TONE and properties.tone > 0.02
+    )  # in itself, too: hairs are grey, which is purple beside pale cells
+    if properties.half_width < MIN_HALF_WIDTH * diameter:
         return "debris"
-    clumped = blue and area < LARGE and dark < NUCLEUS  # platelets by the dozen: no haemoglobin, and no nucleus either
-    if purple > PURPLE and not t.edge and (area < SMALL or clumped):
+    is_platelet_clump = (
+        is_blue and relative_area < MIN_WHITE_CELL_AREA and relative_density < MIN_NUCLEUS_DARKNESS
+    )  # platelets by the dozen: no haemoglobin, and no nucleus either
+    if (
+        purpleness > MIN_PURPLE_TONE
+        and not properties.touches_border
+        and (relative_area < MAX_PLATELET_AREA or is_platelet_clump)
+    ):
         return "platelet"
-    if area < SPECK or dark > (2 * BLACK if blue else BLACK):
+    if relative_area < MAX_DEBRIS_AREA or relative_density > (2 * MAX_CELL_DARKNESS if is_blue else MAX_CELL_DARKNESS):
         return "debris"
-    if t.edge:
+    if properties.touches_border:
         return "border"
-    if purple > PURPLE and (area > LARGE or (blue and dark > NUCLEUS)):
+    if purpleness > MIN_PURPLE_TONE and (
+        relative_area > MIN_WHITE_CELL_AREA or (is_blue and relative_density > MIN_NUCLEUS_DARKNESS)
+    ):
         return "white"
-    if area > 2.4 or (area > 1.7 and t.solid < 0.9) or (area < PIECE and t.pressed > PRESSED):
+    if (
+        relative_area > 2.4
+        or (relative_area > 1.7 and properties.solidity < 0.9)
+        or (relative_area < MAX_FRAGMENT_AREA and properties.contact_fraction > MIN_FRAGMENT_CONTACT)
+    ):
         return "clump"
     return "red"

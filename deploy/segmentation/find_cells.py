@@ -14,100 +14,130 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.segmentation.cell_size import LOOK, find_size, scaled
-from deploy.segmentation.classify import Kind, name_kinds, traits
-from deploy.segmentation.foreground import filled, foreground
-from deploy.segmentation.illumination import Light, Mask, Plane, correct
-from deploy.segmentation.watershed import Region, pressed, split
+from deploy.segmentation.cell_size import MAX_ESTIMATE_PIXELS, find_cell_diameter, scale_image
+from deploy.segmentation.classify import RegionKind, classify_regions, measure_region
+from deploy.segmentation.foreground import fill_pallor, segment_foreground
+from deploy.segmentation.illumination import BinaryMask, FloatImage, OpticalDensityImage, correct_illumination
+from deploy.segmentation.watershed import RegionMask, measure_contact_fractions, split_touching_cells
 
-WORK = 36.0
-BLUR = 0.03  # of a diameter: the noise of the camera, not the outlines
-LARGE = 24.0  # diameters: of a longer field, the lamp is found block by block
-BLOCK = 16.0  # diameters: a block's side, about that of a camera's ordinary field
-LEAST = 12  # pixels: a smaller image holds no cell
-TINY, HUGE = 6.0, 600.0  # a cell's diameter in pixels of the image given
+WORKING_DIAMETER_PX = 36.0
+BLUR_SIGMA_DIAMETERS = 0.03  # of a diameter: the noise of the camera, not the outlines
+LARGE_FIELD_DIAMETERS = 24.0  # diameters: of a longer field, the lamp is found block by block
+BLOCK_DIAMETERS = 16.0  # diameters: a block's side, about that of a camera's ordinary field
+MIN_IMAGE_SIDE_PX = 12  # pixels: a smaller image holds no cell
+MIN_DIAMETER_PX, MAX_DIAMETER_PX = 6.0, 600.0  # a cell's diameter in pixels of the image given
 
-Image = NDArray[np.uint8]
+RgbImage = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Blob:
+class CellRegion:
     box: tuple[int, int, int, int]  # x0, y0, x1, y1 in pixels of the image given; x1, y1 exclusive
-    centre: tuple[float, float]  # x, y of the box's middle (crops are cut about it)
-    area: float  # pixels of the image given
-    kind: Kind  # only "red" cells are counted; "border": cut by the edge; "clump": cells that could not be separated
+    center: tuple[float, float]  # x, y of the box's middle (crops are cut about it)
+    area_px: float  # pixels of the image given
+    kind: RegionKind  # only "red" cells are counted; "border": cut by the edge; "clump": cells that could not be separated
 
 
 @dataclass(frozen=True)
-class Found:
-    blobs: tuple[Blob, ...]  # in reading order
-    diameter: float  # typical diameter (pixels) of a single red cell in this field; the given one if given; 0: no cells
-    glass: tuple[float, float, float]  # background RGB
-    focus: float  # steepness of the outlines, in cells' densities a tenth of a diameter: larger = sharper
-    measured: float = (
+class SegmentationResult:
+    regions: tuple[CellRegion, ...]  # in reading order
+    rbc_diameter_px: (
+        float  # typical diameter (pixels) of a single red cell in this field; the given one if given; 0: no cells
+    )
+    background_rgb: tuple[float, float, float]  # background RGB
+    sharpness: float  # steepness of the outlines, in cells' densities a tenth of a diameter: larger = sharper
+    measured_diameter_px: float = (
         0.0  # where a diameter was given: the one that the field itself tells; 0: none was, or none can be told
     )
 
 
 @dataclass(frozen=True)
-class Parts:
+class UnclassifiedRegions:
     """What was found on the working copy, which is `scale` times the image given."""
 
-    regions: tuple[Region, ...]
-    light: Light
+    regions: tuple[RegionMask, ...]
+    od_image: OpticalDensityImage
     scale: float
-    focus: float
+    sharpness: float
 
 
-def find_cells(image: Image, diameter: float | None = None) -> Found:
+def find_cells(image: RgbImage, rbc_diameter_px: float | None = None) -> SegmentationResult:
     """The cells of a field (H, W, 3) uint8 RGB; without a `diameter` their size is found from the field itself."""
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise ValueError(f"the image is {image.dtype} {image.shape}: give (height, width, 3) uint8, red first")
-    parts = find_parts(image, diameter)
-    if not parts.regions:
-        return Found((), diameter or 0.0, parts.light.glass, 0.0)
-    against = pressed(parts.regions, parts.light.signal.shape)
-    found = [traits(region, parts.light, share) for region, share in zip(parts.regions, against, strict=True)]
-    kinds, measured = name_kinds(found, WORK)
-    blobs = [_blob(r, kind, parts.scale, image.shape) for r, kind in zip(parts.regions, kinds, strict=True)]
-    blobs.sort(key=lambda blob: (blob.box[1], blob.box[0], blob.box))
-    itself = find_size(image, LARGE) if diameter else 0.0
-    return Found(tuple(blobs), diameter or measured / parts.scale, parts.light.glass, parts.focus, itself)
+    unclassified = find_regions(image, rbc_diameter_px)
+    if not unclassified.regions:
+        return SegmentationResult((), rbc_diameter_px or 0.0, unclassified.od_image.background_rgb, 0.0)
+    contact_fractions = measure_contact_fractions(unclassified.regions, unclassified.od_image.signal.shape)
+    properties = [
+        measure_region(region, unclassified.od_image, contact_fraction)
+        for region, contact_fraction in zip(unclassified.regions, contact_fractions, strict=True)
+    ]
+    kinds, typical_diameter = classify_regions(properties, WORKING_DIAMETER_PX)
+    cell_regions = [
+        _to_cell_region(r, kind, unclassified.scale, image.shape)
+        for r, kind in zip(unclassified.regions, kinds, strict=True)
+    ]
+    cell_regions.sort(key=lambda cell_region: (cell_region.box[1], cell_region.box[0], cell_region.box))
+    measured_diameter_px = find_cell_diameter(image, LARGE_FIELD_DIAMETERS) if rbc_diameter_px else 0.0
+    return SegmentationResult(
+        tuple(cell_regions),
+        rbc_diameter_px or typical_diameter / unclassified.scale,
+        unclassified.od_image.background_rgb,
+        unclassified.sharpness,
+        measured_diameter_px,
+    )
 
 
-def find_parts(image: Image, diameter: float | None = None) -> Parts:
+def find_regions(image: RgbImage, rbc_diameter_px: float | None = None) -> UnclassifiedRegions:
     """Regions with their masks, not yet named."""
-    high, wide = image.shape[:2]
-    if min(high, wide) < LEAST:
-        return Parts((), _nothing(image), 1.0, 0.0)
-    size = diameter or find_size(image, LARGE)
-    if not TINY <= size <= HUGE:
-        return Parts((), correct(scaled(image, min(1.0, math.sqrt(LOOK / (high * wide)))), 1.0), 1.0, 0.0)
-    scale = WORK / size
-    light = correct(scaled(image, scale), BLUR * WORK, BLOCK * WORK if max(high, wide) > LARGE * size else None)
-    mask, typical = foreground(light)
-    if not typical:
-        return Parts((), light, scale, 0.0)
-    mask = filled(mask, light.signal, typical, WORK)
-    return Parts(split(mask, WORK), light, scale, _focus(light.signal, mask) / typical)
+    height, width = image.shape[:2]
+    if min(height, width) < MIN_IMAGE_SIDE_PX:
+        return UnclassifiedRegions((), _empty_od_image(image), 1.0, 0.0)
+    diameter_px = rbc_diameter_px or find_cell_diameter(image, LARGE_FIELD_DIAMETERS)
+    if not MIN_DIAMETER_PX <= diameter_px <= MAX_DIAMETER_PX:
+        return UnclassifiedRegions(
+            (),
+            correct_illumination(scale_image(image, min(1.0, math.sqrt(MAX_ESTIMATE_PIXELS / (height * width)))), 1.0),
+            1.0,
+            0.0,
+        )
+    scale = WORKING_DIAMETER_PX / diameter_px
+    od_image = correct_illumination(
+        scale_image(image, scale),
+        BLUR_SIGMA_DIAMETERS * WORKING_DIAMETER_PX,
+        BLOCK_DIAMETERS * WORKING_DIAMETER_PX if max(height, width) > LARGE_FIELD_DIAMETERS * diameter_px else None,
+    )
+    mask, typical_density = segment_foreground(od_image)
+    if not typical_density:
+        return UnclassifiedRegions((), od_image, scale, 0.0)
+    mask = fill_pallor(mask, od_image.signal, typical_density, WORKING_DIAMETER_PX)
+    return UnclassifiedRegions(
+        split_touching_cells(mask, WORKING_DIAMETER_PX),
+        od_image,
+        scale,
+        _measure_sharpness(od_image.signal, mask) / typical_density,
+    )
 
 
-def _blob(region: Region, kind: Kind, scale: float, shape: tuple[int, ...]) -> Blob:
+def _to_cell_region(region: RegionMask, kind: RegionKind, scale: float, shape: tuple[int, ...]) -> CellRegion:
     h, w = region.mask.shape
     x0, y0 = max(0, round(region.x / scale)), max(0, round(region.y / scale))
     x1, y1 = min(shape[1], round((region.x + w) / scale)), min(shape[0], round((region.y + h) / scale))
-    return Blob((x0, y0, x1, y1), ((x0 + x1) / 2, (y0 + y1) / 2), float(region.mask.sum()) / scale**2, kind)
+    return CellRegion((x0, y0, x1, y1), ((x0 + x1) / 2, (y0 + y1) / 2), float(region.mask.sum()) / scale**2, kind)
 
 
-def _focus(signal: Plane, mask: Mask) -> float:
+def _measure_sharpness(signal: FloatImage, mask: BinaryMask) -> float:
     """How steeply density rises at the outlines, for a tenth of a diameter: the median of the steepest near each place."""
-    slope = cv2.magnitude(cv2.Sobel(signal, cv2.CV_32F, 1, 0), cv2.Sobel(signal, cv2.CV_32F, 0, 1)) / 8
-    near = cv2.dilate(slope, np.ones((7, 7), np.uint8))
-    rim = cv2.morphologyEx(mask, cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8)) > 0
-    return float(np.median(near[rim])) * WORK / 10 if rim.any() else 0.0
+    gradient = cv2.magnitude(cv2.Sobel(signal, cv2.CV_32F, 1, 0), cv2.Sobel(signal, cv2.CV_32F, 0, 1)) / 8
+    nearby_max = cv2.dilate(gradient, np.ones((7, 7), np.uint8))
+    outline = cv2.morphologyEx(mask, cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8)) > 0
+    return float(np.median(nearby_max[outline])) * WORKING_DIAMETER_PX / 10 if outline.any() else 0.0
 
 
-def _nothing(image: Image) -> Light:
-    none = np.zeros(image.shape, np.float32)
-    middle = np.median(image.reshape(-1, 3), axis=0) if image.size else np.zeros(3)
-    return Light(none, none[..., 0], 0.0, (float(middle[0]), float(middle[1]), float(middle[2])))
+def _empty_od_image(image: RgbImage) -> OpticalDensityImage:
+    zeros = np.zeros(image.shape, np.float32)
+    median_rgb = np.median(image.reshape(-1, 3), axis=0) if image.size else np.zeros(3)
+    return OpticalDensityImage(
+        zeros, zeros[..., 0], 0.0, (float(median_rgb[0]), float(median_rgb[1]), float(median_rgb[2]))
+    )

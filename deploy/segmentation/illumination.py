@@ -8,122 +8,144 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-Plane = NDArray[np.float32]
-Mask = NDArray[np.uint8]  # 0 or 1
+FloatImage = NDArray[np.float32]
+BinaryMask = NDArray[np.uint8]  # 0 or 1
 
-WEIGHTS = (0.15, 0.6, 0.25)  # R, G, B: haemoglobin swallows green most, red hardly
-SMALL = 120  # the lamp is smooth: it is fitted to a copy of this longest side, or to blocks of it
-NOISE = 0.004  # no camera is better than this, in optical density
+OD_CHANNEL_WEIGHTS = (0.15, 0.6, 0.25)  # R, G, B: haemoglobin swallows green most, red hardly
+MAX_FIT_SIDE_PX = 120  # the lamp is smooth: it is fitted to a copy of this longest side, or to blocks of it
+MIN_OD_NOISE = 0.004  # no camera is better than this, in optical density
 
 
 @dataclass(frozen=True)
-class Light:
+class OpticalDensityImage:
     density: NDArray[np.float32]  # (H, W, 3) natural optical density: 0 on the glass, more in cells
-    signal: Plane  # (H, W) the three weighted
+    signal: FloatImage  # (H, W) the three weighted
     noise: float  # of the signal on the glass
-    glass: tuple[float, float, float]  # RGB
+    background_rgb: tuple[float, float, float]  # RGB
 
 
-def correct(image: NDArray[np.uint8], blur: float, block: float | None = None) -> Light:
+def correct_illumination(
+    image: NDArray[np.uint8], blur_sigma: float, block_px: float | None = None
+) -> OpticalDensityImage:
     """Optical density with the lamp divided out; `blur` is the sigma of a smoothing, in pixels.
 
     With a `block`, in pixels, the lamp is that of many overlapping blocks of this side: one surface fits no stitched
     field, and on a copy of a whole large field glass and cells would melt into each other.
     """
-    logs = np.log(_smooth(image.astype(np.float32), blur) + 1)
-    high, wide = logs.shape[:2]
-    scale = min(1.0, SMALL / (block or max(high, wide)))
-    size = max(1, round(wide * scale)), max(1, round(high * scale))
-    small = cv2.resize(logs, size, interpolation=cv2.INTER_AREA).reshape(size[1], size[0], 3)
-    lamp, bare = _lamps(small) if block else _lamp(small)
+    log_image = np.log(_smooth(image.astype(np.float32), blur_sigma) + 1)
+    height, width = log_image.shape[:2]
+    scale = min(1.0, MAX_FIT_SIDE_PX / (block_px or max(height, width)))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    small_log_image = cv2.resize(log_image, size, interpolation=cv2.INTER_AREA).reshape(size[1], size[0], 3)
+    illumination, background = (
+        _fit_illumination_blocks(small_log_image) if block_px else _fit_illumination(small_log_image)
+    )
     # so smooth a surface is cheap to find small and enlarge: its error between samples is far below the noise
-    density = cv2.resize(lamp.astype(np.float32), (wide, high), interpolation=cv2.INTER_LINEAR) - logs
+    density = cv2.resize(illumination.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR) - log_image
     # arrows and scale bars burned in are brighter than glass in some colour; no cell is in green
-    signal = np.minimum(density @ np.array(WEIGHTS, np.float32), 1.2 * density[..., 1])
-    spots = cv2.resize(bare.astype(np.uint8), (wide, high), interpolation=cv2.INTER_NEAREST) > 0
-    bright = -signal[spots & (signal < 0)]  # pallor is among the darker half
-    noise = max(NOISE, 1.48 * float(np.median(bright))) if bright.size else NOISE
-    glass = np.exp(np.median(small[bare], axis=0)) - 1
-    return Light(density, signal, noise, (float(glass[0]), float(glass[1]), float(glass[2])))
+    signal = np.minimum(density @ np.array(OD_CHANNEL_WEIGHTS, np.float32), 1.2 * density[..., 1])
+    full_background = cv2.resize(background.astype(np.uint8), (width, height), interpolation=cv2.INTER_NEAREST) > 0
+    brighter_than_background = -signal[full_background & (signal < 0)]  # pallor is among the darker half
+    noise = (
+        max(MIN_OD_NOISE, 1.48 * float(np.median(brighter_than_background)))
+        if brighter_than_background.size
+        else MIN_OD_NOISE
+    )
+    background_rgb = np.exp(np.median(small_log_image[background], axis=0)) - 1
+    return OpticalDensityImage(
+        density, signal, noise, (float(background_rgb[0]), float(background_rgb[1]), float(background_rgb[2]))
+    )
 
 
 def _smooth(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
     return cv2.GaussianBlur(image, (0, 0), sigma) if sigma > 0.2 else image
 
 
-def _terms(high: int, wide: int) -> NDArray[np.float64]:
+def _quadratic_terms(height: int, width: int) -> NDArray[np.float64]:
     """(H, W, 6): 1, x, y, xx, xy, yy over [-1, 1]."""
-    y, x = np.mgrid[-1 : 1 : high * 1j, -1 : 1 : wide * 1j] if high > 1 and wide > 1 else np.zeros((2, high, wide))
+    y, x = (
+        np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
+        if height > 1 and width > 1
+        else np.zeros((2, height, width))
+    )
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], -1)
 
 
-def _lamps(logs: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _fit_illumination_blocks(log_image: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """`_lamp` of blocks that overlap by half or more, each fading out from its middle."""
-    high, wide = logs.shape[:2]
-    lamp, bare, total = np.zeros(logs.shape), np.zeros((high, wide)), np.zeros((high, wide))
-    for y in _starts(high):
-        for x in _starts(wide):
-            here = slice(y, y + SMALL), slice(x, x + SMALL)
-            surface, glass = _lamp(logs[here])
-            weight = np.outer(np.hanning(glass.shape[0] + 2)[1:-1], np.hanning(glass.shape[1] + 2)[1:-1])
-            lamp[here] += surface * weight[..., None]
-            bare[here] += glass * weight
-            total[here] += weight
-    share = bare / total
-    return lamp / total[..., None], share > share.max() / 2  # never none at all
+    height, width = log_image.shape[:2]
+    illumination, background_weight, total = (
+        np.zeros(log_image.shape),
+        np.zeros((height, width)),
+        np.zeros((height, width)),
+    )
+    for y in _block_starts(height):
+        for x in _block_starts(width):
+            window = slice(y, y + MAX_FIT_SIDE_PX), slice(x, x + MAX_FIT_SIDE_PX)
+            surface, background = _fit_illumination(log_image[window])
+            weight = np.outer(np.hanning(background.shape[0] + 2)[1:-1], np.hanning(background.shape[1] + 2)[1:-1])
+            illumination[window] += surface * weight[..., None]
+            background_weight[window] += background * weight
+            total[window] += weight
+    background_fraction = background_weight / total
+    return illumination / total[..., None], background_fraction > background_fraction.max() / 2  # never none at all
 
 
-def _starts(length: int) -> list[int]:
+def _block_starts(length: int) -> list[int]:
     """Where blocks begin, evenly spread, the last one flush with the end."""
-    rest = max(0, length - SMALL)
-    steps = -(-2 * rest // SMALL)
-    return [round(rest * n / max(steps, 1)) for n in range(steps + 1)]
+    slack = max(0, length - MAX_FIT_SIDE_PX)
+    num_steps = -(-2 * slack // MAX_FIT_SIDE_PX)
+    return [round(slack * n / max(num_steps, 1)) for n in range(num_steps + 1)]
 
 
-def _lamp(logs: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _fit_illumination(log_image: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """The light of the glass (H, W, 3), and which pixels are glass."""
-    surface, bare = _surface(logs, _terms(*logs.shape[:2]))
-    return surface + _ripple(logs - surface, bare), bare
+    surface, background = _fit_surface(log_image, _quadratic_terms(*log_image.shape[:2]))
+    return surface + _smooth_residual(log_image - surface, background), background
 
 
-def _surface(logs: NDArray[np.float32], terms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _fit_surface(
+    log_image: NDArray[np.float32], terms: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """The glass as a quadratic surface (H, W, 3), and which pixels are glass.
 
     Cells only darken: a fit that hardly listens to what lies below it comes to lie on the glass; then what is near
     it decides.
     """
-    grey = logs @ np.array(WEIGHTS, np.float32)
-    fit = np.full(grey.shape, float(np.quantile(grey, 0.9)))
-    for turn in range(10):
-        fit = _fit(grey, np.where(fit > grey + NOISE, 0.02, 1.0), terms[..., : 3 if turn < 5 else 6])
-    bare = np.abs(fit - grey) < 0.1
+    gray = log_image @ np.array(OD_CHANNEL_WEIGHTS, np.float32)
+    fit = np.full(gray.shape, float(np.quantile(gray, 0.9)))
+    for iteration in range(10):
+        fit = _weighted_fit(
+            gray, np.where(fit > gray + MIN_OD_NOISE, 0.02, 1.0), terms[..., : 3 if iteration < 5 else 6]
+        )
+    background = np.abs(fit - gray) < 0.1
     for _ in range(6):
-        left = fit - grey  # density
-        above = left[(left < 0) & (left > -0.1)]
-        spread = max(NOISE, 1.48 * float(np.median(-above))) if above.size > 20 else NOISE
-        keep = (left < 2.5 * spread) & (left > -3.5 * spread)
-        if keep.sum() < max(12, 0.02 * keep.size):
+        residual = fit - gray  # density
+        brighter = residual[(residual < 0) & (residual > -0.1)]
+        spread = max(MIN_OD_NOISE, 1.48 * float(np.median(-brighter))) if brighter.size > 20 else MIN_OD_NOISE
+        is_inlier = (residual < 2.5 * spread) & (residual > -3.5 * spread)
+        if is_inlier.sum() < max(12, 0.02 * is_inlier.size):
             break
-        bare = keep
-        fit = _fit(grey, bare, terms)
-    if not bare.any():
-        bare = np.ones(grey.shape, bool)
-    surfaces = [_fit(logs[..., c], bare, terms) for c in range(3)]
-    return np.stack(surfaces, -1), bare
+        background = is_inlier
+        fit = _weighted_fit(gray, background, terms)
+    if not background.any():
+        background = np.ones(gray.shape, bool)
+    surfaces = [_weighted_fit(log_image[..., c], background, terms) for c in range(3)]
+    return np.stack(surfaces, -1), background
 
 
-def _ripple(left: NDArray[np.float64], bare: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _smooth_residual(residual: NDArray[np.float64], background: NDArray[np.bool_]) -> NDArray[np.float64]:
     """What the quadratic leaves: the mean of the glass nearby, nothing where no glass is near."""
-    sigma = max(left.shape[:2]) / 12
-    weight = cv2.GaussianBlur(bare.astype(np.float64), (0, 0), sigma)
-    return np.asarray(cv2.GaussianBlur(left * bare[..., None], (0, 0), sigma) / (weight[..., None] + 0.03))
+    sigma = max(residual.shape[:2]) / 12
+    weight = cv2.GaussianBlur(background.astype(np.float64), (0, 0), sigma)
+    return np.asarray(cv2.GaussianBlur(residual * background[..., None], (0, 0), sigma) / (weight[..., None] + 0.03))
 
 
-def _fit(
+def _weighted_fit(
     values: NDArray[np.float32], weights: NDArray[np.float64] | NDArray[np.bool_], terms: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    where = weights > 0
-    a, b, w = terms[where], values[where], weights[where].astype(float)
+    has_weight = weights > 0
+    a, b, w = terms[has_weight], values[has_weight], weights[has_weight].astype(float)
     ridge = 1e-3 * w.sum() * np.diag([0.0, *[1.0] * (terms.shape[-1] - 1)])  # few bare places: stay flat
-    weighed = a * w[:, None]
-    return np.asarray(terms @ np.linalg.solve(weighed.T @ a + ridge, weighed.T @ b))
+    weighted_terms = a * w[:, None]
+    return np.asarray(terms @ np.linalg.solve(weighted_terms.T @ a + ridge, weighted_terms.T @ b))

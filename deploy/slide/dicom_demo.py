@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, VLMicroscopicImageStorage, generate_uid
 
-SHOT = datetime(2026, 1, 1, 8, 0)  # of no patient: any day will do, but the same one
+ACQUIRED_AT = datetime(2026, 1, 1, 8, 0)  # of no patient: any day will do, but the same one
 
 
-def save_microscopy(image: NDArray[np.uint8], path: Path, number: int, seed: int) -> Path:
+def save_microscopy(image: NDArray[np.uint8], path: Path, instance_number: int, seed: int) -> Path:
     """(H, W, 3) RGB; the fields of one seed are one series of one study."""
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID = VLMicroscopicImageStorage
-    meta.MediaStorageSOPInstanceUID = _uid("field", seed, number)
+    meta.MediaStorageSOPInstanceUID = _generate_uid("field", seed, instance_number)
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
     ds = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
     ds.SOPClassUID, ds.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
@@ -27,12 +27,12 @@ def save_microscopy(image: NDArray[np.uint8], path: Path, number: int, seed: int
         "",
         "O",
     )
-    ds.StudyInstanceUID, ds.SeriesInstanceUID = _uid("study", seed), _uid("series", seed)
-    ds.StudyDate = ds.ContentDate = ds.AcquisitionDate = SHOT.strftime("%Y%m%d")
-    ds.StudyTime = ds.ContentTime = ds.AcquisitionTime = SHOT.strftime("%H%M%S")
-    ds.AcquisitionDateTime = SHOT.strftime("%Y%m%d%H%M%S")
+    ds.StudyInstanceUID, ds.SeriesInstanceUID = _generate_uid("study", seed), _generate_uid("series", seed)
+    ds.StudyDate = ds.ContentDate = ds.AcquisitionDate = ACQUIRED_AT.strftime("%Y%m%d")
+    ds.StudyTime = ds.ContentTime = ds.AcquisitionTime = ACQUIRED_AT.strftime("%H%M%S")
+    ds.AcquisitionDateTime = ACQUIRED_AT.strftime("%Y%m%d%H%M%S")
     ds.StudyID, ds.AccessionNumber, ds.ReferringPhysicianName = str(seed), "", ""
-    ds.Modality, ds.SeriesNumber, ds.InstanceNumber = "GM", 1, number
+    ds.Modality, ds.SeriesNumber, ds.InstanceNumber = "GM", 1, instance_number
     ds.Manufacturer, ds.SeriesDescription = "hemofed", "rendered blood smear, of nobody"
     ds.Laterality, ds.PatientOrientation, ds.LossyImageCompression = "", "", "00"
     ds.ImageType = ["DERIVED", "PRIMARY"]
@@ -45,5 +45,5 @@ def save_microscopy(image: NDArray[np.uint8], path: Path, number: int, seed: int
     return path
 
 
-def _uid(*parts: object) -> UID:
+def _generate_uid(*parts: object) -> UID:
     return generate_uid(entropy_srcs=["hemofed demo slide", *map(str, parts)])

@@ -13,43 +13,45 @@ import pydicom
 from pydicom.dataset import Dataset
 from pydicom.uid import UID, generate_uid
 
-from deploy.imaging.images import FILTERS
-from pipeline.core.errors import BadData, HemofedError
+from deploy.imaging.images import WARNINGS_LOCK
+from pipeline.core.errors import DataError, HemofedError
 
 # Types 2 of the patient and study modules: anonymised files lack them, and an empty value says "unknown".
-UNKNOWN = (
+TYPE2_KEYWORDS = (
     "PatientID", "PatientName", "PatientBirthDate", "PatientSex",
     "StudyID", "StudyDate", "StudyTime", "AccessionNumber", "ReferringPhysicianName",
 )  # fmt: skip
 
 
-def source_headers(sources: Sequence[Path]) -> list[Dataset]:
+def load_source_headers(sources: Sequence[Path]) -> list[Dataset]:
     """Without pixels; each instance once, of one patient, with what results need filled in."""
     if not sources:
-        raise BadData("no DICOM source to refer to; results go into DICOM only when the pictures came from it")
-    found: dict[str, Dataset] = {}
+        raise DataError("no DICOM source to refer to; results go into DICOM only when the pictures came from it")
+    headers_by_uid: dict[str, Dataset] = {}
     for source in sources:
-        header = _header(source)
-        found.setdefault(header.SOPInstanceUID, header)
-    headers = list(found.values())
-    _one_patient(headers)
+        header = _load_header(source)
+        headers_by_uid.setdefault(header.SOPInstanceUID, header)
+    headers = list(headers_by_uid.values())
+    _require_one_patient(headers)
     # Made from the first instance, so that a report and its pictures meet in one study.
-    study = _uid(headers[0], "StudyInstanceUID") or generate_uid(entropy_srcs=["study", headers[0].SOPInstanceUID])
+    study_uid = _read_uid(headers[0], "StudyInstanceUID") or generate_uid(
+        entropy_srcs=["study", headers[0].SOPInstanceUID]
+    )
     for header in headers:
-        series = generate_uid(entropy_srcs=["series", header.SOPInstanceUID])
-        header.StudyInstanceUID = _uid(header, "StudyInstanceUID") or study
-        header.SeriesInstanceUID = _uid(header, "SeriesInstanceUID") or series
+        series_uid = generate_uid(entropy_srcs=["series", header.SOPInstanceUID])
+        header.StudyInstanceUID = _read_uid(header, "StudyInstanceUID") or study_uid
+        header.SeriesInstanceUID = _read_uid(header, "SeriesInstanceUID") or series_uid
     return headers
 
 
-def one_slide(sources: Sequence[Path]) -> list[str]:
+def find_slide_conflicts(sources: Sequence[Path]) -> list[str]:
     """What speaks against DICOM files being of one slide, in words; those of several patients are refused."""
     headers = []
     for source in sources:
-        with refusing(source):
+        with wrap_source_errors(source):
             headers.append(pydicom.dcmread(source, stop_before_pixels=True, force=True))
 
-    _one_patient(headers)
+    _require_one_patient(headers)
     if any(
         len({str(h.get(keyword) or "") for h in headers}) > 1 for keyword in ("StudyInstanceUID", "AccessionNumber")
     ):
@@ -57,46 +59,48 @@ def one_slide(sources: Sequence[Path]) -> list[str]:
     return []
 
 
-def _one_patient(headers: Sequence[Dataset]) -> None:
+def _require_one_patient(headers: Sequence[Dataset]) -> None:
     if len({str(h.get("PatientID") or "") or f"name {h.get('PatientName') or ''}" for h in headers}) > 1:
-        raise BadData("the DICOM files belong to several patients; give those of one slide at a time")
+        raise DataError("the DICOM files belong to several patients; give those of one slide at a time")
 
 
-def _uid(header: Dataset, keyword: str) -> str:
+def _read_uid(header: Dataset, keyword: str) -> str:
     """Empty if there is none, or none that other software would take."""
-    found = UID(str(header.get(keyword) or ""))
-    return found if found.is_valid else ""
+    value = UID(str(header.get(keyword) or ""))
+    return value if value.is_valid else ""
 
 
-def _header(source: Path) -> Dataset:
-    with refusing(source):
+def _load_header(source: Path) -> Dataset:
+    with wrap_source_errors(source):
         header = pydicom.dcmread(source, stop_before_pixels=True, force=True)
         header.decode()
         header.SpecificCharacterSet = "ISO_IR 192"  # results are written so; their own texts need it
-        if not _uid(header, "SOPInstanceUID") or not _uid(header, "SOPClassUID"):
-            raise BadData(f"{source}: has no SOP Instance UID or SOP Class UID to refer to; export it again with UIDs")
-        for keyword in UNKNOWN:
-            setattr(header, keyword, _plain(header, keyword))
+        if not _read_uid(header, "SOPInstanceUID") or not _read_uid(header, "SOPClassUID"):
+            raise DataError(
+                f"{source}: has no SOP Instance UID or SOP Class UID to refer to; export it again with UIDs"
+            )
+        for keyword in TYPE2_KEYWORDS:
+            setattr(header, keyword, _valid_value(header, keyword))
     return header
 
 
 @contextmanager
-def refusing(source: Path) -> Iterator[None]:
+def wrap_source_errors(source: Path) -> Iterator[None]:
     """What pydicom and highdicom make of a source's values is worth no traceback, and their warnings no output."""
-    with FILTERS, warnings.catch_warnings():
+    with WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         except HemofedError:
             raise
         except Exception as error:
-            raise BadData(f"{source}: a result cannot refer to it ({error}); export it again") from error
+            raise DataError(f"{source}: a result cannot refer to it ({error}); export it again") from error
 
 
-def _plain(header: Dataset, keyword: str) -> Any:
+def _valid_value(header: Dataset, keyword: str) -> Any:
     """Empty instead of what a reader would stumble over: dates such as 19XX, a sex other than M, F and O."""
     value = header.get(keyword)
     if value is None or (keyword == "PatientSex" and value not in ("M", "F", "O")):
         return ""
-    shape = {"DA": r"\d{8}", "TM": r"\d{2,6}(\.\d{1,6})?"}.get(header[keyword].VR)
-    return value if shape is None or re.fullmatch(shape, str(value)) else ""
+    pattern = {"DA": r"\d{8}", "TM": r"\d{2,6}(\.\d{1,6})?"}.get(header[keyword].VR)
+    return value if pattern is None or re.fullmatch(pattern, str(value)) else ""

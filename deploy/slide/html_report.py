@@ -14,9 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.slide.prevalence import ABOVE, BELOW, ENOUGH, LINE, NOTICE
+from deploy.slide.prevalence import (
+    RECOMMENDED_CELLS,
+    RESEARCH_USE_NOTICE,
+    SUSPICION_THRESHOLD,
+    VERDICT_ABOVE,
+    VERDICT_BELOW,
+)
 
-STYLE = """
+PAGE_STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#16212b;background:#fff}
 h1{font-size:1.5rem;margin:0 0 .3rem}.notice{background:#fff4d6;border:1px solid #d9a400;padding:.4rem .8rem;border-radius:.3rem}
 .verdict{font-size:1.3rem;font-weight:600;padding:.8rem 1rem;border-radius:.3rem;border-left:.5rem solid;margin:1rem 0;background:#f2f5f8}
@@ -26,93 +32,123 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}img{max-width:100%;borde
 """
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.2f} %"
 
 
-def rows_of(slide: Mapping[str, Any], bundle: Mapping[str, Any]) -> list[tuple[str, str]]:
+def build_rows(slide_record: Mapping[str, Any], model_info: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a report says, line by line; the same on a terminal and on a page."""
-    positive, point = slide["positive"] or "positive", slide["operating_point"]
-    reached = f"{ENOUGH:,} were reached" if slide["enough"] else f"{ENOUGH:,} were not reached"
-    lines = [
-        ("cells found", f"{slide['found']:,}"),
-        ("counted", f"{slide['counted']:,} ({reached})"),
-        *((f"not counted: {why}", f"{n:,}") for why, n in slide["excluded"].items()),
-        (f"called {positive}", f"{slide['flagged']:,} ({percent(slide['share'])} of those counted)"),
+    positive_class, operating_point = slide_record["positive"] or "positive", slide_record["operating_point"]
+    reached_text = (
+        f"{RECOMMENDED_CELLS:,} were reached" if slide_record["enough"] else f"{RECOMMENDED_CELLS:,} were not reached"
+    )
+    rows = [
+        ("cells found", f"{slide_record['found']:,}"),
+        ("counted", f"{slide_record['counted']:,} ({reached_text})"),
+        *((f"not counted: {reason}", f"{num_cells:,}") for reason, num_cells in slide_record["excluded"].items()),
+        (
+            f"called {positive_class}",
+            f"{slide_record['flagged']:,} ({format_percent(slide_record['share'])} of those counted)",
+        ),
     ]
-    if point:
-        rates = ", ".join(_rate(point, k) for k in ("sensitivity", "specificity") if point[k] is not None)
-        lines.append(
-            ("operating point", f"{point['name'] or 'chosen'}: probability {point['probability']:.4f}; {rates}")
+    if operating_point:
+        rates = ", ".join(
+            _format_rate(operating_point, k) for k in ("sensitivity", "specificity") if operating_point[k] is not None
         )
-    if slide["prevalence"] is not None:
-        interval = f"{percent(slide['low'])} to {percent(slide['high'])}"
-        lines.append((f"{positive} corrected for these errors", f"{percent(slide['prevalence'])} (95 %: {interval})"))
-    if slide["drift"] is not None:
-        words = "unlike" if slide["drifted"] else "like"
-        lines.append(
-            ("drift", f"{slide['drift']:.2f}: the cells look {words} those it was validated on (1 is the limit)")
+        rows.append(
+            (
+                "operating point",
+                f"{operating_point['name'] or 'chosen'}: probability {operating_point['probability']:.4f}; {rates}",
+            )
         )
-    lines.append(("model", f"{bundle['title']}, signed by {bundle['signer']}, {bundle['precision']}"))
-    lines.append(("calibrated on", bundle["calibrated"]))
-    return lines
+    if slide_record["prevalence"] is not None:
+        interval = f"{format_percent(slide_record['low'])} to {format_percent(slide_record['high'])}"
+        rows.append(
+            (
+                f"{positive_class} corrected for these errors",
+                f"{format_percent(slide_record['prevalence'])} (95 %: {interval})",
+            )
+        )
+    if slide_record["drift"] is not None:
+        likeness = "unlike" if slide_record["drifted"] else "like"
+        rows.append(
+            (
+                "drift",
+                f"{slide_record['drift']:.2f}: the cells look {likeness} those it was validated on (1 is the limit)",
+            )
+        )
+    rows.append(("model", f"{model_info['title']}, signed by {model_info['signer']}, {model_info['precision']}"))
+    rows.append(("calibrated on", model_info["calibrated"]))
+    return rows
 
 
-def _rate(point: Mapping[str, Any], which: str) -> str:
-    spread = point[f"{which}_spread"]
-    return f"{which} {point[which]:.4f}" + (f" (±{spread:.2g} between sites)" if spread else "")
+def _format_rate(operating_point: Mapping[str, Any], rate_name: str) -> str:
+    spread = operating_point[f"{rate_name}_spread"]
+    return f"{rate_name} {operating_point[rate_name]:.4f}" + (f" (±{spread:.2g} between sites)" if spread else "")
 
 
-def headline(slide: Mapping[str, Any]) -> str:
-    if slide["verdict"] in (ABOVE, BELOW):
-        return f"{slide['verdict'].replace('the line', f'the line of {100 * LINE:g} %')}: {slide['why']}"
-    look = f"; the estimate itself is at or above {100 * LINE:g} %: have a person look" if slide["look"] else ""
-    return f"{slide['verdict']}: {slide['why']}{look}"
+def format_headline(slide_record: Mapping[str, Any]) -> str:
+    if slide_record["verdict"] in (VERDICT_ABOVE, VERDICT_BELOW):
+        return f"{slide_record['verdict'].replace('the line', f'the line of {100 * SUSPICION_THRESHOLD:g} %')}: {slide_record['why']}"
+    review_text = (
+        f"; the estimate itself is at or above {100 * SUSPICION_THRESHOLD:g} %: have a person look"
+        if slide_record["look"]
+        else ""
+    )
+    return f"{slide_record['verdict']}: {slide_record['why']}{review_text}"
 
 
-def page(
-    slide: Mapping[str, Any],
-    bundle: Mapping[str, Any],
+def render_page(
+    slide_record: Mapping[str, Any],
+    model_info: Mapping[str, Any],
     montage: NDArray[np.uint8] | None,
     overlays: Sequence[tuple[str, NDArray[np.uint8]]],
-    failed: Sequence[tuple[str, str]],
-    more: int = 0,
+    failures: Sequence[tuple[str, str]],
+    num_more_overlays: int = 0,
 ) -> str:
     """`more` overlays lie beside the page, not in it."""
-    kind = {ABOVE: "above", BELOW: "below"}.get(slide["verdict"], "open")
-    rows = "".join(f"<tr><th>{escape(what)}</th><td>{escape(said)}</td></tr>" for what, said in rows_of(slide, bundle))
-    pictures = [("Most suspicious cells", montage)] if montage is not None else []
-    pictures += [
+    tone = {VERDICT_ABOVE: "above", VERDICT_BELOW: "below"}.get(slide_record["verdict"], "open")
+    rows = "".join(
+        f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>"
+        for label, value in build_rows(slide_record, model_info)
+    )
+    images = [("Most suspicious cells", montage)] if montage is not None else []
+    images += [
         (f"{name}: red boxes flagged, blue counted, orange not answered for, grey set apart", p) for name, p in overlays
     ]
     figures = "".join(
-        f'<figure><img alt="{escape(name)}" src="{_inline(p)}"><figcaption>{escape(name)}</figcaption></figure>'
-        for name, p in pictures
+        f'<figure><img alt="{escape(name)}" src="{_encode_data_url(p)}"><figcaption>{escape(name)}</figcaption></figure>'
+        for name, p in images
     )
-    broken = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in failed)
+    failure_items = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in failures)
     cautions = "".join(
-        f'<p class="notice">{escape(_capital(words))}</p>' for words in (*slide["doubts"], *slide["notes"])
+        f'<p class="notice">{escape(_capitalize_first(warning_text))}</p>'
+        for warning_text in (*slide_record["doubts"], *slide_record["notes"])
     )
-    rest = f"<p>{more} more fields: the files overlay-*.png beside this page.</p>" if more else ""
-    told = f"<h2>Not read</h2><ul>{broken}</ul>" if broken else ""
+    more_text = (
+        f"<p>{num_more_overlays} more fields: the files overlay-*.png beside this page.</p>"
+        if num_more_overlays
+        else ""
+    )
+    failure_section = f"<h2>Not read</h2><ul>{failure_items}</ul>" if failure_items else ""
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Slide report</title><style>{STYLE}</style><h1>Slide report</h1>'
-        f'<p class="notice">{NOTICE.capitalize()}. A trained person has to look at the cells.</p>'
-        f'<p class="verdict {kind}">{escape(_capital(headline(slide)))}</p>{cautions}<table>{rows}</table>{figures}{rest}{told}<p>{escape(made())}</p></html>\n'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Slide report</title><style>{PAGE_STYLE}</style><h1>Slide report</h1>'
+        f'<p class="notice">{RESEARCH_USE_NOTICE.capitalize()}. A trained person has to look at the cells.</p>'
+        f'<p class="verdict {tone}">{escape(_capitalize_first(format_headline(slide_record)))}</p>{cautions}<table>{rows}</table>{figures}{more_text}{failure_section}<p>{escape(creation_note())}</p></html>\n'
     )
 
 
-def _capital(words: str) -> str:
+def _capitalize_first(text: str) -> str:
     """The rest keeps its letters: they may be a file's name."""
-    return words[:1].upper() + words[1:]
+    return text[:1].upper() + text[1:]
 
 
-def made() -> str:
+def creation_note() -> str:
     """So that two printed pages can be told apart."""
     return f"Made {datetime.now(UTC):%Y-%m-%d %H:%M UTC} by hemofed {version('hemofed')}."
 
 
-def _inline(pixels: NDArray[np.uint8]) -> str:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "JPEG", quality=88)
-    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()
+def _encode_data_url(pixels: NDArray[np.uint8]) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=88)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

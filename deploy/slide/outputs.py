@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from deploy.imaging.images import Picture
-from deploy.slide.html_report import headline, page, rows_of
-from deploy.slide.overlays import Gallery, overlay
-from deploy.slide.prevalence import NOTICE
-from deploy.slide.reader import Reading, Slide
-from pipeline.core.errors import BadStudy
-from pipeline.core.files import full_disk_is_named, write_atomically
+from deploy.imaging.images import InputImage
+from deploy.slide.html_report import build_rows, format_headline, render_page
+from deploy.slide.overlays import CellGallery, draw_overlay
+from deploy.slide.prevalence import RESEARCH_USE_NOTICE
+from deploy.slide.reader import ImageResult, SlideResult
+from pipeline.core.errors import StudyError
+from pipeline.core.files import raise_no_space, write_atomically
 
-COLUMNS = (
+CSV_COLUMNS = (
     "path",
     "x0",
     "y0",
@@ -35,117 +35,146 @@ COLUMNS = (
     "why",
     "repeats",
 )
-IN_PAGE = 12  # overlays
-MOST_NOTES = 3  # pictures named
+MAX_PAGE_OVERLAYS = 12  # overlays
+MAX_DUPLICATE_NOTES = 3  # pictures named
 
 
 @dataclass
-class Session:
+class PredictSession:
     """What has been read so far."""
 
-    readings: list[Reading] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    gallery: Gallery = field(default_factory=Gallery)
+    image_results: list[ImageResult] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    gallery: CellGallery = field(default_factory=CellGallery)
     overlays: list[tuple[str, np.ndarray[Any, np.dtype[np.uint8]]]] = field(default_factory=list)
-    drawn: list[Path] = field(default_factory=list)  # overlays on disk
-    seen: dict[bytes, str] = field(default_factory=dict)  # digests of pixels -> the first picture that has them
+    overlay_paths: list[Path] = field(default_factory=list)  # overlays on disk
+    first_by_digest: dict[bytes, str] = field(
+        default_factory=dict
+    )  # digests of pixels -> the first picture that has them
     # DICOM files with overlays of their frames
-    sources: dict[Path, list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]]] = field(default_factory=dict)
+    dicom_overlays: dict[Path, list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]]] = field(default_factory=dict)
 
 
-def keep(done: Session, picture: Picture, reading: Reading, out: Path | None, dicom: Path | None) -> None:
+def record_image(
+    session: PredictSession,
+    input_image: InputImage,
+    image_result: ImageResult,
+    output_folder: Path | None,
+    dicom_folder: Path | None,
+) -> None:
     """Draws what will be asked for, so that the picture itself need not stay in memory."""
-    done.readings.append(reading)
-    if picture.dicom is not None:
-        done.sources.setdefault(picture.dicom, [])
-    if out is None and dicom is None:
+    session.image_results.append(image_result)
+    if input_image.dicom_path is not None:
+        session.dicom_overlays.setdefault(input_image.dicom_path, [])
+    if output_folder is None and dicom_folder is None:
         return
-    if reading.repeats is None:
-        done.gallery.look(picture.pixels, reading)
-    drawn = overlay(picture.pixels, reading) if reading.kind == "field" else None
-    if out is not None and drawn is not None:
-        file = out / f"overlay-{len(done.readings):04d}.png"
-        out.mkdir(parents=True, exist_ok=True)
-        with full_disk_is_named(file):
-            Image.fromarray(drawn).save(file)
-        done.drawn.append(file)
-        if len(done.overlays) < IN_PAGE:
-            done.overlays.append((picture.name, drawn))
-    if picture.dicom is not None and dicom is not None and drawn is not None:
-        done.sources[picture.dicom].append((picture.frame, drawn))
+    if image_result.duplicate_of is None:
+        session.gallery.add_cells(input_image.pixels, image_result)
+    overlay_pixels = draw_overlay(input_image.pixels, image_result) if image_result.kind == "field" else None
+    if output_folder is not None and overlay_pixels is not None:
+        overlay_path = output_folder / f"overlay-{len(session.image_results):04d}.png"
+        output_folder.mkdir(parents=True, exist_ok=True)
+        with raise_no_space(overlay_path):
+            Image.fromarray(overlay_pixels).save(overlay_path)
+        session.overlay_paths.append(overlay_path)
+        if len(session.overlays) < MAX_PAGE_OVERLAYS:
+            session.overlays.append((input_image.name, overlay_pixels))
+    if input_image.dicom_path is not None and dicom_folder is not None and overlay_pixels is not None:
+        session.dicom_overlays[input_image.dicom_path].append((input_image.frame_number, overlay_pixels))
 
 
-def write_report(out: Path, done: Session, slide: Slide, about: dict[str, Any]) -> list[Path]:
-    montage = done.gallery.montage()
-    more = len(done.drawn) - len(done.overlays)
-    text = page(slide.told(), about, montage, done.overlays, done.failed, more)
-    written = [
-        write_atomically(out / "report.html", text.encode()),
-        write_atomically(out / "cells.csv", csv_of(done.readings).encode()),
+def write_report(
+    output_folder: Path, session: PredictSession, slide_result: SlideResult, model_info: dict[str, Any]
+) -> list[Path]:
+    montage = session.gallery.render_montage()
+    num_more_overlays = len(session.overlay_paths) - len(session.overlays)
+    html = render_page(
+        slide_result.to_dict(), model_info, montage, session.overlays, session.failures, num_more_overlays
+    )
+    paths = [
+        write_atomically(output_folder / "report.html", html.encode()),
+        write_atomically(output_folder / "cells.csv", cells_to_csv(session.image_results).encode()),
     ]
     if montage is not None:
-        picture = io.BytesIO()
-        Image.fromarray(montage).save(picture, "PNG")
-        written.append(write_atomically(out / "montage.png", picture.getvalue()))
-    return written + done.drawn
+        buffer = io.BytesIO()
+        Image.fromarray(montage).save(buffer, "PNG")
+        paths.append(write_atomically(output_folder / "montage.png", buffer.getvalue()))
+    return paths + session.overlay_paths
 
 
-def write_dicom(out: Path, done: Session, slide: Slide, about: dict[str, Any]) -> list[Path]:
+def write_dicom_results(
+    output_folder: Path, session: PredictSession, slide_result: SlideResult, model_info: dict[str, Any]
+) -> list[Path]:
     from importlib.metadata import version
 
-    from deploy.slide.dicom_report import Finding, overlay_capture, structured_report
+    from deploy.slide.dicom_report import SlideFinding, write_overlay_capture, write_structured_report
 
-    if not done.sources:
-        raise BadStudy("--dicom writes results that refer to DICOM images, and none was given")
-    v = slide.verdict
-    estimate, low, high = (
-        math.nan if x is None else x for x in (v.prevalence, v.low, v.high)
+    if not session.dicom_overlays:
+        raise StudyError("--dicom writes results that refer to DICOM images, and none was given")
+    estimate_record = slide_result.estimate
+    prevalence, low, high = (
+        math.nan if x is None else x
+        for x in (estimate_record.prevalence, estimate_record.prevalence_low, estimate_record.prevalence_high)
     )  # left out of the report
-    rows = tuple(f"{what}: {said}" for what, said in rows_of(slide.told(), about))
-    finding = Finding(v.counted, v.flagged, estimate, low, high, headline(slide.told()), about["title"], about["digest"],
-                      version("hemofed"), NOTICE, (*slide.doubts, *slide.notes, *rows))  # fmt: skip
-    written = [structured_report(list(done.sources), finding, out / "report.dcm")]
-    for n, (source, frames) in enumerate(done.sources.items(), start=1):
-        written += [
-            overlay_capture(source, drawn, out / f"overlay-{n:04d}-{frame}.dcm", frame) for frame, drawn in frames
+    rows = tuple(f"{label}: {value}" for label, value in build_rows(slide_result.to_dict(), model_info))
+    finding = SlideFinding(estimate_record.num_counted, estimate_record.num_flagged, prevalence, low, high, format_headline(slide_result.to_dict()), model_info["title"], model_info["digest"],
+                      version("hemofed"), RESEARCH_USE_NOTICE, (*slide_result.reliability_warnings, *slide_result.notes, *rows))  # fmt: skip
+    paths = [write_structured_report(list(session.dicom_overlays), finding, output_folder / "report.dcm")]
+    for n, (source, frames) in enumerate(session.dicom_overlays.items(), start=1):
+        paths += [
+            write_overlay_capture(
+                source, overlay_pixels, output_folder / f"overlay-{n:04d}-{frame_number}.dcm", frame_number
+            )
+            for frame_number, overlay_pixels in frames
         ]
-    return written
+    return paths
 
 
-def notes_on(done: Session) -> list[str]:
+def session_notes(session: PredictSession) -> list[str]:
     """What a reader of the result has to know, though it decides nothing: copies, and what could not be read."""
-    again = [f"{r.name} shows the same as {r.repeats}, and is not counted again" for r in done.readings if r.repeats]
-    if len(again) > MOST_NOTES:
-        again = [*again[: MOST_NOTES - 1], f"and {len(again) - MOST_NOTES + 1} more pictures are there twice"]
-    lost = len(done.failed)
-    return again + (
-        [f"{lost} of {lost + len(done.readings)} pictures could not be read: the result is without them"]
-        if lost
+    duplicates = [
+        f"{r.name} shows the same as {r.duplicate_of}, and is not counted again"
+        for r in session.image_results
+        if r.duplicate_of
+    ]
+    if len(duplicates) > MAX_DUPLICATE_NOTES:
+        duplicates = [
+            *duplicates[: MAX_DUPLICATE_NOTES - 1],
+            f"and {len(duplicates) - MAX_DUPLICATE_NOTES + 1} more pictures are there twice",
+        ]
+    num_failed = len(session.failures)
+    return duplicates + (
+        [
+            f"{num_failed} of {num_failed + len(session.image_results)} pictures could not be read: the result is without them"
+        ]
+        if num_failed
         else []
     )
 
 
-def csv_of(readings: list[Reading]) -> str:
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for reading in readings:
-        for c in reading.cells:
+def cells_to_csv(image_results: list[ImageResult]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for image_result in image_results:
+        for c in image_result.cells:
             p = "" if c.probability is None else f"{c.probability:.6f}"
-            counts = reading.repeats is None
-            told = [
+            is_unique = image_result.duplicate_of is None
+            values = [
                 c.kind,
                 c.label or "",
                 p,
-                c.about or "",
-                int(c.flagged and counts),
-                int(c.counted and counts),
-                c.why or "",
+                c.probability_class or "",
+                int(c.is_flagged and is_unique),
+                int(c.is_counted and is_unique),
+                c.exclusion_reason or "",
             ]
-            rows.writerow([_plain(reading.name), *c.box, *told, _plain(reading.repeats or "")])
-    return out.getvalue()
+            writer.writerow(
+                [_escape_formula(image_result.name), *c.box, *values, _escape_formula(image_result.duplicate_of or "")]
+            )
+    return buffer.getvalue()
 
 
-def _plain(name: str) -> str:
+def _escape_formula(name: str) -> str:
     """A spreadsheet must not take a file's name for a formula."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@")) and name != "-" else name

@@ -10,95 +10,128 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from deploy.slide.prevalence import NOTICE
-from deploy.slide.reader import Reading
+from deploy.slide.prevalence import RESEARCH_USE_NOTICE
+from deploy.slide.reader import ImageResult
 
-Pixels = NDArray[np.uint8]
+RgbImage = NDArray[np.uint8]
 # of cells that are flagged, counted, answered for by nobody, set apart; told apart also by their shape's line
-FLAGGED, COUNTED, REFUSED, APART = (208, 32, 44), (28, 110, 164), (214, 134, 0), (120, 120, 120)
-BAND = 18  # pixels of the line of words
-TILE, ACROSS = 96, 8
+FLAGGED_COLOR, COUNTED_COLOR, REJECTED_COLOR, EXCLUDED_COLOR = (
+    (208, 32, 44),
+    (28, 110, 164),
+    (214, 134, 0),
+    (120, 120, 120),
+)
+CAPTION_HEIGHT_PX = 18  # pixels of the line of words
+TILE_SIZE_PX, TILES_PER_ROW = 96, 8
 
 
-def colour(cell_flagged: bool, counted: bool, kind: str) -> tuple[int, int, int]:
-    if cell_flagged:
-        return FLAGGED
-    return COUNTED if counted else REFUSED if kind == "red" else APART
+def box_color(is_flagged: bool, is_counted: bool, kind: str) -> tuple[int, int, int]:
+    if is_flagged:
+        return FLAGGED_COLOR
+    return COUNTED_COLOR if is_counted else REJECTED_COLOR if kind == "red" else EXCLUDED_COLOR
 
 
-def overlay(pixels: Pixels, reading: Reading) -> Pixels:
+def draw_overlay(pixels: RgbImage, image_result: ImageResult) -> RgbImage:
     """The field with every cell boxed, and a line below that says what this is."""
     height, width = pixels.shape[:2]
-    canvas = Image.new("RGB", (width, height + BAND), "white")
+    canvas = Image.new("RGB", (width, height + CAPTION_HEIGHT_PX), "white")
     canvas.paste(Image.fromarray(pixels), (0, 0))
-    pen = ImageDraw.Draw(canvas)
-    bold = max(1, round(min(height, width) / 400))
-    for cell in sorted(reading.cells, key=lambda c: c.flagged):
+    draw = ImageDraw.Draw(canvas)
+    line_width = max(1, round(min(height, width) / 400))
+    for cell in sorted(image_result.cells, key=lambda c: c.is_flagged):
         x0, y0, x1, y1 = cell.box
-        shade = colour(cell.flagged, cell.counted, cell.kind)
-        pen.rectangle((x0, y0, x1 - 1, y1 - 1), outline=shade, width=bold * (2 if cell.flagged else 1))
-        if cell.flagged and cell.probability is not None:
-            pen.text((x0 + 2, max(0, y0 - 11)), f"{cell.probability:.2f}", fill=shade, font=_font())
-    counted = sum(cell.counted for cell in reading.cells)
-    flagged = sum(cell.flagged for cell in reading.cells)
-    words = f"{flagged} flagged of {counted} counted ({len(reading.cells)} found) - {NOTICE}"
-    pen.text((4, height + 3), words, fill="black", font=_font())
+        color = box_color(cell.is_flagged, cell.is_counted, cell.kind)
+        draw.rectangle((x0, y0, x1 - 1, y1 - 1), outline=color, width=line_width * (2 if cell.is_flagged else 1))
+        if cell.is_flagged and cell.probability is not None:
+            draw.text((x0 + 2, max(0, y0 - 11)), f"{cell.probability:.2f}", fill=color, font=_load_font())
+    num_counted = sum(cell.is_counted for cell in image_result.cells)
+    num_flagged = sum(cell.is_flagged for cell in image_result.cells)
+    caption = (
+        f"{num_flagged} flagged of {num_counted} counted ({len(image_result.cells)} found) - {RESEARCH_USE_NOTICE}"
+    )
+    draw.text((4, height + 3), caption, fill="black", font=_load_font())
     return np.asarray(canvas)
 
 
 @dataclass
-class Gallery:
+class CellGallery:
     """The most suspicious cells so far: fields need not stay in memory."""
 
-    most: int = 24
-    _kept: list[tuple[float, int, Pixels, str]] = field(default_factory=list)
-    _seen: int = 0
+    max_tiles: int = 24
+    _entries: list[tuple[float, int, RgbImage, str]] = field(default_factory=list)
+    _num_seen: int = 0
 
-    def look(self, pixels: Pixels, reading: Reading) -> None:
-        for cell in reading.cells:
-            if not cell.counted or cell.probability is None:
+    def add_cells(self, pixels: RgbImage, image_result: ImageResult) -> None:
+        for cell in image_result.cells:
+            if not cell.is_counted or cell.probability is None:
                 continue
-            self._seen += 1
-            if len(self._kept) == self.most and cell.probability <= self._kept[0][0]:
+            self._num_seen += 1
+            if len(self._entries) == self.max_tiles and cell.probability <= self._entries[0][0]:
                 continue
-            entry = (cell.probability, -self._seen, tile(pixels, cell.box), "flagged" if cell.flagged else "")
-            (heapq.heappush if len(self._kept) < self.most else heapq.heappushpop)(self._kept, entry)
+            entry = (
+                cell.probability,
+                -self._num_seen,
+                crop_tile(pixels, cell.box),
+                "flagged" if cell.is_flagged else "",
+            )
+            (heapq.heappush if len(self._entries) < self.max_tiles else heapq.heappushpop)(self._entries, entry)
 
-    def montage(self) -> Pixels | None:
+    def render_montage(self) -> RgbImage | None:
         """Most suspicious first; None where nothing was counted."""
-        best = sorted(self._kept, key=lambda entry: (-entry[0], -entry[1]))
+        entries = sorted(self._entries, key=lambda entry: (-entry[0], -entry[1]))
         return (
-            _side_by_side([(picture, f"{p:.2f} {mark}", bool(mark)) for p, _, picture, mark in best]) if best else None
+            _compose_montage(
+                [(tile_pixels, f"{p:.2f} {flag_text}", bool(flag_text)) for p, _, tile_pixels, flag_text in entries]
+            )
+            if entries
+            else None
         )
 
 
-def tile(pixels: Pixels, box: tuple[int, int, int, int]) -> Pixels:
+def crop_tile(pixels: RgbImage, box: tuple[int, int, int, int]) -> RgbImage:
     """A square about a box, half as large again, as a tile."""
     x0, y0, x1, y1 = box
     side = round(1.5 * max(x1 - x0, y1 - y0, 4))
     left, top = (x0 + x1 - side) // 2, (y0 + y1 - side) // 2
     height, width = pixels.shape[:2]
-    part = pixels[max(0, top) : max(1, min(height, top + side)), max(0, left) : max(1, min(width, left + side))]
+    patch = pixels[max(0, top) : max(1, min(height, top + side)), max(0, left) : max(1, min(width, left + side))]
     canvas = Image.new("RGB", (side, side), (230, 230, 230))
-    canvas.paste(Image.fromarray(np.ascontiguousarray(part)), (max(0, -left), max(0, -top)))
-    return np.asarray(canvas.resize((TILE, TILE), Image.Resampling.BICUBIC))
+    canvas.paste(Image.fromarray(np.ascontiguousarray(patch)), (max(0, -left), max(0, -top)))
+    return np.asarray(canvas.resize((TILE_SIZE_PX, TILE_SIZE_PX), Image.Resampling.BICUBIC))
 
 
-def _side_by_side(tiles: Sequence[tuple[Pixels, str, bool]]) -> Pixels:
-    rows = -(-len(tiles) // ACROSS)
-    canvas = Image.new("RGB", (min(ACROSS, len(tiles)) * (TILE + 4) + 4, rows * (TILE + BAND + 4) + BAND + 4), "white")
+def _compose_montage(tiles: Sequence[tuple[RgbImage, str, bool]]) -> RgbImage:
+    rows = -(-len(tiles) // TILES_PER_ROW)
+    canvas = Image.new(
+        "RGB",
+        (
+            min(TILES_PER_ROW, len(tiles)) * (TILE_SIZE_PX + 4) + 4,
+            rows * (TILE_SIZE_PX + CAPTION_HEIGHT_PX + 4) + CAPTION_HEIGHT_PX + 4,
+        ),
+        "white",
+    )
     canvas = canvas if canvas.width >= 320 else canvas.resize((320, canvas.height))
-    pen = ImageDraw.Draw(canvas)
-    pen.rectangle((0, 0, canvas.width, canvas.height), fill="white")
-    for n, (pixels, words, marked) in enumerate(tiles):
-        x, y = 4 + n % ACROSS * (TILE + 4), 4 + n // ACROSS * (TILE + BAND + 4)
+    draw = ImageDraw.Draw(canvas)
+    draw.rectangle((0, 0, canvas.width, canvas.height), fill="white")
+    for n, (pixels, caption, is_flagged) in enumerate(tiles):
+        x, y = (
+            4 + n % TILES_PER_ROW * (TILE_SIZE_PX + 4),
+            4 + n // TILES_PER_ROW * (TILE_SIZE_PX + CAPTION_HEIGHT_PX + 4),
+        )
         canvas.paste(Image.fromarray(pixels), (x, y))
-        if marked:
-            pen.rectangle((x, y, x + TILE - 1, y + TILE - 1), outline=FLAGGED, width=2)
-        pen.text((x + 2, y + TILE + 2), words, fill=FLAGGED if marked else "black", font=_font())
-    pen.text((4, canvas.height - BAND + 2), f"most suspicious first - {NOTICE}", fill="black", font=_font())
+        if is_flagged:
+            draw.rectangle((x, y, x + TILE_SIZE_PX - 1, y + TILE_SIZE_PX - 1), outline=FLAGGED_COLOR, width=2)
+        draw.text(
+            (x + 2, y + TILE_SIZE_PX + 2), caption, fill=FLAGGED_COLOR if is_flagged else "black", font=_load_font()
+        )
+    draw.text(
+        (4, canvas.height - CAPTION_HEIGHT_PX + 2),
+        f"most suspicious first - {RESEARCH_USE_NOTICE}",
+        fill="black",
+        font=_load_font(),
+    )
     return np.asarray(canvas)
 
 
-def _font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
+def _load_font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     return ImageFont.load_default(11)

@@ -13,90 +13,128 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deploy.bundle.operating_points import Point
+from deploy.bundle.operating_points import OperatingPoint
 
-LINE = 0.01  # of red cells: the share of schistocytes that raises suspicion of thrombotic microangiopathy
-ENOUGH = 1000  # red cells that a person would count
-FEWEST = 100  # without so many nothing is decided: single cells are picked, not counted
-Z = 1.959963984540054  # 95 %
-GRID = tuple((n / 4000) ** 2 for n in range(4001))  # shares from 0 to 1; at the line, a two-hundredth of it apart
-NOTICE = "research use only, not a medical device"
-ABOVE, BELOW, OPEN = "above the line", "below the line", "cannot decide"
+SUSPICION_THRESHOLD = (
+    0.01  # of red cells: the share of schistocytes that raises suspicion of thrombotic microangiopathy
+)
+RECOMMENDED_CELLS = 1000  # red cells that a person would count
+MIN_CELLS = 100  # without so many nothing is decided: single cells are picked, not counted
+Z_SCORE_95 = 1.959963984540054  # 95 %
+PREVALENCE_GRID = tuple(
+    (n / 4000) ** 2 for n in range(4001)
+)  # shares from 0 to 1; at the line, a two-hundredth of it apart
+RESEARCH_USE_NOTICE = "research use only, not a medical device"
+VERDICT_ABOVE, VERDICT_BELOW, VERDICT_UNDECIDED = "above the line", "below the line", "cannot decide"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    counted: int  # red cells that the model answered for
-    flagged: int  # called positive among them
-    share: float | None  # flagged / counted
+class PrevalenceEstimate:
+    num_counted: int  # red cells that the model answered for
+    num_flagged: int  # called positive among them
+    flagged_fraction: float | None  # flagged / counted
     prevalence: float | None  # corrected
-    low: float | None
-    high: float | None
+    prevalence_low: float | None
+    prevalence_high: float | None
     verdict: str
-    look: bool  # the corrected prevalence reaches the line, whether or not chance can be ruled out
-    why: str  # in a sentence
-    enough: bool  # ENOUGH cells were counted
+    needs_review: bool  # the corrected prevalence reaches the line, whether or not chance can be ruled out
+    reason: str  # in a sentence
+    has_enough_cells: bool  # ENOUGH cells were counted
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def judge(counted: int, flagged: int, point: Point | None, doubts: Sequence[str] = (), line: float = LINE) -> Verdict:
+def assess_prevalence(
+    num_counted: int,
+    num_flagged: int,
+    operating_point: OperatingPoint | None,
+    reliability_warnings: Sequence[str] = (),
+    threshold: float = SUSPICION_THRESHOLD,
+) -> PrevalenceEstimate:
     """`doubts`: why the model's rates may not hold on this slide; with any, nothing is decided."""
-    share = flagged / counted if counted else None
-    estimate, low, high, why = None, None, None, ""
-    if not counted:
-        why = "no cell was counted"
-    elif point is None or point.sensitivity is None or point.specificity is None:
-        why = "the model was never measured on labelled cells of this kind; run `hemofed edge verify` with some"
+    flagged_fraction = num_flagged / num_counted if num_counted else None
+    estimate, low, high, reason = None, None, None, ""
+    if not num_counted:
+        reason = "no cell was counted"
+    elif operating_point is None or operating_point.sensitivity is None or operating_point.specificity is None:
+        reason = "the model was never measured on labelled cells of this kind; run `hemofed edge verify` with some"
     else:
-        estimate, low, high = prevalence(counted, flagged, point)
+        estimate, low, high = estimate_prevalence(num_counted, num_flagged, operating_point)
         if estimate is None:
-            why = "at this operating point the model is no better than chance; choose another one"
+            reason = "at this operating point the model is no better than chance; choose another one"
         elif low is None:
-            many = "few" if flagged / counted < 1 - point.specificity else "many"
-            why = f"so {many} calls do not fit the error rates that were measured; measure the model here: `hemofed edge verify`"
-        elif counted < FEWEST:
-            why = f"{counted} cells are too few; at least {FEWEST} have to be counted, better {ENOUGH:,}"
-        elif doubts:
-            why = doubts[0]
-    look = estimate is not None and estimate >= line
-    if why or low is None or high is None:
-        return Verdict(counted, flagged, share, estimate, low, high, OPEN, look, why, counted >= ENOUGH)
-    told = f"{100 * line:g} %"
-    if low > line:
-        verdict, why = ABOVE, f"the whole interval lies above {told}"
-    elif high < line:
-        verdict, why = BELOW, f"the whole interval lies below {told}"
+            quantity = "few" if num_flagged / num_counted < 1 - operating_point.specificity else "many"
+            reason = f"so {quantity} calls do not fit the error rates that were measured; measure the model here: `hemofed edge verify`"
+        elif num_counted < MIN_CELLS:
+            reason = f"{num_counted} cells are too few; at least {MIN_CELLS} have to be counted, better {RECOMMENDED_CELLS:,}"
+        elif reliability_warnings:
+            reason = reliability_warnings[0]
+    needs_review = estimate is not None and estimate >= threshold
+    if reason or low is None or high is None:
+        return PrevalenceEstimate(
+            num_counted,
+            num_flagged,
+            flagged_fraction,
+            estimate,
+            low,
+            high,
+            VERDICT_UNDECIDED,
+            needs_review,
+            reason,
+            num_counted >= RECOMMENDED_CELLS,
+        )
+    threshold_text = f"{100 * threshold:g} %"
+    if low > threshold:
+        verdict, reason = VERDICT_ABOVE, f"the whole interval lies above {threshold_text}"
+    elif high < threshold:
+        verdict, reason = VERDICT_BELOW, f"the whole interval lies below {threshold_text}"
     else:
-        more = "" if counted >= ENOUGH else f"; {ENOUGH - counted:,} more cells would make {ENOUGH:,}"
-        verdict, why = OPEN, f"the interval spans {told}{more}"
-    return Verdict(counted, flagged, share, estimate, low, high, verdict, look, why, counted >= ENOUGH)
+        shortfall_text = (
+            ""
+            if num_counted >= RECOMMENDED_CELLS
+            else f"; {RECOMMENDED_CELLS - num_counted:,} more cells would make {RECOMMENDED_CELLS:,}"
+        )
+        verdict, reason = VERDICT_UNDECIDED, f"the interval spans {threshold_text}{shortfall_text}"
+    return PrevalenceEstimate(
+        num_counted,
+        num_flagged,
+        flagged_fraction,
+        estimate,
+        low,
+        high,
+        verdict,
+        needs_review,
+        reason,
+        num_counted >= RECOMMENDED_CELLS,
+    )
 
 
-def prevalence(counted: int, flagged: int, point: Point) -> tuple[float | None, float | None, float | None]:
+def estimate_prevalence(
+    num_counted: int, num_flagged: int, operating_point: OperatingPoint
+) -> tuple[float | None, float | None, float | None]:
     """Rogan and Gladen's estimate, and limits at 95 %.
 
     None where the test is no test; no limits where no prevalence whatever would give such a count.
     """
-    sens, spec = point.sensitivity or 0.0, point.specificity or 0.0
+    sens, spec = operating_point.sensitivity or 0.0, operating_point.specificity or 0.0
     if sens + spec <= 1:
         return None, None, None
-    apparent = flagged / counted
-    estimate = _share((apparent + spec - 1) / (sens + spec - 1))
-    n_sens, n_spec = point.tp + point.fn + 2, point.tn + point.fp + 2
-    sens, spec = (point.tp + 1) / n_sens, (point.tn + 1) / n_spec
-    var_sens = sens * (1 - sens) / n_sens + point.sensitivity_spread**2
-    var_spec = spec * (1 - spec) / n_spec + point.specificity_spread**2
+    apparent = num_flagged / num_counted
+    estimate = _clip_fraction((apparent + spec - 1) / (sens + spec - 1))
+    n_sens, n_spec = operating_point.tp + operating_point.fn + 2, operating_point.tn + operating_point.fp + 2
+    sens, spec = (operating_point.tp + 1) / n_sens, (operating_point.tn + 1) / n_spec
+    var_sens = sens * (1 - sens) / n_sens + operating_point.sensitivity_spread**2
+    var_spec = spec * (1 - spec) / n_spec + operating_point.specificity_spread**2
 
-    def likely(share: float) -> bool:
-        due = share * sens + (1 - share) * (1 - spec)
-        variance = due * (1 - due) / counted + share**2 * var_sens + (1 - share) ** 2 * var_spec
-        return (apparent - due) ** 2 <= Z**2 * variance
+    def is_plausible(share: float) -> bool:
+        expected = share * sens + (1 - share) * (1 - spec)
+        variance = expected * (1 - expected) / num_counted + share**2 * var_sens + (1 - share) ** 2 * var_spec
+        return (apparent - expected) ** 2 <= Z_SCORE_95**2 * variance
 
-    fits = [share for share in GRID if likely(share)]
-    return (estimate, fits[0], fits[-1]) if fits else (estimate, None, None)
+    plausible = [share for share in PREVALENCE_GRID if is_plausible(share)]
+    return (estimate, plausible[0], plausible[-1]) if plausible else (estimate, None, None)
 
 
-def _share(value: float) -> float:
+def _clip_fraction(value: float) -> float:
     return min(1.0, max(0.0, value))

@@ -11,24 +11,33 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.bundle.ood_guard import DRIFTED, OUTSIDE
-from deploy.bundle.operating_points import Point
-from deploy.inference.resize import Images, resized
-from deploy.inference.runtime import Answers, Runtime
-from deploy.slide.prevalence import ENOUGH, LINE, NOTICE, Verdict, judge
-from pipeline.core.errors import BadData, Refused
+from deploy.bundle.ood_guard import MAX_DRIFT, OUT_OF_DISTRIBUTION
+from deploy.bundle.operating_points import OperatingPoint
+from deploy.inference.resize import ImageBatch, resize_images
+from deploy.inference.runtime import BundleRuntime, Predictions
+from deploy.slide.prevalence import (
+    RECOMMENDED_CELLS,
+    RESEARCH_USE_NOTICE,
+    SUSPICION_THRESHOLD,
+    PrevalenceEstimate,
+    assess_prevalence,
+)
+from pipeline.core.errors import DataError, IncompatibleStudyError
 
 if TYPE_CHECKING:
-    from deploy.bundle.bundle import Bundle
-    from deploy.imaging.images import Picture
-    from deploy.segmentation.find_cells import Blob
+    from deploy.bundle.bundle import ModelBundle
+    from deploy.imaging.images import InputImage
+    from deploy.segmentation.find_cells import CellRegion
 
-Box = tuple[int, int, int, int]
-How = Literal["auto", "cell", "field"]
-ALIKE = (0.8, 1.25)  # a field whose cells are so much larger or smaller is taken to have the training fields' scale
-WHOLE = 2.0  # an image this many windows high and wide is a field
-MANY = 0.2  # of red cells that are not answered for: a few are on every slide
-NOT_COUNTED = {
+BoundingBox = tuple[int, int, int, int]
+InputType = Literal["auto", "cell", "field"]
+SCALE_TOLERANCE = (
+    0.8,
+    1.25,
+)  # a field whose cells are so much larger or smaller is taken to have the training fields' scale
+MIN_FIELD_CROPS = 2.0  # an image this many windows high and wide is a field
+MAX_UNCOUNTED_FRACTION = 0.2  # of red cells that are not answered for: a few are on every slide
+EXCLUSION_REASONS = {
     "white": "white cell",
     "platelet": "platelet",
     "clump": "cells that could not be separated",
@@ -38,257 +47,327 @@ NOT_COUNTED = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    box: Box  # x0, y0, x1, y1 in pixels of the picture
+class CellResult:
+    box: BoundingBox  # x0, y0, x1, y1 in pixels of the picture
     kind: str  # red, or what else it was taken for
     label: str | None  # the class; None for what the model was not asked about
     probability: float | None  # of the class that matters, or else of `label`
-    flagged: bool
-    counted: bool
-    why: str | None  # it is not counted
-    about: str | None = None  # the class that `probability` is of
+    is_flagged: bool
+    is_counted: bool
+    exclusion_reason: str | None  # it is not counted
+    probability_class: str | None = None  # the class that `probability` is of
 
-    def told(self) -> dict[str, Any]:
-        found = asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        fields = asdict(self)
         return {
-            "box": list(found.pop("box")),
-            "class": found.pop("label"),
-            "probability_of": found.pop("about"),
-            **found,
+            "box": list(fields.pop("box")),
+            "class": fields.pop("label"),
+            "probability_of": fields.pop("probability_class"),
+            **fields,
         }
 
 
 @dataclass(frozen=True)
-class Reading:
+class ImageResult:
     """One picture. A single cell has a box as large as its picture."""
 
     name: str
     kind: Literal["cell", "field"]
-    size: tuple[int, int]  # width, height
-    cells: tuple[Cell, ...]
-    traits: NDArray[np.float32] = field(repr=False)  # of the counted ones
-    diameter: float | None = None  # of a red cell, in pixels
-    probabilities: tuple[dict[str, float], ...] = ()  # of a single cell, by class
-    repeats: str | None = None  # the picture that shows the same: its cells count once
-    measured: float | None = None  # the diameter as this field tells it, whatever was given
+    image_size: tuple[int, int]  # width, height
+    cells: tuple[CellResult, ...]
+    features: NDArray[np.float32] = field(repr=False)  # of the counted ones
+    rbc_diameter_px: float | None = None  # of a red cell, in pixels
+    class_probabilities: tuple[dict[str, float], ...] = ()  # of a single cell, by class
+    duplicate_of: str | None = None  # the picture that shows the same: its cells count once
+    measured_diameter_px: float | None = None  # the diameter as this field tells it, whatever was given
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         if self.kind == "cell":
             (cell,) = self.cells
-            one = cell.told()
-            return {"path": self.name, "kind": "cell", "repeats": self.repeats, **{k: one[k] for k in ("class", "probability", "probability_of", "flagged", "counted", "why")},
-                    "probabilities": self.probabilities[0]}  # fmt: skip
-        counts = Counter(cell.label for cell in self.cells if cell.counted)
+            cell_record = cell.to_dict()
+            return {"path": self.name, "kind": "cell", "repeats": self.duplicate_of, **{k: cell_record[k] for k in ("class", "probability", "probability_of", "flagged", "counted", "why")},
+                    "probabilities": self.class_probabilities[0]}  # fmt: skip
+        counts = Counter(cell.label for cell in self.cells if cell.is_counted)
         return {
             "path": self.name,
             "kind": "field",
-            "repeats": self.repeats,
-            "size": list(self.size),
-            "diameter": self.diameter,
+            "repeats": self.duplicate_of,
+            "size": list(self.image_size),
+            "diameter": self.rbc_diameter_px,
             "counts": {str(label): n for label, n in sorted(counts.items(), key=str)},
-            "excluded": excluded([self]),
-            "cells": [cell.told() for cell in self.cells],
+            "excluded": count_excluded([self]),
+            "cells": [cell.to_dict() for cell in self.cells],
         }
 
 
 @dataclass(frozen=True)
-class Tally:
+class SlideCounts:
     """What all pictures of one slide have shown."""
 
-    counted: int
-    flagged: int
-    found: int  # cells and other things
+    num_counted: int
+    num_flagged: int
+    num_found: int  # cells and other things
     excluded: Mapping[str, int]
     drift: float | None
-    sizes: tuple[float, ...] = ()  # of a red cell, in each field
-    measured: tuple[float, ...] = ()  # where a size was given: what the fields themselves tell
-    singles: int = 0  # pictures of one cell among those counted
-    unfit: str | None = None  # what this lab found out about the model
+    rbc_diameters_px: tuple[float, ...] = ()  # of a red cell, in each field
+    measured_diameters_px: tuple[float, ...] = ()  # where a size was given: what the fields themselves tell
+    num_single_cells: int = 0  # pictures of one cell among those counted
+    unfit_reason: str | None = None  # what this lab found out about the model
 
 
 @dataclass(frozen=True)
-class Slide:
+class SlideResult:
     """All pictures of one slide together."""
 
-    verdict: Verdict
-    point: Point | None
-    found: int  # cells and other things
+    estimate: PrevalenceEstimate
+    operating_point: OperatingPoint | None
+    num_found: int  # cells and other things
     excluded: dict[str, int]
     drift: float | None
-    positive: str | None
-    doubts: tuple[str, ...] = ()  # with any, nothing is decided
+    positive_class: str | None
+    reliability_warnings: tuple[str, ...] = ()  # with any, nothing is decided
     notes: tuple[str, ...] = ()  # what a reader has to know besides
 
-    def told(self) -> dict[str, Any]:
-        drifted = self.drift is not None and self.drift > DRIFTED
-        return {**self.verdict.told(), "line": LINE, "found": self.found, "excluded": self.excluded, "positive": self.positive,
-                "operating_point": self.point.told() if self.point else None, "drift": self.drift, "drifted": drifted,
-                "doubts": list(self.doubts), "notes": list(self.notes), "notice": NOTICE}  # fmt: skip
+    def to_dict(self) -> dict[str, Any]:
+        has_drifted = self.drift is not None and self.drift > MAX_DRIFT
+        return {**self.estimate.to_dict(), "line": SUSPICION_THRESHOLD, "found": self.num_found, "excluded": self.excluded, "positive": self.positive_class,
+                "operating_point": self.operating_point.to_dict() if self.operating_point else None, "drift": self.drift, "drifted": has_drifted,
+                "doubts": list(self.reliability_warnings), "notes": list(self.notes), "notice": RESEARCH_USE_NOTICE}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Reader:
-    runtime: Runtime
-    point: Point | None
-    how: How = "auto"
-    diameter: float | None = None  # pixels of a red cell in these fields, if known
+class SlideReader:
+    runtime: BundleRuntime
+    operating_point: OperatingPoint | None
+    input_type: InputType = "auto"
+    rbc_diameter_px: float | None = None  # pixels of a red cell in these fields, if known
 
-    def shows_field(self, picture: Picture) -> bool:
-        return self.how == "field" or (self.how == "auto" and shows_field(self.runtime.bundle, picture))
+    def is_field(self, input_image: InputImage) -> bool:
+        return self.input_type == "field" or (
+            self.input_type == "auto" and is_field_image(self.runtime.bundle, input_image)
+        )
 
-    def read(self, picture: Picture) -> Reading:
-        return self.field(picture) if self.shows_field(picture) else self.cells([picture])[0]
+    def read_image(self, input_image: InputImage) -> ImageResult:
+        return self.read_field(input_image) if self.is_field(input_image) else self.read_cells([input_image])[0]
 
-    def cells(self, pictures: Sequence[Picture]) -> list[Reading]:
+    def read_cells(self, input_images: Sequence[InputImage]) -> list[ImageResult]:
         """Single cells, all at once: some models see colours by those of all of them."""
         manifest = self.runtime.bundle.manifest
-        small = [resized(picture.pixels[None], manifest.size, manifest.resize) for picture in pictures]
-        answers = self.runtime.answer(np.concatenate([*small, np.zeros((0, *manifest.size, 3), np.uint8)]))
-        boxes: list[Box] = [(0, 0, p.pixels.shape[1], p.pixels.shape[0]) for p in pictures]
-        found = []
-        for n, (picture, cell) in enumerate(zip(pictures, self._judged(boxes, answers), strict=True)):
-            share = dict(zip(self.runtime.classes, map(float, answers.probabilities[n]), strict=True))
-            traits = answers.traits[n : n + 1] if cell.counted else answers.traits[:0]
-            found.append(Reading(picture.name, "cell", cell.box[2:], (cell,), traits, None, (share,)))
-        return found
+        resized_images = [
+            resize_images(input_image.pixels[None], manifest.input_size, manifest.resize)
+            for input_image in input_images
+        ]
+        predictions = self.runtime.predict(
+            np.concatenate([*resized_images, np.zeros((0, *manifest.input_size, 3), np.uint8)])
+        )
+        boxes: list[BoundingBox] = [(0, 0, p.pixels.shape[1], p.pixels.shape[0]) for p in input_images]
+        results = []
+        for n, (input_image, cell) in enumerate(
+            zip(input_images, self._iter_cell_results(boxes, predictions), strict=True)
+        ):
+            class_probabilities = dict(zip(self.runtime.classes, map(float, predictions.probabilities[n]), strict=True))
+            features = predictions.features[n : n + 1] if cell.is_counted else predictions.features[:0]
+            results.append(
+                ImageResult(input_image.name, "cell", cell.box[2:], (cell,), features, None, (class_probabilities,))
+            )
+        return results
 
-    def field(self, picture: Picture) -> Reading:
+    def read_field(self, input_image: InputImage) -> ImageResult:
         from deploy.segmentation.find_cells import find_cells
 
         manifest = self.runtime.bundle.manifest
-        if manifest.window is None or manifest.diameter is None:
-            raise Refused(
+        if manifest.crop_diameters is None or manifest.rbc_diameter_px is None:
+            raise IncompatibleStudyError(
                 f"{manifest.name} was trained on single images, and how large a cell is in a field is not known; cut cells out "
                 "first, or export with --window and --diameter"
             )
-        image = picture.pixels
-        found = find_cells(image, self.diameter)
-        diameter = found.diameter or manifest.diameter
-        low, high = ALIKE
-        if self.diameter is None and low < diameter / manifest.diameter < high:
-            diameter = manifest.diameter
-        red = [blob for blob in found.blobs if blob.kind == "red"]
-        answers = self.runtime.answer(cut(image, [b.centre for b in red], round(manifest.window * diameter)))
-        judged = iter(self._judged([b.box for b in red], answers))
-        cells = tuple(next(judged) if blob.kind == "red" else _set_apart(blob) for blob in found.blobs)
-        kept = np.array([why is None for why in answers.refused], bool)
+        image = input_image.pixels
+        segmentation = find_cells(image, self.rbc_diameter_px)
+        rbc_diameter_px = segmentation.rbc_diameter_px or manifest.rbc_diameter_px
+        low, high = SCALE_TOLERANCE
+        if self.rbc_diameter_px is None and low < rbc_diameter_px / manifest.rbc_diameter_px < high:
+            rbc_diameter_px = manifest.rbc_diameter_px
+        red_cells = [region for region in segmentation.regions if region.kind == "red"]
+        predictions = self.runtime.predict(
+            crop_cells(image, [b.center for b in red_cells], round(manifest.crop_diameters * rbc_diameter_px))
+        )
+        cell_results = iter(self._iter_cell_results([b.box for b in red_cells], predictions))
+        cells = tuple(
+            next(cell_results) if region.kind == "red" else _exclude_region(region) for region in segmentation.regions
+        )
+        is_counted = np.array([reason is None for reason in predictions.rejection_reasons], bool)
         height, width = image.shape[:2]
-        traits = answers.traits[kept]
-        return Reading(
-            picture.name, "field", (width, height), cells, traits, float(diameter), measured=found.measured or None
+        features = predictions.features[is_counted]
+        return ImageResult(
+            input_image.name,
+            "field",
+            (width, height),
+            cells,
+            features,
+            float(rbc_diameter_px),
+            measured_diameter_px=segmentation.measured_diameter_px or None,
         )
 
-    def _judged(self, boxes: Sequence[Box], answers: Answers) -> Iterator[Cell]:
+    def _iter_cell_results(self, boxes: Sequence[BoundingBox], predictions: Predictions) -> Iterator[CellResult]:
         runtime = self.runtime
-        flags = runtime.flagged(answers.probabilities, self.point)
-        for box, p, flag, why in zip(boxes, answers.probabilities, flags, answers.refused, strict=True):
-            best = _best(p, runtime.positive, bool(flag), self.point is not None)
-            about = best if runtime.positive is None else runtime.positive
-            told = flag and why is None
-            names = runtime.classes
-            yield Cell(box, "red", names[best], float(p[about]), bool(told), why is None, why, names[about])
+        flags = runtime.flag_positives(predictions.probabilities, self.operating_point)
+        for box, p, is_flagged, reason in zip(
+            boxes, predictions.probabilities, flags, predictions.rejection_reasons, strict=True
+        ):
+            class_index = _select_class(p, runtime.positive_index, bool(is_flagged), self.operating_point is not None)
+            probability_index = class_index if runtime.positive_index is None else runtime.positive_index
+            is_positive = is_flagged and reason is None
+            class_names = runtime.classes
+            yield CellResult(
+                box,
+                "red",
+                class_names[class_index],
+                float(p[probability_index]),
+                bool(is_positive),
+                reason is None,
+                reason,
+                class_names[probability_index],
+            )
 
 
-def shows_field(bundle: Bundle, picture: Picture) -> bool:
+def is_field_image(bundle: ModelBundle, input_image: InputImage) -> bool:
     """A picture so large is no single cell."""
-    window, known = bundle.manifest.window, bundle.manifest.diameter
-    return window is not None and known is not None and min(picture.pixels.shape[:2]) >= WHOLE * window * known
-
-
-def cutting(bundle: Bundle) -> str:
-    """How a single cell has to be cut out to look as the training cells did."""
-    window, known = bundle.manifest.window, bundle.manifest.diameter
-    if window is None or known is None:
-        return f"as the study's images, {bundle.manifest.size[0]} x {bundle.manifest.size[1]} pixels"
-    side = round(window * known)
+    crop_diameters, rbc_diameter_px = bundle.manifest.crop_diameters, bundle.manifest.rbc_diameter_px
     return (
-        f"a square of {window:.2f} cell diameters about its middle: {side} pixels where a red cell measures {known:.0f}"
+        crop_diameters is not None
+        and rbc_diameter_px is not None
+        and min(input_image.pixels.shape[:2]) >= MIN_FIELD_CROPS * crop_diameters * rbc_diameter_px
     )
 
 
-def _best(p: NDArray[np.float32], positive: int | None, flagged: bool, decides: bool) -> int:
+def describe_crop(bundle: ModelBundle) -> str:
+    """How a single cell has to be cut out to look as the training cells did."""
+    crop_diameters, rbc_diameter_px = bundle.manifest.crop_diameters, bundle.manifest.rbc_diameter_px
+    if crop_diameters is None or rbc_diameter_px is None:
+        return f"as the study's images, {bundle.manifest.input_size[0]} x {bundle.manifest.input_size[1]} pixels"
+    crop_px = round(crop_diameters * rbc_diameter_px)
+    return f"a square of {crop_diameters:.2f} cell diameters about its middle: {crop_px} pixels where a red cell measures {rbc_diameter_px:.0f}"
+
+
+def _select_class(
+    p: NDArray[np.float32], positive_index: int | None, is_flagged: bool, has_operating_point: bool
+) -> int:
     """The class that is named: by the operating point where there is one, else the likeliest."""
-    if positive is None or not decides:
+    if positive_index is None or not has_operating_point:
         return int(p.argmax())
-    others = np.delete(np.arange(len(p)), positive)
-    return positive if flagged else int(others[p[others].argmax()])
+    others = np.delete(np.arange(len(p)), positive_index)
+    return positive_index if is_flagged else int(others[p[others].argmax()])
 
 
-def _set_apart(blob: Blob) -> Cell:
-    return Cell(blob.box, blob.kind, None, None, False, False, NOT_COUNTED[blob.kind])
+def _exclude_region(region: CellRegion) -> CellResult:
+    return CellResult(region.box, region.kind, None, None, False, False, EXCLUSION_REASONS[region.kind])
 
 
-def cut(image: NDArray[np.uint8], centres: Sequence[tuple[float, float]], side: int) -> Images:
+def crop_cells(image: NDArray[np.uint8], centers: Sequence[tuple[float, float]], crop_px: int) -> ImageBatch:
     """(n, side, side, 3) about the centres, mirrored at the border, as training cells were."""
-    half = side // 2
-    if not centres:
-        return np.zeros((0, side, side, 3), np.uint8)
+    half = crop_px // 2
+    if not centers:
+        return np.zeros((0, crop_px, crop_px, 3), np.uint8)
     if min(image.shape[:2]) < 2:
-        raise BadData("a field of one pixel's width holds no cells")
-    padded = np.pad(image, ((half, side), (half, side), (0, 0)), mode="reflect")
-    return np.stack([padded[round(y) : round(y) + side, round(x) : round(x) + side] for x, y in centres])
+        raise DataError("a field of one pixel's width holds no cells")
+    padded = np.pad(image, ((half, crop_px), (half, crop_px), (0, 0)), mode="reflect")
+    return np.stack([padded[round(y) : round(y) + crop_px, round(x) : round(x) + crop_px] for x, y in centers])
 
 
-def excluded(readings: Sequence[Reading]) -> dict[str, int]:
+def count_excluded(image_results: Sequence[ImageResult]) -> dict[str, int]:
     """How many were not counted, by reason; an image's own details are left to the list of cells."""
-    reasons = Counter((c.why or "").partition(":")[0] for r in readings for c in r.cells if not c.counted)
+    reasons = Counter(
+        (c.exclusion_reason or "").partition(":")[0] for r in image_results for c in r.cells if not c.is_counted
+    )
     return dict(sorted(reasons.items(), key=lambda item: -item[1]))
 
 
-def slide_of(readings: Sequence[Reading], runtime: Runtime, point: Point | None, notes: Sequence[str] = ()) -> Slide:
-    once = [reading for reading in readings if reading.repeats is None]
-    cells = [cell for reading in once for cell in reading.cells]
-    counted = [cell for cell in cells if cell.counted]
-    traits = [r.traits for r in once if len(r.traits)]
-    shown = [r for r in once if r.diameter is not None and r.cells]
-    tally = Tally(
-        counted=len(counted),
-        flagged=sum(cell.flagged for cell in counted),
-        found=len(cells),
-        excluded=excluded(once),
-        drift=runtime.reference.drift(np.concatenate(traits)) if runtime.reference and traits else None,
-        sizes=tuple(r.diameter for r in shown if r.diameter is not None),
-        measured=tuple(r.measured for r in shown if r.measured is not None),
-        singles=sum(r.kind == "cell" for r in once),
-        unfit=runtime.unfit,
+def summarize_slide(
+    image_results: Sequence[ImageResult],
+    runtime: BundleRuntime,
+    operating_point: OperatingPoint | None,
+    notes: Sequence[str] = (),
+) -> SlideResult:
+    unique_results = [image_result for image_result in image_results if image_result.duplicate_of is None]
+    cells = [cell for image_result in unique_results for cell in image_result.cells]
+    counted_cells = [cell for cell in cells if cell.is_counted]
+    features = [r.features for r in unique_results if len(r.features)]
+    measured_fields = [r for r in unique_results if r.rbc_diameter_px is not None and r.cells]
+    slide_counts = SlideCounts(
+        num_counted=len(counted_cells),
+        num_flagged=sum(cell.is_flagged for cell in counted_cells),
+        num_found=len(cells),
+        excluded=count_excluded(unique_results),
+        drift=runtime.ood_reference.compute_drift(np.concatenate(features))
+        if runtime.ood_reference and features
+        else None,
+        rbc_diameters_px=tuple(r.rbc_diameter_px for r in measured_fields if r.rbc_diameter_px is not None),
+        measured_diameters_px=tuple(
+            r.measured_diameter_px for r in measured_fields if r.measured_diameter_px is not None
+        ),
+        num_single_cells=sum(r.kind == "cell" for r in unique_results),
+        unfit_reason=runtime.unfit_reason,
     )
-    return slide_from(tally, point, runtime.calibration.positive, notes)
+    return build_slide_result(slide_counts, operating_point, runtime.calibration.positive_class, notes)
 
 
-def slide_from(tally: Tally, point: Point | None, positive: str | None, notes: Sequence[str] = ()) -> Slide:
-    doubts = tuple(doubts_about(tally))
-    verdict = judge(tally.counted, tally.flagged, point, doubts)
-    return Slide(verdict, point, tally.found, dict(tally.excluded), tally.drift, positive, doubts, tuple(notes))
+def build_slide_result(
+    slide_counts: SlideCounts,
+    operating_point: OperatingPoint | None,
+    positive_class: str | None,
+    notes: Sequence[str] = (),
+) -> SlideResult:
+    reliability_warnings = tuple(find_reliability_warnings(slide_counts))
+    estimate = assess_prevalence(
+        slide_counts.num_counted, slide_counts.num_flagged, operating_point, reliability_warnings
+    )
+    return SlideResult(
+        estimate,
+        operating_point,
+        slide_counts.num_found,
+        dict(slide_counts.excluded),
+        slide_counts.drift,
+        positive_class,
+        reliability_warnings,
+        tuple(notes),
+    )
 
 
-def doubts_about(tally: Tally) -> Iterator[str]:
+def find_reliability_warnings(slide_counts: SlideCounts) -> Iterator[str]:
     """Why the model's rates may not hold on this slide."""
-    if tally.unfit:
-        yield f"{tally.unfit}: do not use this model here, or measure it anew (`hemofed edge verify`)"
-    unlike, joined = (tally.excluded.get(why, 0) for why in (OUTSIDE, NOT_COUNTED["clump"]))
-    if unlike > MANY * (unlike + tally.counted):
+    if slide_counts.unfit_reason:
+        yield f"{slide_counts.unfit_reason}: do not use this model here, or measure it anew (`hemofed edge verify`)"
+    num_out_of_distribution, num_clumps = (
+        slide_counts.excluded.get(reason, 0) for reason in (OUT_OF_DISTRIBUTION, EXCLUSION_REASONS["clump"])
+    )
+    if num_out_of_distribution > MAX_UNCOUNTED_FRACTION * (num_out_of_distribution + slide_counts.num_counted):
         yield (
-            f"{unlike:,} of {unlike + tally.counted:,} red cells look unlike those the model was validated on and are not counted: check "
+            f"{num_out_of_distribution:,} of {num_out_of_distribution + slide_counts.num_counted:,} red cells look unlike those the model was validated on and are not counted: check "
             "stain, focus, light and magnification"
         )
-    if joined > MANY * (joined + tally.counted):
+    if num_clumps > MAX_UNCOUNTED_FRACTION * (num_clumps + slide_counts.num_counted):
         yield (
-            f"{joined:,} heaps of cells could not be separated, beside {tally.counted:,} single ones: the fields are too crowded; "
+            f"{num_clumps:,} heaps of cells could not be separated, beside {slide_counts.num_counted:,} single ones: the fields are too crowded; "
             "take them where cells lie apart"
         )
-    if tally.drift is not None and tally.drift > DRIFTED:
+    if slide_counts.drift is not None and slide_counts.drift > MAX_DRIFT:
         yield (
             "taken together, the counted cells look unlike those the model was validated on: check stain, focus, light and "
             "magnification, or measure the model here (`hemofed edge verify`)"
         )
-    if tally.sizes and max(tally.sizes) > 1.5 * min(tally.sizes):
+    if slide_counts.rbc_diameters_px and max(slide_counts.rbc_diameters_px) > 1.5 * min(slide_counts.rbc_diameters_px):
         yield "the fields differ in magnification: give those of one microscope setting, or say --diameter"
-    if tally.measured and not ALIKE[0] < median(tally.measured) / median(tally.sizes) < ALIKE[1]:
+    if (
+        slide_counts.measured_diameters_px
+        and not SCALE_TOLERANCE[0]
+        < median(slide_counts.measured_diameters_px) / median(slide_counts.rbc_diameters_px)
+        < SCALE_TOLERANCE[1]
+    ):
         yield (
-            f"the cells measure about {median(tally.measured):.0f} pixels, not {median(tally.sizes):.0f} as given: leave --diameter "
+            f"the cells measure about {median(slide_counts.measured_diameters_px):.0f} pixels, not {median(slide_counts.rbc_diameters_px):.0f} as given: leave --diameter "
             "out, or give the right one"
         )
-    if 0 < tally.singles < ENOUGH:
-        yield f"pictures of {tally.singles:,} single cells may have been picked: give whole fields, or all cells of a slide"
-    if not tally.found:
+    if 0 < slide_counts.num_single_cells < RECOMMENDED_CELLS:
+        yield f"pictures of {slide_counts.num_single_cells:,} single cells may have been picked: give whole fields, or all cells of a slide"
+    if not slide_counts.num_found:
         yield "no cell was found: is it a smear, in focus and evenly lit?"

@@ -1,0 +1,1 @@
+"""Networks that a study chooses by name, one or one family a module; GroupNorm unless asked otherwise."""

@@ -13,57 +13,63 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from pipeline.core.errors import BadModel
-from pipeline.core.registry import Component, choices
+from pipeline.core.errors import ModelError
+from pipeline.core.registry import Component, registered_components
 
-Shape = tuple[int, ...]
-Norm = Literal["group", "batch"]
+InputShape = tuple[int, ...]
+NormType = Literal["group", "batch"]
 
 
-class Model(Component):
-    takes: ClassVar[str]  # the inputs in words, for people: "images of 28 x 28 pixels, 1 or 3 channels"
+class ModelConfig(Component):
+    input_description: ClassVar[str]  # the inputs in words, for people: "images of 28 x 28 pixels, 1 or 3 channels"
 
     @classmethod
     @abstractmethod
-    def fits(cls, shape: Shape) -> bool:
+    def accepts_shape(cls, shape: InputShape) -> bool:
         """Whether inputs of this shape (without the batch) suit the network."""
 
     @abstractmethod
-    def network(self, shape: Shape, classes: int) -> nn.Module:
+    def create_network(self, shape: InputShape, num_classes: int) -> nn.Module:
         """float (B, *shape) in [0, 1] -> logits (B, classes); the classifier is the last layer with parameters."""
 
-    def build(self, shape: Shape, classes: int) -> nn.Module:
-        if classes < 2:
-            raise BadModel(f"model {self.name!r}: {classes} class is nothing to tell apart; give data with 2 or more")
-        if not self.fits(shape):
-            fitting = ", ".join(_fitting(shape)) or "none: resize the images"
-            raise BadModel(
-                f"model {self.name!r} takes {self.takes}, but the data have shape {shape}; "
-                f"models for that shape: {fitting} (`name` in the study's [model])"
+    def build_network(self, shape: InputShape, num_classes: int) -> nn.Module:
+        if num_classes < 2:
+            raise ModelError(
+                f"model {self.name!r}: {num_classes} class is nothing to tell apart; give data with 2 or more"
             )
-        return self.network(shape, classes)
+        if not self.accepts_shape(shape):
+            matching = ", ".join(_matching_models(shape)) or "none: resize the images"
+            raise ModelError(
+                f"model {self.name!r} takes {self.input_description}, but the data have shape {shape}; "
+                f"models for that shape: {matching} (`name` in the study's [model])"
+            )
+        return self.create_network(shape, num_classes)
 
-    def make(self, shape: Shape, classes: int, seed: int) -> nn.Module:
+    def init_network(self, shape: InputShape, num_classes: int, seed: int) -> nn.Module:
         """The same seed gives the same weights; the global generators, CUDA's included, stay as they were."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            return self.build(shape, classes)
+            return self.build_network(shape, num_classes)
 
 
-def image(shape: Shape, smallest: int, largest: float = math.inf) -> bool:
+def is_image_shape(shape: InputShape, min_side: int, max_side: float = math.inf) -> bool:
     """Whether a shape is (1 or 3 channels, height, width) with both sides within the bounds."""
-    return len(shape) == 3 and shape[0] in (1, 3) and all(smallest <= side <= largest for side in shape[1:])
+    return len(shape) == 3 and shape[0] in (1, 3) and all(min_side <= side <= max_side for side in shape[1:])
 
 
-def group_norm(channels: int) -> nn.GroupNorm:
+def create_group_norm(num_channels: int) -> nn.GroupNorm:
     # 16 groups: with few, wide groups the background level of bright smears, which differs from channel to channel,
     # outweighs the cell, and training can stay at the commonest class for epochs
-    return nn.GroupNorm(math.gcd(channels, 16), channels)
+    return nn.GroupNorm(math.gcd(num_channels, 16), num_channels)
 
 
-def norm_layer(norm: Norm, channels: int) -> nn.Module:
-    return group_norm(channels) if norm == "group" else nn.BatchNorm2d(channels)
+def create_norm_layer(norm: NormType, num_channels: int) -> nn.Module:
+    return create_group_norm(num_channels) if norm == "group" else nn.BatchNorm2d(num_channels)
 
 
-def _fitting(shape: Shape) -> list[str]:
-    return [name for name, cls in choices("models").items() if issubclass(cls, Model) and cls.fits(shape)]
+def _matching_models(shape: InputShape) -> list[str]:
+    return [
+        name
+        for name, cls in registered_components("models").items()
+        if issubclass(cls, ModelConfig) and cls.accepts_shape(shape)
+    ]

@@ -11,60 +11,62 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from models.networks.base import Model, Norm, Shape, image, norm_layer
+from models.networks.base import InputShape, ModelConfig, NormType, create_norm_layer, is_image_shape
 
 
-def stage(before: int, after: int, norm: Norm, *, kernel: int = 3, stride: int = 2) -> list[nn.Module]:
+def conv_stage(
+    in_channels: int, out_channels: int, norm: NormType, *, kernel_size: int = 3, stride: int = 2
+) -> list[nn.Module]:
     # no bias: the normalisation that follows has one
-    conv = nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False)
-    return [conv, norm_layer(norm, after), nn.ReLU()]
+    conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=False)
+    return [conv, create_norm_layer(norm, out_channels), nn.ReLU()]
 
 
-class CNN28(Model):
+class CNN28(ModelConfig):
     """106,170 parameters for 1 x 28 x 28 and 10 classes."""
 
     name: Literal["cnn28"] = "cnn28"
-    takes: ClassVar[str] = "images of 24 to 39 pixels a side with 1 or 3 channels"
-    norm: Norm = "group"
+    input_description: ClassVar[str] = "images of 24 to 39 pixels a side with 1 or 3 channels"
+    norm: NormType = "group"
 
     @classmethod
-    def fits(cls, shape: Shape) -> bool:
-        return image(shape, 24, 39)
+    def accepts_shape(cls, shape: InputShape) -> bool:
+        return is_image_shape(shape, 24, 39)
 
-    def network(self, shape: Shape, classes: int) -> nn.Module:
-        channels, *sides = shape
+    def create_network(self, shape: InputShape, num_classes: int) -> nn.Module:
+        in_channels, *sides = shape
         height, width = (-(-side // 4) for side in sides)  # two strides of 2, each rounding up
         return nn.Sequential(
-            *stage(channels, 16, self.norm, kernel=5),
-            *stage(16, 32, self.norm),
+            *conv_stage(in_channels, 16, self.norm, kernel_size=5),
+            *conv_stage(16, 32, self.norm),
             nn.Flatten(),
             nn.Linear(32 * height * width, 64),
             nn.ReLU(),
-            nn.Linear(64, classes),
+            nn.Linear(64, num_classes),
         )
 
 
-class CNN72(Model):
+class CNN72(ModelConfig):
     """247,837 parameters for 3 x 72 x 72 and 13 classes; global pooling makes them independent of the size."""
 
     name: Literal["cnn72"] = "cnn72"
-    takes: ClassVar[str] = "images of 40 to 96 pixels a side with 1 or 3 channels"
-    norm: Norm = "group"
+    input_description: ClassVar[str] = "images of 40 to 96 pixels a side with 1 or 3 channels"
+    norm: NormType = "group"
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="share of pooled features dropped in training")
 
     @classmethod
-    def fits(cls, shape: Shape) -> bool:
-        return image(shape, 40, 96)
+    def accepts_shape(cls, shape: InputShape) -> bool:
+        return is_image_shape(shape, 40, 96)
 
-    def network(self, shape: Shape, classes: int) -> nn.Module:
+    def create_network(self, shape: InputShape, num_classes: int) -> nn.Module:
         return nn.Sequential(
-            *stage(shape[0], 16, self.norm, kernel=5),
-            *stage(16, 32, self.norm),
-            *stage(32, 64, self.norm),
-            *stage(64, 128, self.norm),
-            *stage(128, 128, self.norm, stride=1),
+            *conv_stage(shape[0], 16, self.norm, kernel_size=5),
+            *conv_stage(16, 32, self.norm),
+            *conv_stage(32, 64, self.norm),
+            *conv_stage(64, 128, self.norm),
+            *conv_stage(128, 128, self.norm, stride=1),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             nn.Dropout(self.dropout),
-            nn.Linear(128, classes),
+            nn.Linear(128, num_classes),
         )

@@ -12,16 +12,16 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from models.networks.base import Model, Shape
+from models.networks.base import InputShape, ModelConfig
 
-Init = Literal["glorot", "torch"]
+InitScheme = Literal["glorot", "torch"]
 
 
-def dense_chain(widths: list[int], init: Init) -> list[nn.Module]:
+def dense_chain(widths: list[int], init: InitScheme) -> list[nn.Module]:
     """Linear layers between successive widths, ReLU after all but the last."""
     layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        linear = nn.Linear(before, after)
+    for in_features, out_features in pairwise(widths):
+        linear = nn.Linear(in_features, out_features)
         if init == "glorot":  # as Keras does, in which the thesis was written
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -29,28 +29,28 @@ def dense_chain(widths: list[int], init: Init) -> list[nn.Module]:
     return layers[:-1]
 
 
-class Dense(Model):
+class DenseNetwork(ModelConfig):
     """The code of all dense networks; the registered ones below only choose the hidden layers."""
 
-    takes: ClassVar[str] = "inputs of any shape"
+    input_description: ClassVar[str] = "inputs of any shape"
     hidden: tuple[PositiveInt, ...]
     activation: Literal["relu"] = "relu"
-    init: Init = "glorot"
+    init: InitScheme = "glorot"
 
     @classmethod
-    def fits(cls, shape: Shape) -> bool:
+    def accepts_shape(cls, shape: InputShape) -> bool:
         return len(shape) > 0 and all(side > 0 for side in shape)
 
-    def network(self, shape: Shape, classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), *dense_chain([math.prod(shape), *self.hidden, classes], self.init))
+    def create_network(self, shape: InputShape, num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), *dense_chain([math.prod(shape), *self.hidden, num_classes], self.init))
 
 
-class MLP(Dense):
+class MLP(DenseNetwork):
     name: Literal["mlp"] = "mlp"
     hidden: tuple[PositiveInt, ...] = Field(default=(128,), description="widths of the hidden layers")
 
 
-class TwoNN(Dense):
+class TwoNN(DenseNetwork):
     name: Literal["twonn"] = "twonn"
     hidden: tuple[PositiveInt, ...] = Field(default=(200, 200), description="widths of the hidden layers")
 
@@ -58,14 +58,14 @@ class TwoNN(Dense):
 # `moons_net`: the toy report's dense 4 -> dense 2 on points of the plane. Its activation is not said: ReLU is ours.
 
 
-class MoonsNet(Model):
+class MoonsNet(ModelConfig):
     name: Literal["moons_net"] = "moons_net"
-    takes: ClassVar[str] = "points with 2 coordinates, shape (2,)"
-    init: Init = "glorot"
+    input_description: ClassVar[str] = "points with 2 coordinates, shape (2,)"
+    init: InitScheme = "glorot"
 
     @classmethod
-    def fits(cls, shape: Shape) -> bool:
+    def accepts_shape(cls, shape: InputShape) -> bool:
         return shape == (2,)
 
-    def network(self, shape: Shape, classes: int) -> nn.Module:
-        return nn.Sequential(*dense_chain([2, 4, classes], self.init))
+    def create_network(self, shape: InputShape, num_classes: int) -> nn.Module:
+        return nn.Sequential(*dense_chain([2, 4, num_classes], self.init))

@@ -13,48 +13,48 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from models.networks.base import Model, Norm, Shape, group_norm, image
-from pipeline.core.errors import MissingExtra
+from models.networks.base import InputShape, ModelConfig, NormType, create_group_norm, is_image_shape
+from pipeline.core.errors import MissingExtraError
 
 
-def group_for_batch_norm(module: nn.Module) -> None:
+def replace_batch_norm(module: nn.Module) -> None:
     """Replaces every BatchNorm below a module by a GroupNorm of as many channels."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, group_norm(child.num_features))
+            setattr(module, name, create_group_norm(child.num_features))
         else:
-            group_for_batch_norm(child)
+            replace_batch_norm(child)
 
 
-class Copy(nn.Module):
+class TensorCopy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.clone()
 
 
-def copy_before_shortcut(module: nn.Module) -> None:
+def insert_copy_before_shortcut(module: nn.Module) -> None:
     """MONAI's residual blocks add the shortcut in place to their last norm's output; a copy is what hooks allow."""
     for block in module.modules():
-        last = "bn3" if hasattr(block, "bn3") else "bn2"
-        if hasattr(block, last):
-            setattr(block, last, nn.Sequential(getattr(block, last), Copy()))
+        last_norm = "bn3" if hasattr(block, "bn3") else "bn2"
+        if hasattr(block, last_norm):
+            setattr(block, last_norm, nn.Sequential(getattr(block, last_norm), TensorCopy()))
 
 
-class MonaiNet(Model):
-    takes: ClassVar[str] = "images of at least 32 pixels a side with 1 or 3 channels"
-    norm: Norm = "group"
+class MonaiNet(ModelConfig):
+    input_description: ClassVar[str] = "images of at least 32 pixels a side with 1 or 3 channels"
+    norm: NormType = "group"
 
     @classmethod
-    def fits(cls, shape: Shape) -> bool:
-        return image(shape, 32)  # five halvings
+    def accepts_shape(cls, shape: InputShape) -> bool:
+        return is_image_shape(shape, 32)  # five halvings
 
     @abstractmethod
-    def monai(self, nets: Any, channels: int, classes: int) -> Any:
+    def create_monai_network(self, monai_nets: Any, in_channels: int, num_classes: int) -> Any:
         """The network as `monai.networks.nets` makes it, with BatchNorm."""
 
-    def network(self, shape: Shape, classes: int) -> nn.Module:
-        module: nn.Module = self.monai(_nets(self.name), shape[0], classes)
+    def create_network(self, shape: InputShape, num_classes: int) -> nn.Module:
+        module: nn.Module = self.create_monai_network(_import_monai_nets(self.name), shape[0], num_classes)
         if self.norm == "group":
-            group_for_batch_norm(module)
+            replace_batch_norm(module)
         for layer in module.modules():
             if isinstance(layer, nn.ReLU):
                 layer.inplace = False
@@ -65,22 +65,22 @@ class DenseNet(MonaiNet):
     name: Literal["densenet"] = "densenet"
     depth: Literal[121, 169, 201, 264] = 121
 
-    def monai(self, nets: Any, channels: int, classes: int) -> Any:
-        family = getattr(nets, f"DenseNet{self.depth}")
-        return family(spatial_dims=2, in_channels=channels, out_channels=classes, pretrained=False)
+    def create_monai_network(self, monai_nets: Any, in_channels: int, num_classes: int) -> Any:
+        factory = getattr(monai_nets, f"DenseNet{self.depth}")
+        return factory(spatial_dims=2, in_channels=in_channels, out_channels=num_classes, pretrained=False)
 
 
 class ResNet(MonaiNet):
     name: Literal["resnet"] = "resnet"
     depth: Literal[10, 18, 34, 50] = 18
 
-    def monai(self, nets: Any, channels: int, classes: int) -> Any:
-        family = getattr(nets, f"resnet{self.depth}")
+    def create_monai_network(self, monai_nets: Any, in_channels: int, num_classes: int) -> Any:
+        factory = getattr(monai_nets, f"resnet{self.depth}")
         # stride 2 as in the paper; MONAI's own default of 1 means four times the pixels in every map
-        module = family(
-            spatial_dims=2, n_input_channels=channels, num_classes=classes, conv1_t_stride=2, pretrained=False
+        module = factory(
+            spatial_dims=2, n_input_channels=in_channels, num_classes=num_classes, conv1_t_stride=2, pretrained=False
         )
-        copy_before_shortcut(module)
+        insert_copy_before_shortcut(module)
         return module
 
 
@@ -88,18 +88,22 @@ class EfficientNet(MonaiNet):
     name: Literal["efficientnet"] = "efficientnet"
     size: Literal["b0", "b1", "b2", "b3"] = "b0"
 
-    def monai(self, nets: Any, channels: int, classes: int) -> Any:
-        module = nets.EfficientNetBN(
-            f"efficientnet-{self.size}", spatial_dims=2, in_channels=channels, num_classes=classes, pretrained=False
+    def create_monai_network(self, monai_nets: Any, in_channels: int, num_classes: int) -> Any:
+        module = monai_nets.EfficientNetBN(
+            f"efficientnet-{self.size}",
+            spatial_dims=2,
+            in_channels=in_channels,
+            num_classes=num_classes,
+            pretrained=False,
         )
         module.set_swish(memory_efficient=False)
         return module
 
 
-def _nets(model: str) -> Any:
+def _import_monai_nets(model_name: str) -> Any:
     try:
         return importlib.import_module("monai.networks.nets")
-    except ModuleNotFoundError as missing:
-        if missing.name != "monai":
+    except ModuleNotFoundError as error:
+        if error.name != "monai":
             raise
-        raise MissingExtra(f"model {model!r} needs MONAI; pip install 'hemofed[train]'") from missing
+        raise MissingExtraError(f"model {model_name!r} needs MONAI; pip install 'hemofed[train]'") from error

@@ -13,30 +13,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from pipeline.aggregation.rules import Mean, cut_to
-from pipeline.protocol.messages import Reply, Total
-from privacy.dpsgd.secure_rng import Entropy
+from pipeline.aggregation.rules import WeightedMean, clip_update
+from pipeline.protocol.messages import Aggregate, Reply
+from privacy.dpsgd.secure_rng import SecureRandom
 
-FEW = 50  # sites below which the noise of a useful epsilon drowns the mean
+MIN_USEFUL_SITES = 50  # sites below which the noise of a useful epsilon drowns the mean
 
 
-class SiteNoise(Mean):
+class ClientLevelDpMean(WeightedMean):
     """`asked` sites a round; `longest`: 2-norm that an update has at most once it is clipped, and rounded if it was."""
 
     paper: ClassVar[str] = "McMahan et al. 2018, arXiv 1710.06963"
     name: Literal["site_noise"] = "site_noise"  # type: ignore[assignment]
-    absurd: None = None  # whom the median excludes would depend on who is there
-    clip: float
-    noise: float
-    longest: float
-    asked: int
+    outlier_factor: None = None  # whom the median excludes would depend on who is there
+    max_update_norm: float
+    noise_multiplier: float
+    sensitivity: float
+    num_sampled_clients: int
 
-    def total(self, replies: Sequence[Reply]) -> Total:
-        return self.summed(Total.of([cut_to(reply, self.clip) for reply in replies]))
+    def aggregate(self, replies: Sequence[Reply]) -> Aggregate:
+        return self.finalize_sum(
+            Aggregate.from_replies([clip_update(reply, self.max_update_norm) for reply in replies])
+        )
 
-    def summed(self, total: Total) -> Total:
-        entropy, std = Entropy(), self.noise * self.longest
-        noised = {k: v + std * entropy.normal(v.shape) if v.numel() else v for k, v in total.weighted.items()}
-        fresh = Total.summed(noised, float(self.asked), total.sums, total.sites)
-        fresh.works = total.works
-        return fresh
+    def finalize_sum(self, aggregate: Aggregate) -> Aggregate:
+        secure_random, std = SecureRandom(), self.noise_multiplier * self.sensitivity
+        noised_sums = {
+            k: v + std * secure_random.normal(v.shape) if v.numel() else v for k, v in aggregate.weighted_sums.items()
+        }
+        released = Aggregate.from_sums(
+            noised_sums, float(self.num_sampled_clients), aggregate.all_sums, aggregate.clients
+        )
+        released.work_by_client = aggregate.work_by_client
+        return released

@@ -10,252 +10,294 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 
-from pipeline.aggregation.rules import MEAN, Combine, lengths
-from pipeline.core.errors import BadMessage, BadReply, BadStrategy, TooFew
-from pipeline.protocol.compression import PLAIN, Wire
+from pipeline.aggregation.rules import WEIGHTED_MEAN, AggregationRule, update_norms
+from pipeline.core.errors import MessageError, QuorumNotReachedError, ReplyError, StrategyContractError
+from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression
 from pipeline.protocol.messages import (
-    Excuse,
-    Identity,
+    Aggregate,
+    Declined,
     Message,
+    NamedTensors,
     Reply,
-    Sees,
+    RoundAttempt,
+    RoundPolicy,
     SiteId,
-    Total,
-    Vectors,
-    Wait,
+    Visibility,
     Weighting,
-    weigh,
+    client_weight,
 )
-from pipeline.protocol.serialization import read_reply
-from pipeline.protocol.tasks import Job, Result, Split
+from pipeline.protocol.serialization import deserialize_reply
+from pipeline.protocol.tasks import JobResult, LocalJob, Split
 
 if TYPE_CHECKING:
-    from pipeline.aggregation.secure_aggregation import Masking
+    from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
 
-Parts = tuple[
+UpdateSignature = tuple[
     tuple[str, str, tuple[int, ...], torch.dtype], ...
 ]  # (mean or sum, key, shape, type) of all that was sent
-AT_ONCE = 256 << 20  # bytes of answers that a frugal coordinator still takes in all at once
-SIGHT: Sequence[Sees] = ("totals", "groups", "each")
+MAX_BUFFERED_REPLY_BYTES = 256 << 20  # bytes of answers that a frugal coordinator still takes in all at once
+VISIBILITY_ORDER: Sequence[Visibility] = ("totals", "groups", "each")
 
 
 class Engine(Protocol):
     """All that an engine has to be."""
 
-    def exchange(self, parcels: Mapping[SiteId, bytes], wait: Wait) -> Iterator[tuple[SiteId, bytes]]: ...
+    def exchange(
+        self, message_bytes: Mapping[SiteId, bytes], round_policy: RoundPolicy
+    ) -> Iterator[tuple[SiteId, bytes]]: ...
 
 
 @dataclass
-class Log:
+class RequestLog:
     """What happened in one ask, for the record of the round."""
 
-    asked: list[SiteId] = field(default_factory=list)
+    requested: list[SiteId] = field(default_factory=list)
     accepted: list[Reply] = field(default_factory=list)  # without their vectors
-    missed: dict[SiteId, str] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the accepted vectors, all alike
-    up: int = 0
-    down: int = 0
+    failures: dict[SiteId, str] = field(default_factory=dict)
+    vector_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the accepted vectors, all alike
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 @dataclass(frozen=True)
-class Asking:
+class RoundRequest:
     """One turn's `Ask`. `log` collects what came of it."""
 
     engine: Engine
-    run_here: Callable[[Sequence[Job], int], list[Result]]
+    run_jobs: Callable[[Sequence[LocalJob], int], list[JobResult]]
     task: str
-    turn: int
+    round: int
     attempt: int
-    wait: Wait
-    counted: Mapping[SiteId, Identity]
+    round_policy: RoundPolicy
+    last_accepted: Mapping[SiteId, RoundAttempt]
     splits: tuple[Split, ...] = ()
-    sees: Sees = "each"  # what the asker declared
-    wire: Wire = PLAIN
-    combine: Combine = MEAN
+    visibility: Visibility = "each"  # what the asker declared
+    compression: UpdateCompression = NO_COMPRESSION
+    aggregation_rule: AggregationRule = WEIGHTED_MEAN
     weighting: Weighting | None = None  # the rule that a site's weight has to follow; None: whatever it says
-    masking: Masking | None = None  # totals are secure sums
-    frugal: bool = False  # answers come from far away and are many: not all of them in memory at once
-    log: Log = field(default_factory=Log)
+    secure_aggregation: SecureAggregationSetup | None = None  # totals are secure sums
+    stream_aggregation: bool = False  # answers come from far away and are many: not all of them in memory at once
+    log: RequestLog = field(default_factory=RequestLog)
 
-    def total(self, sends: Mapping[SiteId, Vectors]) -> Total:
-        if self.masking is not None:
-            from pipeline.aggregation.secure_aggregation import masked_total  # cryptography is an extra
+    def aggregate(self, payloads: Mapping[SiteId, NamedTensors]) -> Aggregate:
+        if self.secure_aggregation is not None:
+            from pipeline.aggregation.secure_aggregation import run_secure_aggregation  # cryptography is an extra
 
-            self._first(sends)
-            return self.combine.summed(masked_total(self, self.masking, sends))
-        if self.frugal and self.combine.adds and _bytes(sends) > AT_ONCE:
-            return self._added(sends)
-        return self.combine.total(self._replies(sends, 1))
+            self._record_requested(payloads)
+            return self.aggregation_rule.finalize_sum(run_secure_aggregation(self, self.secure_aggregation, payloads))
+        if (
+            self.stream_aggregation
+            and self.aggregation_rule.is_streamable
+            and _count_payload_bytes(payloads) > MAX_BUFFERED_REPLY_BYTES
+        ):
+            return self._aggregate_streaming(payloads)
+        return self.aggregation_rule.aggregate(self._collect_replies(payloads, 1))
 
-    def groups(self, sends: Mapping[SiteId, Vectors], count: int) -> dict[int, Total]:
-        self._may("groups", "sums of groups")
-        replies = self._replies(sends, count)
-        by_group = {g: [r for r in replies if r.update.group == g] for g in range(count)}
-        return {g: self.combine.total(mine) for g, mine in by_group.items() if mine}
+    def aggregate_by_cluster(self, payloads: Mapping[SiteId, NamedTensors], num_clusters: int) -> dict[int, Aggregate]:
+        self._require_visibility("groups", "sums of groups")
+        replies = self._collect_replies(payloads, num_clusters)
+        replies_by_cluster = {
+            cluster: [r for r in replies if r.update.cluster == cluster] for cluster in range(num_clusters)
+        }
+        return {
+            cluster: self.aggregation_rule.aggregate(cluster_replies)
+            for cluster, cluster_replies in replies_by_cluster.items()
+            if cluster_replies
+        }
 
-    def each(self, sends: Mapping[SiteId, Vectors]) -> list[Reply]:
-        self._may("each", "single replies")
-        return self._replies(sends)
+    def collect(self, payloads: Mapping[SiteId, NamedTensors]) -> list[Reply]:
+        self._require_visibility("each", "single replies")
+        return self._collect_replies(payloads)
 
-    def combined(self, replies: Sequence[Reply]) -> Total:
-        return self.combine.total(replies)
+    def aggregate_replies(self, replies: Sequence[Reply]) -> Aggregate:
+        return self.aggregation_rule.aggregate(replies)
 
-    def here(self, jobs: Sequence[Job]) -> list[Result]:
-        return self.run_here(jobs, self.turn)
+    def run_on_coordinator(self, jobs: Sequence[LocalJob]) -> list[JobResult]:
+        return self.run_jobs(jobs, self.round)
 
-    def _may(self, needed: Sees, what: str) -> None:
-        if SIGHT.index(self.sees) < SIGHT.index(needed):
-            raise BadStrategy(
-                f"a strategy that sees {self.sees} may not look at {what}; its `sees` has to say {needed!r}"
+    def _require_visibility(self, required: Visibility, what: str) -> None:
+        if VISIBILITY_ORDER.index(self.visibility) < VISIBILITY_ORDER.index(required):
+            raise StrategyContractError(
+                f"a strategy that sees {self.visibility} may not look at {what}; its `sees` has to say {required!r}"
             )
 
-    def _replies(self, sends: Mapping[SiteId, Vectors], groups: int | None = None) -> list[Reply]:
+    def _collect_replies(self, payloads: Mapping[SiteId, NamedTensors], num_clusters: int | None = None) -> list[Reply]:
         """In the order of arrival; an engine that must repeat itself bit for bit yields in site order."""
-        self._first(sends)
-        replies = self.exchanged(self.task, sends, groups)
-        kept = self._kept(replies, [_form(r) for r in replies], [(r.site, lengths(r)) for r in replies])
-        self.note([replies[place] for place in kept], sends)
-        return [replies[place] for place in kept]
+        self._record_requested(payloads)
+        replies = self.exchange(self.task, payloads, num_clusters)
+        acceptable = self._select_acceptable(
+            replies, [_update_signature(r) for r in replies], [(r.site, update_norms(r)) for r in replies]
+        )
+        self.record_accepted([replies[index] for index in acceptable], payloads)
+        return [replies[index] for index in acceptable]
 
-    def _added(self, sends: Mapping[SiteId, Vectors]) -> Total:
+    def _aggregate_streaming(self, payloads: Mapping[SiteId, NamedTensors]) -> Aggregate:
         """Like the total of `_replies`, with one answer in memory at a time: who is quarantined shows at the end only, so
         all are put aside and read again."""
-        self._first(sends)
-        bare, forms, long = [], [], []
-        with Shelf() as shelf:
-            for reply, parcel in self._arrivals(self.task, sends, 1):
-                shelf.put(parcel)
-                bare.append(_bare(reply))
-                forms.append(_form(reply))
-                long.append((reply.site, lengths(reply)))
-            kept = self._kept(bare, forms, long)
-            self.note([bare[place] for place in kept], sends)
-            again = (read_reply(bare[place].site, shelf.get(place), self.wire.open_up) for place in kept)
-            return Total.of(reply for reply in again if isinstance(reply, Reply))
+        self._record_requested(payloads)
+        stripped, signatures, norms = [], [], []
+        with SpooledReplies() as spool:
+            for reply, reply_bytes in self._receive_replies(self.task, payloads, 1):
+                spool.append(reply_bytes)
+                stripped.append(_strip_vectors(reply))
+                signatures.append(_update_signature(reply))
+                norms.append((reply.site, update_norms(reply)))
+            acceptable = self._select_acceptable(stripped, signatures, norms)
+            self.record_accepted([stripped[index] for index in acceptable], payloads)
+            reread = (
+                deserialize_reply(stripped[index].site, spool.read(index), self.compression.decode_uplink)
+                for index in acceptable
+            )
+            return Aggregate.from_replies(reply for reply in reread if isinstance(reply, Reply))
 
-    def _kept(
-        self, replies: Sequence[Reply], forms: Sequence[Parts], long: Sequence[tuple[SiteId, Mapping[str, float]]]
+    def _select_acceptable(
+        self,
+        replies: Sequence[Reply],
+        signatures: Sequence[UpdateSignature],
+        norms: Sequence[tuple[SiteId, Mapping[str, float]]],
     ) -> list[int]:
         """Places of those that sent what most sent, whoever came first, and nothing absurd."""
         if not replies:
             return []
-        usual = max(forms, key=forms.count)
-        self.log.shapes = {key: shape for _, key, shape, _ in usual}
-        for reply, form in zip(replies, forms, strict=True):
-            if form != usual:
-                sent = {key: shape for _, key, shape, _ in form}
-                self.log.missed[reply.site] = (
-                    f"quarantined: {reply.site}: sent {sent} where others sent {self.log.shapes}"
+        majority = max(signatures, key=signatures.count)
+        self.log.vector_shapes = {key: shape for _, key, shape, _ in majority}
+        for reply, signature in zip(replies, signatures, strict=True):
+            if signature != majority:
+                sent_shapes = {key: shape for _, key, shape, _ in signature}
+                self.log.failures[reply.site] = (
+                    f"quarantined: {reply.site}: sent {sent_shapes} where others sent {self.log.vector_shapes}"
                 )
-        alike = [place for place, form in enumerate(forms) if form == usual]
-        outcasts = self.combine.outcasts([long[place] for place in alike]) if self.task == "train" else {}
-        self.log.missed.update(outcasts)
-        return [place for place in alike if replies[place].site not in outcasts]
+        matching = [index for index, signature in enumerate(signatures) if signature == majority]
+        outliers = (
+            self.aggregation_rule.outlier_clients([norms[index] for index in matching]) if self.task == "train" else {}
+        )
+        self.log.failures.update(outliers)
+        return [index for index in matching if replies[index].site not in outliers]
 
-    def _first(self, sends: Mapping[SiteId, Vectors]) -> None:
-        if self.log.asked:
-            raise BadStrategy("a round makes one ask: a site's memory belongs to a turn, and a turn is one question")
-        self.log.asked.extend(sends)
+    def _record_requested(self, payloads: Mapping[SiteId, NamedTensors]) -> None:
+        if self.log.requested:
+            raise StrategyContractError(
+                "a round makes one ask: a site's memory belongs to a turn, and a turn is one question"
+            )
+        self.log.requested.extend(payloads)
 
-    def exchanged(self, task: str, sends: Mapping[SiteId, Vectors], groups: int | None = None) -> list[Reply]:
+    def exchange(
+        self, task: str, payloads: Mapping[SiteId, NamedTensors], num_clusters: int | None = None
+    ) -> list[Reply]:
         """One exchange: whatever answers came and may be read. What else happened is in the log."""
-        return [reply for reply, _ in self._arrivals(task, sends, groups)]
+        return [reply for reply, _ in self._receive_replies(task, payloads, num_clusters)]
 
-    def _arrivals(
-        self, task: str, sends: Mapping[SiteId, Vectors], groups: int | None
+    def _receive_replies(
+        self, task: str, payloads: Mapping[SiteId, NamedTensors], num_clusters: int | None
     ) -> Iterator[tuple[Reply, bytes]]:
-        parcels = self.wire.parcels({site: self._message(task, site, vectors) for site, vectors in sends.items()})
-        self.log.down += sum(map(len, parcels.values()))
-        before: list[Reply] = []
-        for site, parcel in self.engine.exchange(parcels, self.wait):
-            self.log.up += len(parcel)
+        message_bytes = self.compression.serialize_messages(
+            {site: self._build_message(task, site, vectors) for site, vectors in payloads.items()}
+        )
+        self.log.bytes_down += sum(map(len, message_bytes.values()))
+        already_received: list[Reply] = []
+        for site, reply_bytes in self.engine.exchange(message_bytes, self.round_policy):
+            self.log.bytes_up += len(reply_bytes)
             try:
-                reply = self._accept(task, site, read_reply(site, parcel, self.wire.open_up), before)
-                if reply is not None and groups is not None and not 0 <= reply.update.group < groups:
-                    raise BadReply(f"{site}: chose group {reply.update.group}, but there are {groups}")
-            except (BadReply, BadMessage) as error:
-                self.log.missed[site] = f"quarantined: {error}"
+                reply = self._validate_reply(
+                    task, site, deserialize_reply(site, reply_bytes, self.compression.decode_uplink), already_received
+                )
+                if reply is not None and num_clusters is not None and not 0 <= reply.update.cluster < num_clusters:
+                    raise ReplyError(f"{site}: chose group {reply.update.cluster}, but there are {num_clusters}")
+            except (ReplyError, MessageError) as error:
+                self.log.failures[site] = f"quarantined: {error}"
                 continue
             if reply is not None:
-                before.append(_bare(reply))
-                yield reply, parcel
+                already_received.append(_strip_vectors(reply))
+                yield reply, reply_bytes
 
-    def note(self, replies: Sequence[Reply], sends: Mapping[SiteId, Vectors]) -> None:
+    def record_accepted(self, replies: Sequence[Reply], payloads: Mapping[SiteId, NamedTensors]) -> None:
         """Who counted, for the record; too few void the round."""
-        self.log.accepted.extend(map(_bare, replies))
+        self.log.accepted.extend(map(_strip_vectors, replies))
         answered = {reply.site for reply in replies}
-        for site in sends:
+        for site in payloads:
             if site not in answered:
-                self.log.missed.setdefault(site, "no answer")
-        if len(answered) < self.wait.quorum:
-            raise TooFew(f"{len(answered)} of {len(sends)} sites answered, waiting.quorum is {self.wait.quorum}")
+                self.log.failures.setdefault(site, "no answer")
+        if len(answered) < self.round_policy.quorum:
+            raise QuorumNotReachedError(
+                f"{len(answered)} of {len(payloads)} sites answered, round.quorum is {self.round_policy.quorum}"
+            )
 
-    def _message(self, task: str, site: SiteId, vectors: Vectors) -> Message:
+    def _build_message(self, task: str, site: SiteId, vectors: NamedTensors) -> Message:
         return Message(
             task=task,
-            turn=self.turn,
+            round=self.round,
             vectors=vectors,
             attempt=self.attempt,
-            counted=self.counted.get(site),
-            deadline=self.wait.deadline,
-            partial=self.wait.partial == "keep",
+            last_accepted=self.last_accepted.get(site),
+            deadline=self.round_policy.deadline,
+            accept_partial=self.round_policy.partial_updates == "keep",
             splits=self.splits,
         )
 
-    def _accept(self, task: str, site: SiteId, answer: Reply | Excuse, before: Sequence[Reply]) -> Reply | None:
-        if isinstance(answer, Excuse):
-            self.log.missed[site] = answer.reason
+    def _validate_reply(
+        self, task: str, site: SiteId, reply: Reply | Declined, already_received: Sequence[Reply]
+    ) -> Reply | None:
+        if isinstance(reply, Declined):
+            self.log.failures[site] = reply.reason
             return None
-        late = answer.turn < self.turn and self.wait.late == "keep"
-        if answer.task != task or not (late or (answer.turn, answer.attempt) == (self.turn, self.attempt)):
-            raise BadReply(f"{site}: answered turn {answer.turn} ({answer.task}) when asked turn {self.turn}")
-        if not late and site not in self.log.asked:
-            raise BadReply(f"{site}: answered without being asked")
-        if any((r.site, r.turn, r.attempt) == (site, answer.turn, answer.attempt) for r in before):
-            raise BadReply(f"{site}: answered turn {answer.turn} twice")
-        work = answer.update.work
-        if self.weighting is not None and self.masking is None and answer.weight != weigh(self.weighting, work):
-            raise BadReply(f"{site}: claims a weight of {answer.weight:g}, but weighting is {self.weighting!r}")
-        if work is not None and work.partial and self.wait.partial == "drop":
-            self.log.missed[site] = f"late: {work.done} of {work.asked} steps"
+        is_late = reply.round < self.round and self.round_policy.late_updates == "keep"
+        if reply.task != task or not (is_late or (reply.round, reply.attempt) == (self.round, self.attempt)):
+            raise ReplyError(f"{site}: answered turn {reply.round} ({reply.task}) when asked turn {self.round}")
+        if not is_late and site not in self.log.requested:
+            raise ReplyError(f"{site}: answered without being asked")
+        if any((r.site, r.round, r.attempt) == (site, reply.round, reply.attempt) for r in already_received):
+            raise ReplyError(f"{site}: answered turn {reply.round} twice")
+        work = reply.update.work
+        if (
+            self.weighting is not None
+            and self.secure_aggregation is None
+            and reply.weight != client_weight(self.weighting, work)
+        ):
+            raise ReplyError(f"{site}: claims a weight of {reply.weight:g}, but weighting is {self.weighting!r}")
+        if work is not None and work.is_partial and self.round_policy.partial_updates == "drop":
+            self.log.failures[site] = f"late: {work.steps_done} of {work.steps_requested} steps"
             return None
-        return answer
+        return reply
 
 
-def _bytes(sends: Mapping[SiteId, Vectors]) -> int:
+def _count_payload_bytes(payloads: Mapping[SiteId, NamedTensors]) -> int:
     """As much as goes down comes up, more or less."""
-    return sum(vector.numel() * vector.element_size() for vectors in sends.values() for vector in vectors.values())
+    return sum(vector.numel() * vector.element_size() for vectors in payloads.values() for vector in vectors.values())
 
 
-def _bare(reply: Reply) -> Reply:
+def _strip_vectors(reply: Reply) -> Reply:
     """Without its vectors."""
-    single = {key: value for key, value in reply.update.sum.items() if value.dim() == 0}
-    return replace(reply, update=replace(reply.update, mean={}, sum=single))
+    scalars = {key: value for key, value in reply.update.summed.items() if value.dim() == 0}
+    return replace(reply, update=replace(reply.update, averaged={}, summed=scalars))
 
 
-def _form(reply: Reply) -> Parts:
-    parts = (("mean", reply.update.mean), ("sum", reply.update.sum))
-    return tuple((p, k, tuple(vectors[k].shape), vectors[k].dtype) for p, vectors in parts for k in sorted(vectors))
+def _update_signature(reply: Reply) -> UpdateSignature:
+    sections = (("mean", reply.update.averaged), ("sum", reply.update.summed))
+    return tuple(
+        (section, key, tuple(vectors[key].shape), vectors[key].dtype)
+        for section, vectors in sections
+        for key in sorted(vectors)
+    )
 
 
 # Parcels that are looked at twice: in memory while they are few, on disk from then on.
 
-IN_MEMORY = 128 << 20  # bytes
+MAX_BYTES_IN_MEMORY = 128 << 20  # bytes
 
 
-class Shelf:
-    def __init__(self, in_memory: int = IN_MEMORY) -> None:
-        self._file = tempfile.SpooledTemporaryFile(in_memory)  # noqa: SIM115 (closed with the shelf)
-        self._places: list[tuple[int, int]] = []  # begin, length
+class SpooledReplies:
+    def __init__(self, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_bytes_in_memory)  # noqa: SIM115 (closed with the shelf)
+        self._extents: list[tuple[int, int]] = []  # begin, length
 
-    def put(self, parcel: bytes) -> None:
-        begin = self._file.seek(0, 2)
-        self._file.write(parcel)
-        self._places.append((begin, len(parcel)))
+    def append(self, reply_bytes: bytes) -> None:
+        offset = self._file.seek(0, 2)
+        self._file.write(reply_bytes)
+        self._extents.append((offset, len(reply_bytes)))
 
-    def get(self, number: int) -> bytes:
-        begin, length = self._places[number]
-        self._file.seek(begin)
+    def read(self, index: int) -> bytes:
+        offset, length = self._extents[index]
+        self._file.seek(offset)
         return self._file.read(length)
 
     def __enter__(self) -> Self:

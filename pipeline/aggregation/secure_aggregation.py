@@ -18,160 +18,193 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.codecs.fixed_point import Grid, from_ring, to_ring
-from pipeline.core.errors import BadMessage, BadReply, TooFew
-from pipeline.protocol.messages import Reply, SiteId, Total, Update, Vectors
-from pipeline.study.privacy import SecureSum
-from privacy.secure_aggregation.protocol import Gathering, Segment
+from pipeline.codecs.fixed_point import QuantizationGrid, decode_fixed_point, encode_fixed_point
+from pipeline.core.errors import MessageError, QuorumNotReachedError, ReplyError
+from pipeline.protocol.messages import Aggregate, ClientUpdate, NamedTensors, Reply, SiteId
+from pipeline.study.privacy import SecureAggregationConfig
+from privacy.secure_aggregation.masking import MaskedSegment
+from privacy.secure_aggregation.server import SecAggServer
 
 if TYPE_CHECKING:
-    from pipeline.aggregation.requests import Asking
+    from pipeline.aggregation.requests import RoundRequest
 
-POINT = 2**24  # fixed-point numbers are multiples of 1 / POINT
-PARCEL = "parcel/"
+FIXED_POINT_SCALE = 2**24  # fixed-point numbers are multiples of 1 / POINT
+ENCRYPTED_SHARE_PREFIX = "parcel/"
 
 
 @dataclass(frozen=True)
-class Form:
+class UpdateLayout:
     """Where the numbers of an update lie. Both sides have it from the study, before anything is trained."""
 
-    means: tuple[tuple[str, tuple[int, ...]], ...]
-    sums: tuple[tuple[str, tuple[int, ...]], ...]
-    sites: int
-    settings: SecureSum
+    mean_shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    sum_shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    num_clients: int
+    settings: SecureAggregationConfig
 
     @classmethod
-    def of(cls, update: Update, sites: int, settings: SecureSum) -> Form:
-        def shapes(vectors: Vectors) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def from_update(cls, update: ClientUpdate, num_clients: int, settings: SecureAggregationConfig) -> UpdateLayout:
+        def shapes_of(vectors: NamedTensors) -> tuple[tuple[str, tuple[int, ...]], ...]:
             return tuple((key, tuple(vectors[key].shape)) for key in sorted(vectors))
 
-        return cls(shapes(update.mean), shapes(update.sum), sites, settings)
+        return cls(shapes_of(update.averaged), shapes_of(update.summed), num_clients, settings)
 
     @cached_property
-    def grid(self) -> Grid:
-        return Grid.finest(sum(math.prod(shape) for _, shape in self._clipped), self.settings.clip, self.sites)
+    def grid(self) -> QuantizationGrid:
+        return QuantizationGrid.create_finest(
+            sum(math.prod(shape) for _, shape in self._clipped_shapes), self.settings.max_update_norm, self.num_clients
+        )
 
     @cached_property
-    def segments(self) -> list[Segment]:
-        exact = 1 + sum(math.prod(shape) for _, shape in (*self._others, *self.sums))
-        return [Segment(self.grid.n, self.grid.bits), Segment(exact, 64, "uint64")]
+    def segments(self) -> list[MaskedSegment]:
+        num_exact = 1 + sum(math.prod(shape) for _, shape in (*self._exact_shapes, *self.sum_shapes))
+        return [MaskedSegment(self.grid.n, self.grid.num_bits), MaskedSegment(num_exact, 64, "uint64")]
 
     @property
-    def _clipped(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(key, shape) for key, shape in self.means if _is_vector(key, shape)]
+    def _clipped_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(key, shape) for key, shape in self.mean_shapes if _is_clipped_vector(key, shape)]
 
     @property
-    def _others(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(key, shape) for key, shape in self.means if not _is_vector(key, shape)]
+    def _exact_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(key, shape) for key, shape in self.mean_shapes if not _is_clipped_vector(key, shape)]
 
-    def numbers(self, update: Update, weight: float, heaviest: float, dice: torch.Generator) -> list[np.ndarray]:
+    def encode_update(
+        self, update: ClientUpdate, weight: float, max_weight: float, generator: torch.Generator
+    ) -> list[np.ndarray]:
         """A site's update as it is masked."""
-        if Form.of(update, self.sites, self.settings) != self:
-            raise BadMessage("this update has other parts than the study's strategy sends; is it of the same version?")
-        if weight > heaviest:
-            raise BadMessage(
-                f"the site's weight {weight:g} is more than privacy.secure_sum.heaviest ({heaviest:g}); raise it"
+        if UpdateLayout.from_update(update, self.num_clients, self.settings) != self:
+            raise MessageError(
+                "this update has other parts than the study's strategy sends; is it of the same version?"
             )
-        share = weight / heaviest
-        vector = _flat([update.mean[key] * share for key, _ in self._clipped])
-        others = [update.mean[key].double() * share for key, _ in self._others]
-        exact = torch.cat([torch.tensor([share], dtype=torch.float64), _flat(others), _flat([update.sum[key].double() for key, _ in self.sums])])  # fmt: skip
-        if not (bool(torch.isfinite(vector).all()) and float(exact.abs().max()) < 2**62 / POINT / self.sites):
-            raise BadMessage("an update that is not finite cannot be summed; lower local.lr or look at the site's data")
-        ring = to_ring(vector.float(), self.grid, dice).numpy().astype(np.uint32)
-        return [ring, (exact * POINT).round().to(torch.int64).numpy().view(np.uint64)]
+        if weight > max_weight:
+            raise MessageError(
+                f"the site's weight {weight:g} is more than privacy.secure_aggregation.max_examples ({max_weight:g}); raise it"
+            )
+        relative_weight = weight / max_weight
+        vector = _flatten([update.averaged[key] * relative_weight for key, _ in self._clipped_shapes])
+        exact_means = [update.averaged[key].double() * relative_weight for key, _ in self._exact_shapes]
+        exact = torch.cat([torch.tensor([relative_weight], dtype=torch.float64), _flatten(exact_means), _flatten([update.summed[key].double() for key, _ in self.sum_shapes])])  # fmt: skip
+        if not (
+            bool(torch.isfinite(vector).all())
+            and float(exact.abs().max()) < 2**62 / FIXED_POINT_SCALE / self.num_clients
+        ):
+            raise MessageError(
+                "an update that is not finite cannot be summed; lower local.lr or look at the site's data"
+            )
+        ring_values = encode_fixed_point(vector.float(), self.grid, generator).numpy().astype(np.uint32)
+        return [ring_values, (exact * FIXED_POINT_SCALE).round().to(torch.int64).numpy().view(np.uint64)]
 
-    def total(self, sums: list[np.ndarray], sites: list[SiteId]) -> Total:
-        vector = from_ring(torch.from_numpy(sums[0].astype(np.int64)), self.grid)
-        exact = torch.from_numpy(sums[1].view(np.int64).copy()).double() / POINT
-        means = _cut(vector, self._clipped)
-        rest = _cut(exact[1:].float(), [*((f"mean/{k}", s) for k, s in self._others), *((f"sum/{k}", s) for k, s in self.sums)])  # fmt: skip
-        means |= {key: rest[f"mean/{key}"] for key, _ in self._others}
-        return Total.summed(means, float(exact[0]), {key: rest[f"sum/{key}"] for key, _ in self.sums}, sites)
+    def decode_aggregate(self, sums: list[np.ndarray], clients: list[SiteId]) -> Aggregate:
+        vector = decode_fixed_point(torch.from_numpy(sums[0].astype(np.int64)), self.grid)
+        exact = torch.from_numpy(sums[1].view(np.int64).copy()).double() / FIXED_POINT_SCALE
+        means = _split_flat(vector, self._clipped_shapes)
+        exact_tensors = _split_flat(exact[1:].float(), [*((f"mean/{k}", s) for k, s in self._exact_shapes), *((f"sum/{k}", s) for k, s in self.sum_shapes)])  # fmt: skip
+        means |= {key: exact_tensors[f"mean/{key}"] for key, _ in self._exact_shapes}
+        return Aggregate.from_sums(
+            means, float(exact[0]), {key: exact_tensors[f"sum/{key}"] for key, _ in self.sum_shapes}, clients
+        )
 
 
-def _is_vector(key: str, shape: tuple[int, ...]) -> bool:
+def _is_clipped_vector(key: str, shape: tuple[int, ...]) -> bool:
     return key != "stats" and len(shape) == 1
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
+def _flatten(tensors: list[Tensor]) -> Tensor:
     return torch.cat([t.flatten() for t in tensors]) if tensors else torch.zeros(0)
 
 
-def _cut(flat: Tensor, shapes: list[tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
+def _split_flat(flat: Tensor, shapes: list[tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
     parts = flat.split([math.prod(shape) for _, shape in shapes]) if shapes else ()
     return {key: part.view(shape) for (key, shape), part in zip(shapes, parts, strict=True)}
 
 
 @dataclass(frozen=True)
-class Masking:
+class SecureAggregationSetup:
     """What a study's secure sums need on either side."""
 
-    form: Form
-    roster: Mapping[SiteId, bytes]  # public keys
-    study: str  # hash
-    fewest: int = 3  # that have to take part: a coordinator in league with some must not show the others only those
+    update_layout: UpdateLayout
+    public_keys: Mapping[SiteId, bytes]  # public keys
+    study_hash: str  # hash
+    min_clients: int = (
+        3  # that have to take part: a coordinator in league with some must not show the others only those
+    )
 
-    def context(self, turn: int, attempt: int) -> bytes:
-        return json.dumps([self.study, turn, attempt]).encode()
+    def round_context(self, round_number: int, attempt: int) -> bytes:
+        return json.dumps([self.study_hash, round_number, attempt]).encode()
 
 
-def masked_total(asking: Asking, masking: Masking, sends: Mapping[SiteId, Vectors]) -> Total:
-    roster = {site: key for site, key in masking.roster.items() if site in sends}
-    gathering = Gathering(masking.context(asking.turn, asking.attempt), roster, masking.form.segments, masking.fewest)
-    _phase(asking, "advertise", {site: {} for site in sends},
-           lambda site, sums: gathering.advertised(site, _bytes(sums, "advert")))  # fmt: skip
-    adverts = {f"advert/{site}": as_tensor(advert) for site, advert in gathering.adverts().items()}
-    names = [key.removeprefix("advert/") for key in adverts]
-    _phase(asking, "share", dict.fromkeys(names, adverts), lambda site, sums: gathering.shared(
-        site, {key.removeprefix(PARCEL): _bytes(sums, key) for key in sums if key.startswith(PARCEL)}))  # fmt: skip
-    parcels = {
-        site: {f"{PARCEL}{sender}": as_tensor(parcel) for sender, parcel in received.items()}
-        for site, received in gathering.parcels().items()
+def run_secure_aggregation(
+    request: RoundRequest, setup: SecureAggregationSetup, payloads: Mapping[SiteId, NamedTensors]
+) -> Aggregate:
+    public_keys = {site: key for site, key in setup.public_keys.items() if site in payloads}
+    server = SecAggServer(
+        setup.round_context(request.round, request.attempt),
+        public_keys,
+        setup.update_layout.segments,
+        setup.min_clients,
+    )
+    _run_phase(request, "advertise", {site: {} for site in payloads},
+           lambda site, sums: server.receive_advertisement(site, _require_bytes(sums, "advert")))  # fmt: skip
+    adverts = {f"advert/{site}": bytes_to_tensor(advert) for site, advert in server.end_advertise_phase().items()}
+    advertisers = [key.removeprefix("advert/") for key in adverts]
+    _run_phase(request, "share", dict.fromkeys(advertisers, adverts), lambda site, sums: server.receive_encrypted_shares(
+        site, {key.removeprefix(ENCRYPTED_SHARE_PREFIX): _require_bytes(sums, key) for key in sums if key.startswith(ENCRYPTED_SHARE_PREFIX)}))  # fmt: skip
+    encrypted_shares = {
+        site: {
+            f"{ENCRYPTED_SHARE_PREFIX}{sender}": bytes_to_tensor(encrypted_share)
+            for sender, encrypted_share in received.items()
+        }
+        for site, received in server.end_share_phase().items()
     }
-    _phase(asking, "train", {site: {**sends[site], **extra} for site, extra in parcels.items()},
-           lambda site, sums: gathering.masked(site, _numbers(site, sums)))  # fmt: skip
-    survivors = gathering.survivors()
-    alive = {"survivors": as_tensor(json.dumps(survivors).encode())}
-    _phase(asking, "unmask", dict.fromkeys(survivors, alive),
-           lambda site, sums: gathering.answered(site, _bytes(sums, "shares")))  # fmt: skip
+    _run_phase(request, "train", {site: {**payloads[site], **shares} for site, shares in encrypted_shares.items()},
+           lambda site, sums: server.receive_masked_vectors(site, _require_masked_vectors(site, sums)))  # fmt: skip
+    survivors = server.end_mask_phase()
+    survivor_payload = {"survivors": bytes_to_tensor(json.dumps(survivors).encode())}
+    _run_phase(request, "unmask", dict.fromkeys(survivors, survivor_payload),
+           lambda site, sums: server.receive_unmask_shares(site, _require_bytes(sums, "shares")))  # fmt: skip
     try:
-        sums = gathering.unmasked()
-    except BadReply as error:
-        raise TooFew(str(error)) from error
+        sums = server.unmask_sums()
+    except ReplyError as error:
+        raise QuorumNotReachedError(str(error)) from error
     for site in survivors:  # a site that only failed to help unmask is in the sum all the same
-        asking.log.missed.pop(site, None)
-    replies = [Reply(site, asking.task, asking.turn, asking.attempt, Update(), 1.0) for site in survivors]
-    asking.note(replies, sends)
-    return masking.form.total(sums, survivors)
+        request.log.failures.pop(site, None)
+    replies = [Reply(site, request.task, request.round, request.attempt, ClientUpdate(), 1.0) for site in survivors]
+    request.record_accepted(replies, payloads)
+    return setup.update_layout.decode_aggregate(sums, survivors)
 
 
-def _phase(asking: Asking, task: str, sends: Mapping[SiteId, Vectors], take: Callable[[SiteId, Vectors], None]) -> None:
-    for site, sums in _answers(asking, task, sends):
+def _run_phase(
+    request: RoundRequest,
+    task: str,
+    payloads: Mapping[SiteId, NamedTensors],
+    handle_reply: Callable[[SiteId, NamedTensors], None],
+) -> None:
+    for site, sums in _receive_sums(request, task, payloads):
         try:
-            take(site, sums)
-        except BadReply as error:
-            asking.log.missed[site] = f"quarantined: {error}"
+            handle_reply(site, sums)
+        except ReplyError as error:
+            request.log.failures[site] = f"quarantined: {error}"
 
 
-def _answers(asking: Asking, task: str, sends: Mapping[SiteId, Vectors]) -> Iterator[tuple[SiteId, Vectors]]:
-    for reply in asking.exchanged(task, sends):
-        yield reply.site, reply.update.sum
+def _receive_sums(
+    request: RoundRequest, task: str, payloads: Mapping[SiteId, NamedTensors]
+) -> Iterator[tuple[SiteId, NamedTensors]]:
+    for reply in request.exchange(task, payloads):
+        yield reply.site, reply.update.summed
 
 
-def as_tensor(data: bytes) -> Tensor:
+def bytes_to_tensor(data: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 
-def _bytes(sums: Vectors, key: str) -> bytes:
-    found = sums.get(key)
-    if found is None or found.dtype != torch.uint8:
-        raise BadReply(f"a part of the secure sum, {key!r}, is missing; is the site of the same version?")
-    return found.numpy().tobytes()
+def _require_bytes(sums: NamedTensors, key: str) -> bytes:
+    value = sums.get(key)
+    if value is None or value.dtype != torch.uint8:
+        raise ReplyError(f"a part of the secure sum, {key!r}, is missing; is the site of the same version?")
+    return value.numpy().tobytes()
 
 
-def _numbers(site: SiteId, sums: Vectors) -> list[np.ndarray]:
+def _require_masked_vectors(site: SiteId, sums: NamedTensors) -> list[np.ndarray]:
     ring, exact = sums.get("ring"), sums.get("exact")
     if ring is None or exact is None or ring.dtype != torch.int32 or exact.dtype != torch.int64:
-        raise BadReply(f"{site}: sent no masked numbers; is it of the same version?")
+        raise ReplyError(f"{site}: sent no masked numbers; is it of the same version?")
     return [ring.numpy().view(np.uint32), exact.numpy().view(np.uint64)]

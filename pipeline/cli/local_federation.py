@@ -13,26 +13,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import BadService
-from pipeline.ops.child_processes import Kept, sweep
+from pipeline.core.errors import ServiceError
+from pipeline.ops.child_processes import ChildProcess, kill_by_mark
 from pipeline.service.runtime.client import connect
-from pipeline.service.runtime.serve import free_ports
+from pipeline.service.runtime.serve import find_free_ports
 from pipeline.service.storage.home import CoordinatorHome
 
-SECONDS = 120.0  # for anything but a study itself
+TIMEOUT_SECONDS = 120.0  # for anything but a study itself
 
 
 @dataclass
-class Miniature:
+class LocalFederation:
     folder: Path
-    children: dict[str, Kept] = field(default_factory=dict)  # by the name of their home
+    children: dict[str, ChildProcess] = field(default_factory=dict)  # by the name of their home
 
     @property
     def home(self) -> Path:
         return self.folder / "coordinator"
 
     @property
-    def mark(self) -> str:
+    def process_mark(self) -> str:
         return f"miniature-{self.folder.resolve()}"
 
     @property
@@ -43,82 +43,86 @@ class Miniature:
     def token(self) -> str:
         return (self.home / "lead.token").read_text("utf-8").strip()
 
-    def coordinate(self) -> None:
-        told("coordinator", "init", self.home, "--port", free_ports(1)[0], "--name", "miniature")
-        self.serve()
+    def start_coordinator(self) -> None:
+        run_cli_json("coordinator", "init", self.home, "--port", find_free_ports(1)[0], "--name", "miniature")
+        self.serve_coordinator()
 
-    def serve(self) -> None:
-        self._start("coordinator", "serve", self.home, "--bind", "127.0.0.1")
-        self.until(self._answers, "the coordinator")
+    def serve_coordinator(self) -> None:
+        self._start_child("coordinator", "serve", self.home, "--bind", "127.0.0.1")
+        self.wait_until(self._is_coordinator_up, "the coordinator")
 
-    def enrol(self, site: str, *more: object) -> None:
-        """A hospital makes its keys and enrols; its agent runs from then on. `more`: options of `site init`."""
+    def enrol_site(self, site: str, *init_options: object) -> None:
+        """A hospital makes its keys and enrols; its agent runs from then on. `init_options`: options of `site init`."""
         home = self.folder / site
-        told("site", "init", home, "--site", site, "--dataset", f"{site}-data", "--epsilon", 8, *more)
-        invitation = str(told("coordinator", "invite", site, "--home", self.home)["token"])
-        self.join(site, invitation)
-        self.until(lambda: (home / "membership.json").exists(), f"{site} to enrol")
+        run_cli_json("site", "init", home, "--site", site, "--dataset", f"{site}-data", "--epsilon", 8, *init_options)
+        invitation = str(run_cli_json("coordinator", "invite", site, "--home", self.home)["token"])
+        self.start_agent(site, invitation)
+        self.wait_until(lambda: (home / "membership.json").exists(), f"{site} to enrol")
 
-    def join(self, site: str, invitation: str = "") -> None:
+    def start_agent(self, site: str, invitation: str = "") -> None:
         """The invitation goes through the environment: arguments can be read by everybody on the machine."""
-        first = ["--coordinator", self.url] if invitation else []
-        self._start("site", "join", self.folder / site, *first, invited=invitation)
+        coordinator_options = ["--coordinator", self.url] if invitation else []
+        self._start_child("site", "join", self.folder / site, *coordinator_options, invitation=invitation)
 
-    def offer(self, study: str, sets: list[str]) -> str:
+    def offer_study(self, study: str, overrides: list[str]) -> str:
         """The run's name."""
-        flags = [part for one in sets for part in ("--set", one)]
-        return str(told("coordinator", "run", study, "--home", self.home, *flags)["id"])
+        flags = [part for override in overrides for part in ("--set", override)]
+        return str(run_cli_json("coordinator", "run", study, "--home", self.home, *flags)["id"])
 
-    def approve(self, run: str, site: str) -> None:
+    def approve_run(self, run: str, site: str) -> None:
         home = self.folder / site
-        self.until(lambda: self._offered(home, run), f"the offer of {run} at {site}")
-        told("site", "approve", home, run, "--officer", home / "officer.pem", "--yes")
+        self.wait_until(lambda: self._has_offer(home, run), f"the offer of {run} at {site}")
+        run_cli_json("site", "approve", home, run, "--officer", home / "officer.pem", "--yes")
 
-    def look(self, run: str) -> dict[str, Any]:
+    def get_run(self, run: str) -> dict[str, Any]:
         with connect(self.home) as client:
-            found: dict[str, Any] = client.get(f"/api/runs/{run}")
-        return found
+            run_info: dict[str, Any] = client.get(f"/api/runs/{run}")
+        return run_info
 
-    def until(self, what: Callable[[], bool], words: str, seconds: float = SECONDS) -> None:
-        end = time.monotonic() + seconds
-        while not what():
-            if time.monotonic() > end:
-                raise BadService(f"waited {seconds:.0f} s for {words} in vain; logs are in {self.folder}")
+    def wait_until(self, condition: Callable[[], bool], description: str, seconds: float = TIMEOUT_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise ServiceError(f"waited {seconds:.0f} s for {description} in vain; logs are in {self.folder}")
             time.sleep(0.2)
 
     def close(self) -> None:
-        for kept in self.children.values():
+        for child in self.children.values():
             with suppress(OSError):
-                kept.process.terminate()
-        for kept in self.children.values():
-            kept.stop(5.0)
-        sweep(self.mark)
+                child.process.terminate()
+        for child in self.children.values():
+            child.stop(5.0)
+        kill_by_mark(self.process_mark)
 
-    def _offered(self, home: Path, run: str) -> bool:
+    def _has_offer(self, home: Path, run: str) -> bool:
         return any(f'"run":"{run}"' in file.read_text("utf-8") for file in (home / "offers").glob("*.json"))
 
-    def _answers(self) -> bool:
-        if not self.children["coordinator"].alive:
-            raise BadService(f"the coordinator ended at once: {self.children['coordinator'].log.read_text('utf-8')}")
-        with suppress(BadService), connect(self.home) as client:
+    def _is_coordinator_up(self) -> bool:
+        if not self.children["coordinator"].is_alive:
+            raise ServiceError(
+                f"the coordinator ended at once: {self.children['coordinator'].log_path.read_text('utf-8')}"
+            )
+        with suppress(ServiceError), connect(self.home) as client:
             return bool(client.get("/health"))
         return False
 
-    def _start(self, *parts: object, invited: str = "") -> None:
-        home = Path(str(parts[2]))
-        env = {**os.environ, **({"HEMOFED_INVITATION": invited} if invited else {})}
+    def _start_child(self, *arguments: object, invitation: str = "") -> None:
+        home = Path(str(arguments[2]))
+        env = {**os.environ, **({"HEMOFED_INVITATION": invitation} if invitation else {})}
         log = self.folder / f"{home.name}.log"
-        self.children[home.name] = Kept.start(_command(*parts), self.folder, env, log, self.mark)
+        self.children[home.name] = ChildProcess.start(
+            _cli_command(*arguments), self.folder, env, log, self.process_mark
+        )
 
 
-def _command(*parts: object) -> list[str]:
-    return [sys.executable, "-m", "pipeline.cli.main", *map(str, parts)]
+def _cli_command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "pipeline.cli.main", *map(str, arguments)]
 
 
-def told(*parts: object) -> dict[str, Any]:
+def run_cli_json(*arguments: object) -> dict[str, Any]:
     """What a command of ours prints as JSON."""
-    done = subprocess.run(_command(*parts, "--json"), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BadService(f"hemofed {' '.join(map(str, parts))}: {done.stderr.strip()}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    completed = subprocess.run(_cli_command(*arguments, "--json"), capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise ServiceError(f"hemofed {' '.join(map(str, arguments))}: {completed.stderr.strip()}")
+    reply: dict[str, Any] = json.loads(completed.stdout)
+    return reply

@@ -10,9 +10,9 @@ import typer
 
 from pipeline.cli import edge as cli_edge
 from pipeline.cli.coordinator import coordinator_app
-from pipeline.cli.options import Data, Json, Quiet, Sets
+from pipeline.cli.options import DataOption, JsonOption, OverridesOption, QuietOption
 from pipeline.cli.site import site_app
-from pipeline.core.errors import HemofedError, MissingExtra
+from pipeline.core.errors import HemofedError, MissingExtraError
 
 app = typer.Typer(
     help="Train blood-smear classifiers across hospitals: images stay where they are.",
@@ -33,7 +33,7 @@ demo_app = typer.Typer(help="See it at work, with nothing to prepare.", no_args_
 app.add_typer(demo_app, name="demo")
 
 # what a missing package means to a user: module -> extra
-EXTRAS = {"torch": "train", "monai": "train", "albumentations": "train", "sklearn": "train", "scipy": "train",
+EXTRA_BY_MODULE = {"torch": "train", "monai": "train", "albumentations": "train", "sklearn": "train", "scipy": "train",
           "safetensors": "train", "matplotlib": "train", "jinja2": "train", "PIL": "edge",
           "opacus": "privacy", "dp_accounting": "privacy", "cryptography": "edge", "reportlab": "privacy",
           "nvflare": "hospital", "fastapi": "edge-smear", "uvicorn": "edge-smear", "sqlalchemy": "hospital",
@@ -49,25 +49,25 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; runs/NAME if not given")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="Continue this run folder")] = None,
-    sets: Sets = None,
-    data: Data = None,
-    yardsticks: Annotated[
+    overrides: OverridesOption = None,
+    data: DataOption = None,
+    baselines: Annotated[
         bool | None,
         typer.Option(
-            "--yardsticks/--no-yardsticks",
+            "--baselines/--no-baselines",
             help="Also train local-only and pooled, to compare; if not said, personalised studies train local-only",
         ),
     ] = None,
-    homes: Annotated[
+    site_homes: Annotated[
         Path | None, typer.Option("--homes", help="Where simulated sites keep keys and ledgers between runs")
     ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Run a study on this machine, all sites simulated, and write a report."""
     from pipeline.cli.commands.run import run_command
 
-    run_command(study, out, resume, sets or [], data, yardsticks, homes, quiet, json)
+    run_command(study, out, resume, overrides or [], data, baselines, site_homes, quiet, json)
 
 
 @app.command()
@@ -86,7 +86,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("compare.html"),
     metric: Annotated[str, typer.Option(help="What to plot and rank by")] = "accuracy",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Overlay several runs on one page: curves, results, and the settings in which they differ."""
     from pipeline.cli.commands.inspect_runs import compare_command
@@ -103,37 +103,37 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option(help="all, train, val or test; all of other data, test of the study's own")
     ] = None,
-    sets: Sets = None,
-    json: Json = False,
+    overrides: OverridesOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Score a saved model on other data."""
     from pipeline.cli.commands.inspect_runs import evaluate_command
 
-    evaluate_command(run, data, source, model, split or ("all" if data else "test"), sets or [], json)
+    evaluate_command(run, data, source, model, split or ("all" if data else "test"), overrides or [], json)
 
 
 @app.command()
-def personalise(
+def join_run(
     run: Annotated[Path, typer.Argument(help="Finished run folder")],
     name: Annotated[str, typer.Option(help="What the new site is called")] = "new-site",
     data: Annotated[Path | None, typer.Option("--data", help="Where the new site's data lie")] = None,
-    sets: Sets = None,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of local training at the new site")] = 5,
-    json: Json = False,
+    overrides: OverridesOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of local training at the new site")] = 5,
+    json: JsonOption = False,
 ) -> None:
     """Let a new site join a finished run: it finds its group, trains its own part and keeps its model."""
-    from pipeline.cli.commands.join_run import personalise_command
+    from pipeline.cli.commands.join_run import join_run_command
 
-    personalise_command(run, name, data, sets or [], turns, json)
+    join_run_command(run, name, data, overrides or [], rounds, json)
 
 
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="Which table; without it, the list")] = "",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; runs/reproduce-NAME if not given")] = None,
-    data: Data = None,
-    quiet: Quiet = False,
-    json: Json = False,
+    data: DataOption = None,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Run packaged studies and print our numbers beside the published ones."""
     from pipeline.cli.commands.reproduce import reproduce_command
@@ -142,7 +142,7 @@ def reproduce(
 
 
 @app.command()
-def strategies(json: Json = False) -> None:
+def strategies(json: JsonOption = False) -> None:
     """The algorithms: name, paper, what each must see of the sites."""
     from pipeline.cli.commands.inspect_runs import strategies_command
 
@@ -152,32 +152,34 @@ def strategies(json: Json = False) -> None:
 @study_app.command("new")
 def study_new(
     path: Annotated[Path, typer.Argument(help="The file to write")] = Path("study.toml"),
-    like: Annotated[str, typer.Option("--like", help="A packaged study or a file to start from")] = "smear-demo",
+    template: Annotated[str, typer.Option("--like", help="A packaged study or a file to start from")] = "smear-demo",
 ) -> None:
     """Write a study file to edit."""
     from pipeline.cli.commands.study import new_command
 
-    new_command(path, like)
+    new_command(path, template)
 
 
 @study_app.command("check")
-def study_check(study: str, sets: Sets = None, data: Data = None, json: Json = False) -> None:
+def study_check(
+    study: str, overrides: OverridesOption = None, data: DataOption = None, json: JsonOption = False
+) -> None:
     """Read a study and its data, build its model, and say what would run; nothing is trained."""
     from pipeline.cli.commands.study import check_command
 
-    check_command(study, sets or [], data, json)
+    check_command(study, overrides or [], data, json)
 
 
 @study_app.command("show")
-def study_show(study: str, sets: Sets = None, json: Json = False) -> None:
+def study_show(study: str, overrides: OverridesOption = None, json: JsonOption = False) -> None:
     """The study with every default written out."""
     from pipeline.cli.commands.study import show_command
 
-    show_command(study, sets or [], json)
+    show_command(study, overrides or [], json)
 
 
 @study_app.command("list")
-def study_list(json: Json = False) -> None:
+def study_list(json: JsonOption = False) -> None:
     """The packaged studies."""
     from pipeline.cli.commands.study import list_command
 
@@ -189,8 +191,8 @@ def audit(
     run: Annotated[Path, typer.Argument(help="Run folder")],
     attack: Annotated[bool, typer.Option("--attack", help="Also attack the run's model, as evidence")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; RUN/audit if not given")] = None,
-    data: Data = None,
-    json: Json = False,
+    data: DataOption = None,
+    json: JsonOption = False,
 ) -> None:
     """What was promised and spent, who saw what, and whether an attack succeeds: HTML, PDF and JSON."""
     from pipeline.cli.commands.audit import audit_command
@@ -200,22 +202,22 @@ def audit(
 
 @demo_app.command("hospitals")
 def demo_hospitals(
-    keep: Annotated[
+    keep_folder: Annotated[
         Path | None, typer.Option("--keep", help="Put everything into this folder, and leave it there")
     ] = None,
-    stay: Annotated[
+    keep_serving: Annotated[
         bool, typer.Option("--stay", help="Leave the dashboard up when the study is over, until Ctrl-C")
     ] = False,
     study: Annotated[
         str, typer.Option(help="What to run; its sites are called site-01, site-02, site-03")
     ] = "hospitals",
-    sets: Sets = None,
-    json: Json = False,
+    overrides: OverridesOption = None,
+    json: JsonOption = False,
 ) -> None:
     """A coordinator, three hospitals and a dashboard on this machine, and a short study across them."""
     from pipeline.cli.commands.demo_hospitals import hospitals_command
 
-    hospitals_command(study, sets or [], keep, stay, json)
+    hospitals_command(study, overrides or [], keep_folder, keep_serving, json)
 
 
 @demo_app.command("slide")
@@ -224,9 +226,11 @@ def demo_slide(
     cells: Annotated[int, typer.Option(min=1, max=100_000, help="Red cells on the slide")] = 1000,
     schistocytes: Annotated[float, typer.Option(min=0, max=1, help="Share of broken ones")] = 0.03,
     seed: Annotated[int, typer.Option(min=0, help="Another patient")] = 0,
-    scanner: Annotated[str | None, typer.Option(help="Seen through this scanner, as in a study's [skew]")] = None,
+    scanner: Annotated[
+        str | None, typer.Option(help="Seen through this scanner, as in a study's [feature_skew]")
+    ] = None,
     dicom: Annotated[bool, typer.Option("--dicom", help="DICOM files instead of PNG")] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Render the fields of one made-up patient's slide, with what is on them in truth.csv."""
     from pipeline.cli.commands.demo_slide import slide_command
@@ -235,14 +239,14 @@ def demo_slide(
 
 
 @demo_app.command("bedside")
-def demo_bedside(
+def demo_edge(
     run: Annotated[Path | None, typer.Argument(help="Finished run folder; the newest in runs/ if not given")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; RUN/bedside if not given")] = None,
 ) -> None:
     """From a finished run to a slide report: export, trust, a rendered slide, predict."""
-    from pipeline.cli.commands.demo_edge import bedside_command
+    from pipeline.cli.commands.demo_edge import edge_command
 
-    bedside_command(run, out)
+    edge_command(run, out)
 
 
 def main() -> None:
@@ -250,17 +254,20 @@ def main() -> None:
     try:
         app()
     except HemofedError as error:
-        _fail(str(error), 2)
+        _exit_with_error(str(error), 2)
     except OSError as error:
-        _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
+        _exit_with_error(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        extra = EXTRA_BY_MODULE.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        _fail(str(MissingExtra(f"this command needs {error.name}; install it with: pip install 'hemofed[{extra}]'")), 2)
+        _exit_with_error(
+            str(MissingExtraError(f"this command needs {error.name}; install it with: pip install 'hemofed[{extra}]'")),
+            2,
+        )
 
 
-def _fail(text: str, code: int) -> None:
+def _exit_with_error(text: str, code: int) -> None:
     sys.stderr.write(f"error: {text}\n")
     sys.exit(code)
 

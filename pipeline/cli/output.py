@@ -15,61 +15,63 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pipeline.reports.document.formatting import size
+from pipeline.reports.document.formatting import format_bytes
 
 # names come from data and studies: nothing in them is markup
 console = Console(markup=False, highlight=False)
-errors = Console(stderr=True, markup=False, highlight=False)
-SHOWN = 12  # rounds in the live table
+stderr_console = Console(stderr=True, markup=False, highlight=False)
+MAX_SHOWN_ROUNDS = 12  # rounds in the live table
 
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
-def percent(value: Any) -> str:
+def format_percent(value: Any) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
 
 
-def area(value: float | None) -> str:
+def format_auroc(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1) -> Table:
+def build_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", num_text_columns: int = 1
+) -> Table:
     """The first `words` columns are text, the rest numbers. Several columns of text may wrap; a single name never vanishes."""
-    out = Table(title=title or None, title_justify="left")
-    for number, column in enumerate(columns):
-        wraps = number < words and words > 1
-        out.add_column(
+    table = Table(title=title or None, title_justify="left")
+    for index, column in enumerate(columns):
+        is_wrapping = index < num_text_columns and num_text_columns > 1
+        table.add_column(
             column,
-            justify="left" if number < words else "right",
-            overflow="fold" if wraps else "ellipsis",
-            no_wrap=not wraps,
+            justify="left" if index < num_text_columns else "right",
+            overflow="fold" if is_wrapping else "ellipsis",
+            no_wrap=not is_wrapping,
         )
     for row in rows:
-        out.add_row(*row)
-    return out
+        table.add_row(*row)
+    return table
 
 
-class Rounds:
+class RoundProgressTable:
     """A live table of the last rounds with the time left; a line a round where there is no terminal."""
 
     def __init__(self, name: str, rounds: int, quiet: bool) -> None:
         self.quiet = quiet
         self._name = name
-        self._rows: deque[list[str]] = deque(maxlen=SHOWN)
-        self._bar = Progress(
+        self._recent_rows: deque[list[str]] = deque(maxlen=MAX_SHOWN_ROUNDS)
+        self._progress_bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-            console=errors,
+            console=stderr_console,
         )  # fmt: skip
-        self._task = self._bar.add_task(name, total=rounds)
-        self._live = Live(console=errors, refresh_per_second=4, transient=False)
+        self._task_id = self._progress_bar.add_task(name, total=rounds)
+        self._live = Live(console=stderr_console, refresh_per_second=4, transient=False)
         self._last = time.perf_counter()
 
-    def __enter__(self) -> Rounds:
-        if errors.is_terminal and not self.quiet:
+    def __enter__(self) -> RoundProgressTable:
+        if stderr_console.is_terminal and not self.quiet:
             self._live.start()
-            self._draw()
+            self._refresh()
         return self
 
     def __exit__(
@@ -81,34 +83,34 @@ class Rounds:
     def __call__(self, record: dict[str, Any]) -> None:
         if self.quiet:
             return
-        from pipeline.coordinator.evaluation import headline
+        from pipeline.coordinator.evaluation import headline_metrics
 
-        split, shown = headline(record)
-        detects = "positive_auroc" in shown  # the study names a class that matters
-        self._leads = f"{split} {'AUROC' if detects else 'accuracy'}"
-        missed = len(record["missed"])
+        split, metrics = headline_metrics(record)
+        has_positive_class = "positive_auroc" in metrics  # the study names a class that matters
+        self._metric_title = f"{split} {'AUROC' if has_positive_class else 'accuracy'}"
+        num_missed = len(record["missed"])
         row = [
             str(record["round"]),
-            area(shown["positive_auroc"]) if detects else percent(shown.get("accuracy")),
-            "–" if shown.get("loss") is None else f"{shown['loss']:.4f}",
+            format_auroc(metrics["positive_auroc"]) if has_positive_class else format_percent(metrics.get("accuracy")),
+            "–" if metrics.get("loss") is None else f"{metrics['loss']:.4f}",
             (f"{len(record['counted'])}/{len(record['asked'])}" if record["asked"] else "–")
-            + (f" ({missed} missed)" if missed else ""),
-            size(record["bytes"]["up"] + record["bytes"]["down"]),
+            + (f" ({num_missed} missed)" if num_missed else ""),
+            format_bytes(record["bytes"]["up"] + record["bytes"]["down"]),
             f"{sum(record['seconds'].values()):.2f} s",
         ]
         if self._live.is_started:
-            self._rows.append(row)
-            self._bar.update(self._task, completed=record["round"])
-            self._draw()
+            self._recent_rows.append(row)
+            self._progress_bar.update(self._task_id, completed=record["round"])
+            self._refresh()
         else:
-            void = f"  VOID: {record['void']}" if record["void"] else ""
-            errors.print(
-                f"{self._name} round {row[0]}: {self._leads} {row[1]}, loss {row[2]}, sites {row[3]}, {row[5]}{void}",
+            void_text = f"  VOID: {record['void']}" if record["void"] else ""
+            stderr_console.print(
+                f"{self._name} round {row[0]}: {self._metric_title} {row[1]}, loss {row[2]}, sites {row[3]}, {row[5]}{void_text}",
                 soft_wrap=True,
             )
 
-    _leads = "val accuracy"
+    _metric_title = "val accuracy"
 
-    def _draw(self) -> None:
-        columns = ["round", self._leads, "loss", "sites", "traffic", "time"]
-        self._live.update(Group(table(columns, self._rows), self._bar))
+    def _refresh(self) -> None:
+        columns = ["round", self._metric_title, "loss", "sites", "traffic", "time"]
+        self._live.update(Group(build_table(columns, self._recent_rows), self._progress_bar))

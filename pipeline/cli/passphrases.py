@@ -8,32 +8,32 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pipeline.core.errors import BadKey
+from pipeline.core.errors import KeyFileError
 from privacy.ledger import keys
 
-VARIABLE = "HEMOFED_PASSPHRASE"  # of a backup, for machines that make them at night
+PASSPHRASE_VARIABLE = "HEMOFED_PASSPHRASE"  # of a backup, for machines that make them at night
 
 
-def unlocked(path: Path) -> Ed25519PrivateKey:
+def load_private_key(path: Path) -> Ed25519PrivateKey:
     """A private key; its passphrase is asked for if it has one."""
-    protected = path.is_file() and b"ENCRYPTED" in path.read_bytes().partition(b"\n")[0]
-    return keys.load(path, _asked(f"passphrase of {path}: ") if protected else None)
+    is_encrypted = path.is_file() and b"ENCRYPTED" in path.read_bytes().partition(b"\n")[0]
+    return keys.load_key(path, _prompt_secret(f"passphrase of {path}: ") if is_encrypted else None)
 
 
-def passphrase(of: str, new: bool) -> str:
+def read_passphrase(subject: str, confirm: bool) -> str:
     """From the environment, or typed in; twice if it is `new`."""
-    if given := os.environ.get(VARIABLE):
-        return given
-    typed = _asked(f"passphrase of {of}: ")
+    if value := os.environ.get(PASSPHRASE_VARIABLE):
+        return value
+    typed = _prompt_secret(f"passphrase of {subject}: ")
     if not typed:
-        raise BadKey(f"an empty passphrase protects nothing; type one in, or set {VARIABLE}")
-    if new and typed != _asked("once more: "):
-        raise BadKey("that was typed in differently the second time; begin again")
+        raise KeyFileError(f"an empty passphrase protects nothing; type one in, or set {PASSPHRASE_VARIABLE}")
+    if confirm and typed != _prompt_secret("once more: "):
+        raise KeyFileError("that was typed in differently the second time; begin again")
     return typed
 
 
-def _asked(prompt: str) -> str:
+def _prompt_secret(prompt: str) -> str:
     try:
         return getpass.getpass(prompt)
     except EOFError as error:
-        raise BadKey("nobody is there to type in the passphrase; run this at a terminal") from error
+        raise KeyFileError("nobody is there to type in the passphrase; run this at a terminal") from error

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import Data, Json, Sets
+from pipeline.cli.options import DataOption, JsonOption, OverridesOption
 
 site_app = typer.Typer(
     help="What a hospital does: look at its images, approve studies, take part.", no_args_is_help=True
@@ -17,75 +17,77 @@ site_app.add_typer(ledger_app, name="ledger")
 key_app = typer.Typer(help="Keys: of the site, of its officer, of a second person.", no_args_is_help=True)
 site_app.add_typer(key_app, name="key")
 
-Home = Annotated[Path, typer.Argument(help="The site's home folder; of a simulated site RUN/homes/SITE")]
-Officer = Annotated[Path | None, typer.Option("--officer", help="The officer's private key")]
-OfficerKey = Annotated[Path, typer.Option("--officer", help="The officer's private key")]
-Second = Annotated[Path | None, typer.Option("--second", help="The second person's private key, where the policy asks")]
+HomeArgument = Annotated[Path, typer.Argument(help="The site's home folder; of a simulated site RUN/homes/SITE")]
+OptionalOfficerKeyOption = Annotated[Path | None, typer.Option("--officer", help="The officer's private key")]
+OfficerKeyOption = Annotated[Path, typer.Option("--officer", help="The officer's private key")]
+CosignerKeyOption = Annotated[
+    Path | None, typer.Option("--second", help="The second person's private key, where the policy asks")
+]
 
 
 @site_app.command("preview")
 def site_preview(
     study: str,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("preview.html"),
-    sets: Sets = None,
-    data: Data = None,
-    json: Json = False,
+    overrides: OverridesOption = None,
+    data: DataOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Show each site's cells as it sees them, before anything is trained."""
     from pipeline.cli.commands.study import preview_command
 
-    preview_command(study, sets or [], data, out, json)
+    preview_command(study, overrides or [], data, out, json)
 
 
 @site_app.command("init")
 def site_init(
-    home: Home,
+    home: HomeArgument,
     site: Annotated[str, typer.Option(help="What the site is called")],
     dataset: Annotated[str, typer.Option(help="The data set's own name, given once and for good")],
     epsilon: Annotated[float, typer.Option(help="What all studies together may spend of it")],
     delta: Annotated[float, typer.Option(help="The chance that the promise does not hold")] = 1e-5,
     unit: Annotated[str, typer.Option(help="Whom the budget protects")] = "patient",
     data: Annotated[Path | None, typer.Option("--data", help="Where the site's images lie")] = None,
-    plays: Annotated[
+    simulate_site: Annotated[
         str | None, typer.Option("--plays", help="In a rehearsal: the simulated site whose examples it takes")
     ] = None,
-    officer: Officer = None,
-    json: Json = False,
+    officer_key: OptionalOfficerKeyOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Make a site's key and settings, and open its privacy ledger."""
     from pipeline.cli.commands.site.ledger import init_command
 
-    init_command(home, site, dataset, unit, epsilon, delta, data, plays, officer, json)
+    init_command(home, site, dataset, unit, epsilon, delta, data, simulate_site, officer_key, json)
 
 
 @site_app.command("forget")
-def site_forget(
-    home: Home,
+def site_exclude_patient(
+    home: HomeArgument,
     patient: Annotated[str, typer.Argument(help="The patient (or other unit) as the data name it")],
     reason: Annotated[str, typer.Option(help="For the record; no name, please")] = "",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """A patient withdraws: nothing of him is read any more, and the ledger says so."""
-    from pipeline.cli.commands.site.ledger import forget_command
+    from pipeline.cli.commands.site.ledger import exclude_patient_command
 
-    forget_command(home, patient, reason, json)
+    exclude_patient_command(home, patient, reason, json)
 
 
 @site_app.command("budget")
 def site_budget(
-    home: Home,
+    home: HomeArgument,
     epsilon: Annotated[float, typer.Argument(help="The new budget")],
-    officer: OfficerKey,
+    officer_key: OfficerKeyOption,
     delta: Annotated[float | None, typer.Option(help="As before if not given")] = None,
 ) -> None:
     """The officer changes what may be spent."""
     from pipeline.cli.commands.site.ledger import budget_command
 
-    budget_command(home, epsilon, delta, officer)
+    budget_command(home, epsilon, delta, officer_key)
 
 
 @ledger_app.command("show")
-def ledger_show(home: Home, json: Json = False) -> None:
+def ledger_show(home: HomeArgument, json: JsonOption = False) -> None:
     """What was spent on the site's data, by which study, and what is left."""
     from pipeline.cli.commands.site.ledger import show_command
 
@@ -98,7 +100,7 @@ def ledger_verify(
     anchor: Annotated[
         Path | None, typer.Option(help="The coordinator's receipts, e.g. RUN/coordinator/receipts: finds a cut end")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check every hash and signature."""
     from pipeline.cli.commands.site.ledger import verify_command
@@ -118,29 +120,29 @@ def ledger_export(
 
 
 @key_app.command("rotate")
-def key_rotate(home: Home, officer: Officer = None) -> None:
+def key_rotate(home: HomeArgument, officer_key: OptionalOfficerKeyOption = None) -> None:
     """A new key for the site: signed by the old one, or, if that is lost, by the officer."""
     from pipeline.cli.commands.site.ledger import rotate_command
 
-    rotate_command(home, officer)
+    rotate_command(home, officer_key)
 
 
 @key_app.command("revoke")
 def key_revoke(
-    home: Home,
-    officer: OfficerKey,
+    home: HomeArgument,
+    officer_key: OfficerKeyOption,
     after: Annotated[int, typer.Option(help="The last entry that is to be believed")],
     reason: Annotated[str, typer.Option(help="For the record")] = "",
 ) -> None:
     """The officer declares what a stolen key has signed since to be void."""
     from pipeline.cli.commands.site.ledger import revoke_command
 
-    revoke_command(home, officer, after, reason)
+    revoke_command(home, officer_key, after, reason)
 
 
 @site_app.command("check")
 def site_check(
-    home: Home,
+    home: HomeArgument,
     study: Annotated[str | None, typer.Option(help="A study file, a packaged study or an offered run")] = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="Where the images lie; as in site.toml if not given")
@@ -148,7 +150,7 @@ def site_check(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page to write; HOME/check.html if not given")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Look at the site's images before any study does: counts, quality, duplicates, names in files. Nothing leaves."""
     from pipeline.cli.commands.site.check import check_command
@@ -157,7 +159,7 @@ def site_check(
 
 
 @site_app.command("offers")
-def site_offers(home: Home, json: Json = False) -> None:
+def site_offers(home: HomeArgument, json: JsonOption = False) -> None:
     """What is offered, approved, expired or withdrawn."""
     from pipeline.cli.commands.site.approve import offers_command
 
@@ -166,59 +168,59 @@ def site_offers(home: Home, json: Json = False) -> None:
 
 @site_app.command("approve")
 def site_approve(
-    home: Home,
+    home: HomeArgument,
     run: Annotated[str | None, typer.Argument(help="Run, or an offer's digest; the list if not given")] = None,
-    officer: Officer = None,
-    second: Second = None,
+    officer_key: OptionalOfficerKeyOption = None,
+    cosigner_key: CosignerKeyOption = None,
     days: Annotated[int, typer.Option(min=1, max=730, help="How long the approval stands")] = 90,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
-    json: Json = False,
+    assume_yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Show an offered study in plain words, and with the officer's key approve it."""
     from pipeline.cli.commands.site.approve import approve_command
 
-    approve_command(home, run, officer, second, days, yes, json)
+    approve_command(home, run, officer_key, cosigner_key, days, assume_yes, json)
 
 
 @site_app.command("withdraw")
-def site_withdraw(
-    home: Home,
+def site_revoke_approval(
+    home: HomeArgument,
     run: Annotated[str, typer.Argument(help="Run, or an offer's digest")],
-    officer: Officer = None,
+    officer_key: OptionalOfficerKeyOption = None,
     reason: Annotated[str, typer.Option(help="For the record")] = "",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """End an approval, from the next message on; the site's own key is enough."""
-    from pipeline.cli.commands.site.approve import withdraw_command
+    from pipeline.cli.commands.site.approve import revoke_approval_command
 
-    withdraw_command(home, run, officer, reason, json)
+    revoke_approval_command(home, run, officer_key, reason, json)
 
 
 @site_app.command("policy")
-def site_policy(
-    home: Home,
-    officer: OfficerKey,
-    second: Annotated[
+def site_require_cosigner(
+    home: HomeArgument,
+    officer_key: OfficerKeyOption,
+    cosigner: Annotated[
         str | None, typer.Option(help="Public key, or key file, of who must sign too; nobody if not given")
     ] = None,
-    consent: Annotated[Path | None, typer.Option(help="Private key of who had to sign until now")] = None,
+    current_cosigner: Annotated[Path | None, typer.Option(help="Private key of who had to sign until now")] = None,
 ) -> None:
     """Say whether approvals take a second person."""
-    from pipeline.cli.commands.site.approve import policy_command
+    from pipeline.cli.commands.site.approve import require_cosigner_command
 
-    policy_command(home, officer, second, consent)
+    require_cosigner_command(home, officer_key, cosigner, current_cosigner)
 
 
 @site_app.command("join")
 def site_join(
-    home: Home,
+    home: HomeArgument,
     coordinator: Annotated[str | None, typer.Option(help="Its address, e.g. https://fl.example.org:8443")] = None,
     site: Annotated[
         str | None, typer.Option(help="What the coordinator calls this site; as the home says if not given")
     ] = None,
     systemd: Annotated[bool, typer.Option("--systemd", help="Print a systemd unit, and do nothing else")] = False,
     once: Annotated[bool, typer.Option("--once", help="Enrol, and do not run the agent")] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Enrol with an invitation (asked for, or HEMOFED_INVITATION), then run the site's agent until it is stopped."""
     from pipeline.cli.commands.site.join import join_command
@@ -227,7 +229,7 @@ def site_join(
 
 
 @site_app.command("status")
-def site_status(home: Home, json: Json = False) -> None:
+def site_status(home: HomeArgument, json: JsonOption = False) -> None:
     """What the agent does, what is offered, what was spent."""
     from pipeline.cli.commands.site.join import status_command
 
@@ -235,7 +237,7 @@ def site_status(home: Home, json: Json = False) -> None:
 
 
 @site_app.command("leave")
-def site_leave(home: Home, json: Json = False) -> None:
+def site_leave(home: HomeArgument, json: JsonOption = False) -> None:
     """Leave the federation; keys, ledger and models stay."""
     from pipeline.cli.commands.site.join import leave_command
 
@@ -244,10 +246,10 @@ def site_leave(home: Home, json: Json = False) -> None:
 
 @site_app.command("backup")
 def site_backup(
-    home: Home,
+    home: HomeArgument,
     file: Annotated[Path, typer.Argument(help="The file to write")],
     encrypt: Annotated[bool, typer.Option("--encrypt", help="Passphrase: typed in, or HEMOFED_PASSPHRASE")] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """The home in one file, without images."""
     from pipeline.cli.commands.site.backup import backup_command
@@ -256,7 +258,9 @@ def site_backup(
 
 
 @site_app.command("restore")
-def site_restore(file: Annotated[Path, typer.Argument(help="The backup")], home: Home, json: Json = False) -> None:
+def site_restore(
+    file: Annotated[Path, typer.Argument(help="The backup")], home: HomeArgument, json: JsonOption = False
+) -> None:
     """Bring a backup back; a newer ledger stays."""
     from pipeline.cli.commands.site.backup import restore_command
 
@@ -264,44 +268,44 @@ def site_restore(file: Annotated[Path, typer.Argument(help="The backup")], home:
 
 
 @ledger_app.command("continue")
-def ledger_continue(
-    home: Home,
-    officer: OfficerKey,
+def ledger_recover(
+    home: HomeArgument,
+    officer_key: OfficerKeyOption,
     ledger: Annotated[str | None, typer.Option(help="The old ledger, as the coordinator's refusal names it")] = None,
     index: Annotated[int | None, typer.Option(help="Its last entry")] = None,
     head: Annotated[str | None, typer.Option(help="Hash of that entry")] = None,
-    lost: Annotated[
+    lost_charges: Annotated[
         int | None, typer.Option(min=0, help="Charges in the lost end; the most possible if not given")
     ] = None,
     lost_epsilon: Annotated[float, typer.Option(min=0, help="Of studies that this copy does not know")] = 0.0,
-    drop_second: Annotated[bool, typer.Option("--drop-second", help="The second person's key is lost")] = False,
-    json: Json = False,
+    drop_cosigner: Annotated[bool, typer.Option("--drop-second", help="The second person's key is lost")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Open a new ledger that continues an older copy, as the coordinator's refusal says."""
-    from pipeline.cli.commands.site.backup import continue_command
+    from pipeline.cli.commands.site.backup import recover_command
 
-    continue_command(home, officer, ledger, index, head, lost, lost_epsilon, drop_second, json)
+    recover_command(home, officer_key, ledger, index, head, lost_charges, lost_epsilon, drop_cosigner, json)
 
 
 @key_app.command("new")
 def key_new(
     file: Annotated[Path, typer.Argument(help="The file to write")],
     protect: Annotated[bool, typer.Option("--protect", help="With a passphrase")] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Make a key, for an officer or a second person."""
-    from pipeline.cli.commands.site.backup import new_key_command
+    from pipeline.cli.commands.site.backup import create_key_command
 
-    new_key_command(file, protect, json)
+    create_key_command(file, protect, json)
 
 
 @key_app.command("officer")
 def key_officer(
-    home: Home,
+    home: HomeArgument,
     old: Annotated[Path, typer.Option(help="The officer's key until now")],
     new: Annotated[Path, typer.Option(help="The new one; made there if there is none")],
 ) -> None:
     """A new key for the officer."""
-    from pipeline.cli.commands.site.backup import officer_command
+    from pipeline.cli.commands.site.backup import replace_officer_key_command
 
-    officer_command(home, old, new)
+    replace_officer_key_command(home, old, new)

@@ -14,106 +14,110 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pipeline.core.errors import BadMessage
-from pipeline.core.parameters import Vec
+from pipeline.core.errors import MessageError
+from pipeline.core.parameters import ParamVector
 from pipeline.core.registry import Component
-from pipeline.core.tensor_io import finite
-from pipeline.protocol.messages import Packed
+from pipeline.core.tensor_io import is_finite
+from pipeline.protocol.messages import EncodedVector
 
-Parts = Mapping[str, Tensor]
-LEFT = "left"  # the part that holds what no stage took
+EncodedParts = Mapping[str, Tensor]
+REMAINDER_KEY = "left"  # the part that holds what no stage took
 
 
 @dataclass(frozen=True)
-class Layout:
+class VectorLayout:
     """What a stage may know of the vector besides its numbers; both sides know it."""
 
-    sizes: tuple[int, ...] = ()  # of the model's tensors, in order
-    sites: int = 1  # how many replies may be added up
+    tensor_sizes: tuple[int, ...] = ()  # of the model's tensors, in order
+    num_clients: int = 1  # how many replies may be added up
 
-    def tensors(self, n: int) -> tuple[int, ...]:
+    def tensor_lengths(self, n: int) -> tuple[int, ...]:
         """The lengths of the tensors in a vector of n numbers: one tensor if it is not the whole model."""
-        return self.sizes if sum(self.sizes) == n else (n,)
+        return self.tensor_sizes if sum(self.tensor_sizes) == n else (n,)
 
 
-ANY = Layout()
+UNKNOWN_LAYOUT = VectorLayout()
 
 
 class Codec(Component):
     paper: ClassVar[str] = ""
-    about: ClassVar[str]  # one line for `hemofed strategies`
-    downward: ClassVar[bool] = False  # makes sense for whole models, coordinator to site, not only for differences
+    description: ClassVar[str]  # one line for `hemofed strategies`
+    supports_downlink: ClassVar[bool] = (
+        False  # makes sense for whole models, coordinator to site, not only for differences
+    )
 
     @property
-    def feedback(self) -> bool:
+    def has_error_feedback(self) -> bool:
         """Whether what was lost is kept at the site and added to the next update."""
         return False
 
     @abstractmethod
-    def encode(self, x: Vec, layout: Layout, dice: torch.Generator) -> tuple[Parts, Vec | None]:
+    def encode(
+        self, x: ParamVector, layout: VectorLayout, generator: torch.Generator
+    ) -> tuple[EncodedParts, ParamVector | None]:
         """What travels, and what is left for the next stage (None: nothing)."""
 
     @abstractmethod
-    def left(self, n: int, layout: Layout) -> int | None:
+    def remaining_length(self, n: int, layout: VectorLayout) -> int | None:
         """How many numbers `encode` leaves of n; None where it leaves nothing."""
 
     @abstractmethod
-    def decode(self, parts: Parts, left: Vec | None, n: int, layout: Layout) -> Vec:
+    def decode(self, parts: EncodedParts, remainder: ParamVector | None, n: int, layout: VectorLayout) -> ParamVector:
         """The n numbers; raises BadMessage where the parts cannot be an encoding of n numbers."""
 
 
-Chain = Sequence[Codec]
+CodecChain = Sequence[Codec]
 
 
-def feeds_back(chain: Chain) -> bool:
-    return any(codec.feedback for codec in chain)
+def has_error_feedback(chain: CodecChain) -> bool:
+    return any(codec.has_error_feedback for codec in chain)
 
 
-def encode(chain: Chain, x: Vec, layout: Layout, dice: torch.Generator) -> Packed:
-    if not finite(x):
-        raise BadMessage("a vector that is not finite cannot be encoded; lower local.lr or look at the site's data")
+def encode_vector(chain: CodecChain, x: ParamVector, layout: VectorLayout, generator: torch.Generator) -> EncodedVector:
+    if not is_finite(x):
+        raise MessageError("a vector that is not finite cannot be encoded; lower local.lr or look at the site's data")
     parts: dict[str, Tensor] = {}
-    rest: Vec | None = x
-    for codec, place in _stages(chain):
-        assert rest is not None  # the study refuses a stage behind one that leaves nothing
-        own, rest = codec.encode(rest, layout, dice)
-        parts |= {f"{place}{key}": value for key, value in own.items()}
-    return Packed(len(x), parts if rest is None else parts | {LEFT: rest})
+    remainder: ParamVector | None = x
+    for codec, prefix in _prefixed_stages(chain):
+        assert remainder is not None  # the study refuses a stage behind one that leaves nothing
+        stage_parts, remainder = codec.encode(remainder, layout, generator)
+        parts |= {f"{prefix}{key}": value for key, value in stage_parts.items()}
+    return EncodedVector(len(x), parts if remainder is None else parts | {REMAINDER_KEY: remainder})
 
 
-def decode(chain: Chain, packed: Packed, layout: Layout) -> Vec:
+def decode_vector(chain: CodecChain, encoded: EncodedVector, layout: VectorLayout) -> ParamVector:
     """The vector; BadMessage where the parts cannot have come from this chain."""
-    if not 0 <= packed.n < 2**31:  # places are int32
-        raise BadMessage(f"an encoded vector claims {packed.n} numbers; it is damaged")
-    lengths = [packed.n]
+    if not 0 <= encoded.n < 2**31:  # places are int32
+        raise MessageError(f"an encoded vector claims {encoded.n} numbers; it is damaged")
+    lengths = [encoded.n]
     for codec in chain:
-        left = codec.left(lengths[-1], layout)
-        if left is None:
+        num_left = codec.remaining_length(lengths[-1], layout)
+        if num_left is None:
             break
-        lengths.append(left)
-    whole = len(lengths) > len(chain)
-    rest = packed.parts.get(LEFT)
-    if (rest is not None) != whole or (
-        rest is not None and (rest.dtype, rest.shape) != (torch.float32, (lengths[-1],))
+        lengths.append(num_left)
+    has_remainder = len(lengths) > len(chain)
+    remainder = encoded.parts.get(REMAINDER_KEY)
+    if (remainder is not None) != has_remainder or (
+        remainder is not None and (remainder.dtype, remainder.shape) != (torch.float32, (lengths[-1],))
     ):
-        raise BadMessage("what a codec left over has the wrong length; is the other side's [codec] the same?")
-    for (codec, place), n in reversed(list(zip(_stages(chain), lengths, strict=False))):
-        own = {k.removeprefix(place): v for k, v in packed.parts.items() if k.startswith(place)}
-        rest = codec.decode(own, rest, n, layout)
-    assert rest is not None
-    if not finite(rest):
-        raise BadMessage("a vector is not finite once decoded")
-    return rest
+        raise MessageError("what a codec left over has the wrong length; is the other side's [compression] the same?")
+    for (codec, prefix), n in reversed(list(zip(_prefixed_stages(chain), lengths, strict=False))):
+        stage_parts = {k.removeprefix(prefix): v for k, v in encoded.parts.items() if k.startswith(prefix)}
+        remainder = codec.decode(stage_parts, remainder, n, layout)
+    assert remainder is not None
+    if not is_finite(remainder):
+        raise MessageError("a vector is not finite once decoded")
+    return remainder
 
 
-def part(parts: Parts, key: str, dtype: torch.dtype, length: int) -> Tensor:
+def require_part(parts: EncodedParts, key: str, dtype: torch.dtype, length: int) -> Tensor:
     """A part as it has to be, or BadMessage."""
-    found = parts.get(key)
-    if found is None or found.dtype != dtype or found.shape != (length,):
-        seen = "nothing" if found is None else f"{tuple(found.shape)} of {found.dtype}"
-        raise BadMessage(f"an encoded vector holds {seen} as {key!r}, not {length} of {dtype}; it is damaged")
-    return found
+    value = parts.get(key)
+    if value is None or value.dtype != dtype or value.shape != (length,):
+        actual = "nothing" if value is None else f"{tuple(value.shape)} of {value.dtype}"
+        raise MessageError(f"an encoded vector holds {actual} as {key!r}, not {length} of {dtype}; it is damaged")
+    return value
 
 
-def _stages(chain: Chain) -> Iterator[tuple[Codec, str]]:
-    return ((codec, f"{place}.{codec.name}.") for place, codec in enumerate(chain))
+def _prefixed_stages(chain: CodecChain) -> Iterator[tuple[Codec, str]]:
+    return ((codec, f"{index}.{codec.name}.") for index, codec in enumerate(chain))

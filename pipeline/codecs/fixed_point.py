@@ -15,106 +15,108 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from pipeline.codecs.base import Codec, Layout, Parts, part
-from pipeline.codecs.stochastic_rounding import CHUNK, UNIT, Draws
-from pipeline.core.errors import BadMessage
-from pipeline.core.parameters import Vec
+from pipeline.codecs.base import Codec, EncodedParts, VectorLayout, require_part
+from pipeline.codecs.stochastic_rounding import CHUNK_SIZE, DITHER_UNIT, UniformDither
+from pipeline.core.errors import MessageError
+from pipeline.core.parameters import ParamVector
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantizationGrid:
     """How vectors of n numbers with a 2-norm of at most `clip` are rounded, so that those of so many sites add up."""
 
     n: int
-    clip: float
-    sites: int
-    fine: float = 10.0
+    max_norm: float
+    num_clients: int
+    steps_per_coordinate: float = 10.0
 
     @classmethod
-    def finest(cls, n: int, clip: float, sites: int) -> Grid:
+    def create_finest(cls, n: int, max_norm: float, num_clients: int) -> QuantizationGrid:
         """As fine as 32 bits allow."""
-        return cls(n, clip, sites, ((2**31 - 1) // sites - 1) / math.sqrt(max(1, n)))
+        return cls(n, max_norm, num_clients, ((2**31 - 1) // num_clients - 1) / math.sqrt(max(1, n)))
 
     @property
-    def per_clip(self) -> float:
+    def steps_per_max_norm(self) -> float:
         """Steps in C: fine * sqrt(P)."""
-        return self.fine * math.sqrt(max(1, self.n))
+        return self.steps_per_coordinate * math.sqrt(max(1, self.n))
 
     @property
-    def longest(self) -> float:
+    def max_rounded_norm(self) -> float:
         """2-norm that a clipped vector has at most once it is rounded: every number moves by less than a step."""
-        return self.clip * (1 + 1 / self.fine)
+        return self.max_norm * (1 + 1 / self.steps_per_coordinate)
 
     @property
-    def step(self) -> float:
-        return self.clip / self.per_clip
+    def step_size(self) -> float:
+        return self.max_norm / self.steps_per_max_norm
 
     @property
-    def levels(self) -> int:
-        return math.ceil(self.per_clip)
+    def num_levels(self) -> int:
+        return math.ceil(self.steps_per_max_norm)
 
     @property
-    def bits(self) -> int:
+    def num_bits(self) -> int:
         """ceil(log2(2 * sites * levels + 1))"""
-        return (2 * self.sites * self.levels).bit_length()
+        return (2 * self.num_clients * self.num_levels).bit_length()
 
     @property
     def dtype(self) -> torch.dtype:
-        if self.bits > 32:
-            raise BadMessage(
-                f"the sum of {self.n} numbers over {self.sites} sites takes {self.bits} bits a number, and a ring has "
+        if self.num_bits > 32:
+            raise MessageError(
+                f"the sum of {self.n} numbers over {self.num_clients} sites takes {self.num_bits} bits a number, and a ring has "
                 "at most 32; add up fewer sites or train fewer parameters"
             )
-        return torch.int16 if self.bits <= 16 else torch.int32
+        return torch.int16 if self.num_bits <= 16 else torch.int32
 
 
-class Ring(Codec):
+class FixedPointCodec(Codec):
     paper: ClassVar[str] = "Bonawitz et al. 2017, doi 10.1145/3133956.3133982"
-    about: ClassVar[str] = "whole numbers of a fixed range that add up under masks"
+    description: ClassVar[str] = "whole numbers of a fixed range that add up under masks"
     name: Literal["ring"] = "ring"
-    clip: PositiveFloat
+    max_norm: PositiveFloat
 
-    def grid(self, n: int, layout: Layout) -> Grid:
-        return Grid(n, self.clip, layout.sites)
+    def quantization_grid(self, n: int, layout: VectorLayout) -> QuantizationGrid:
+        return QuantizationGrid(n, self.max_norm, layout.num_clients)
 
-    def encode(self, x: Vec, layout: Layout, dice: torch.Generator) -> tuple[Parts, None]:
-        grid = self.grid(len(x), layout)
-        return {"whole": _rounded(x, grid, dice, grid.dtype)}, None
+    def encode(self, x: ParamVector, layout: VectorLayout, generator: torch.Generator) -> tuple[EncodedParts, None]:
+        grid = self.quantization_grid(len(x), layout)
+        return {"whole": _round_to_grid(x, grid, generator, grid.dtype)}, None
 
-    def left(self, n: int, layout: Layout) -> None:
+    def remaining_length(self, n: int, layout: VectorLayout) -> None:
         return None
 
-    def decode(self, parts: Parts, left: Vec | None, n: int, layout: Layout) -> Vec:
-        grid = self.grid(n, layout)
-        return from_ring(part(parts, "whole", grid.dtype, n), grid)
+    def decode(self, parts: EncodedParts, remainder: ParamVector | None, n: int, layout: VectorLayout) -> ParamVector:
+        grid = self.quantization_grid(n, layout)
+        return decode_fixed_point(require_part(parts, "whole", grid.dtype, n), grid)
 
 
-def to_ring(x: Vec, grid: Grid, dice: torch.Generator) -> Tensor:
+def encode_fixed_point(x: ParamVector, grid: QuantizationGrid, generator: torch.Generator) -> Tensor:
     """int64 from 0 to 2^bits - 1."""
-    return _rounded(x, grid, dice, torch.int64).bitwise_and_(2**grid.bits - 1)
+    return _round_to_grid(x, grid, generator, torch.int64).bitwise_and_(2**grid.num_bits - 1)
 
 
-def from_ring(total: Tensor, grid: Grid) -> Vec:
+def decode_fixed_point(ring_sum: Tensor, grid: QuantizationGrid) -> ParamVector:
     """The sum of the vectors whose whole numbers add up to `total` modulo 2^bits; of any integer type."""
-    half, most = 2 ** (grid.bits - 1), grid.sites * grid.levels
-    x = torch.empty(len(total))
-    for into, numbers in zip(x.split(CHUNK), total.split(CHUNK), strict=True):
-        whole = numbers.to(torch.int64, copy=True).add_(half).bitwise_and_(2 * half - 1).sub_(half)  # -half to half - 1
-        if len(whole) and max(map(abs, torch.stack(whole.aminmax()).tolist())) > most:
-            raise BadMessage(
-                f"a sum on the ring is beyond what {grid.sites} sites can reach; it is damaged, or a mask is left"
+    half_range, max_magnitude = 2 ** (grid.num_bits - 1), grid.num_clients * grid.num_levels
+    x = torch.empty(len(ring_sum))
+    for out, residues in zip(x.split(CHUNK_SIZE), ring_sum.split(CHUNK_SIZE), strict=True):
+        integers = (
+            residues.to(torch.int64, copy=True).add_(half_range).bitwise_and_(2 * half_range - 1).sub_(half_range)
+        )  # -half to half - 1
+        if len(integers) and max(map(abs, torch.stack(integers.aminmax()).tolist())) > max_magnitude:
+            raise MessageError(
+                f"a sum on the ring is beyond what {grid.num_clients} sites can reach; it is damaged, or a mask is left"
             )
-        into.copy_(whole.double().mul_(grid.step))
+        out.copy_(integers.double().mul_(grid.step_size))
     return x
 
 
-def _rounded(x: Vec, grid: Grid, dice: torch.Generator, dtype: torch.dtype) -> Tensor:
+def _round_to_grid(x: ParamVector, grid: QuantizationGrid, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     """From -levels to levels. In float64: float32 has too few digits left for the fraction of a large whole number."""
-    norm = math.sqrt(sum(float(torch.dot(d, d)) for d in (piece.double() for piece in x.split(CHUNK))))
-    factor = grid.per_clip / max(grid.clip, norm)
-    whole = torch.empty(len(x), dtype=dtype)
-    draws = Draws(dice)
-    for into, piece in zip(whole.split(CHUNK), x.split(CHUNK), strict=True):
-        y = piece.double().mul_(factor).add_(0.5).add_(draws(len(piece)), alpha=UNIT)
-        into.copy_(y.floor_().clamp_(-grid.levels, grid.levels))
-    return whole
+    norm = math.sqrt(sum(float(torch.dot(d, d)) for d in (chunk.double() for chunk in x.split(CHUNK_SIZE))))
+    factor = grid.steps_per_max_norm / max(grid.max_norm, norm)
+    integers = torch.empty(len(x), dtype=dtype)
+    dither = UniformDither(generator)
+    for out, chunk in zip(integers.split(CHUNK_SIZE), x.split(CHUNK_SIZE), strict=True):
+        y = chunk.double().mul_(factor).add_(0.5).add_(dither(len(chunk)), alpha=DITHER_UNIT)
+        out.copy_(y.floor_().clamp_(-grid.num_levels, grid.num_levels))
+    return integers

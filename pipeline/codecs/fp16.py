@@ -6,25 +6,25 @@ from typing import ClassVar, Literal
 
 import torch
 
-from pipeline.codecs.base import Codec, Layout, Parts, part
-from pipeline.core.errors import BadMessage
-from pipeline.core.parameters import Vec
+from pipeline.codecs.base import Codec, EncodedParts, VectorLayout, require_part
+from pipeline.core.errors import MessageError
+from pipeline.core.parameters import ParamVector
 
-_LARGEST = torch.finfo(torch.float16).max
+_MAX_FP16 = torch.finfo(torch.float16).max
 
 
-class Fp16(Codec):
-    about: ClassVar[str] = "half precision, two bytes a number"
-    downward: ClassVar[bool] = True
+class Fp16Codec(Codec):
+    description: ClassVar[str] = "half precision, two bytes a number"
+    supports_downlink: ClassVar[bool] = True
     name: Literal["fp16"] = "fp16"
 
-    def encode(self, x: Vec, layout: Layout, dice: torch.Generator) -> tuple[Parts, None]:
-        if len(x) and max(map(abs, torch.stack(x.aminmax()).tolist())) > _LARGEST:
-            raise BadMessage(f"fp16 holds no magnitude beyond {_LARGEST:.0f}; use qsgd, or lower local.lr")
+    def encode(self, x: ParamVector, layout: VectorLayout, generator: torch.Generator) -> tuple[EncodedParts, None]:
+        if len(x) and max(map(abs, torch.stack(x.aminmax()).tolist())) > _MAX_FP16:
+            raise MessageError(f"fp16 holds no magnitude beyond {_MAX_FP16:.0f}; use qsgd, or lower local.lr")
         return {"halves": x.half()}, None
 
-    def left(self, n: int, layout: Layout) -> None:
+    def remaining_length(self, n: int, layout: VectorLayout) -> None:
         return None
 
-    def decode(self, parts: Parts, left: Vec | None, n: int, layout: Layout) -> Vec:
-        return part(parts, "halves", torch.float16, n).float()
+    def decode(self, parts: EncodedParts, remainder: ParamVector | None, n: int, layout: VectorLayout) -> ParamVector:
+        return require_part(parts, "halves", torch.float16, n).float()

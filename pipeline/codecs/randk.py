@@ -10,34 +10,38 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pipeline.codecs.base import Layout, Parts, part
-from pipeline.codecs.sparsify import Sparse, scatter
-from pipeline.core.parameters import Vec
+from pipeline.codecs.base import EncodedParts, VectorLayout, require_part
+from pipeline.codecs.sparsify import SparsifyingCodec, scatter_values
+from pipeline.core.parameters import ParamVector
 
 
-class RandK(Sparse):
+class RandK(SparsifyingCodec):
     paper: ClassVar[str] = "Stich et al. 2018, arXiv 1809.07599"
-    about: ClassVar[str] = "numbers at random places, without saying where"
+    description: ClassVar[str] = "numbers at random places, without saying where"
     name: Literal["randk"] = "randk"
 
-    def encode(self, x: Vec, layout: Layout, dice: torch.Generator) -> tuple[Parts, Vec]:
-        seed = torch.randint(2**63 - 1, (1,), generator=dice)
-        return {"seed": seed}, x[_places(seed, len(x), self.left(len(x), layout))]
+    def encode(
+        self, x: ParamVector, layout: VectorLayout, generator: torch.Generator
+    ) -> tuple[EncodedParts, ParamVector]:
+        seed = torch.randint(2**63 - 1, (1,), generator=generator)
+        return {"seed": seed}, x[_sample_indices(seed, len(x), self.remaining_length(len(x), layout))]
 
-    def decode(self, parts: Parts, left: Vec | None, n: int, layout: Layout) -> Vec:
-        assert left is not None  # the chain has checked its length
-        seed = part(parts, "seed", torch.int64, 1)
+    def decode(self, parts: EncodedParts, remainder: ParamVector | None, n: int, layout: VectorLayout) -> ParamVector:
+        assert remainder is not None  # the chain has checked its length
+        seed = require_part(parts, "seed", torch.int64, 1)
         # scaled here and not in encode, so that the next stage sees no larger numbers
-        values = left if self.error_feedback or not n else left * (n / len(left))
-        return scatter(values, _places(seed, n, len(left)), n)
+        values = remainder if self.error_feedback or not n else remainder * (n / len(remainder))
+        return scatter_values(values, _sample_indices(seed, n, len(remainder)), n)
 
 
-def _places(seed: Tensor, n: int, k: int) -> Tensor:
+def _sample_indices(seed: Tensor, n: int, k: int) -> Tensor:
     """k of n places, ascending, each set of k as likely as any other; in torch, whose release is pinned on both sides."""
-    dice = torch.Generator().manual_seed(int(seed))
+    generator = torch.Generator().manual_seed(int(seed))
     if n <= 4 * k:
-        return torch.randperm(n, generator=dice)[:k].sort().values
-    found = torch.empty(0, dtype=torch.int64)  # a shuffle of all n would take far longer than drawing till k differ
-    while len(found) < k:
-        found = torch.cat([found, torch.randint(n, (2 * k,), generator=dice)]).unique()
-    return found[torch.randperm(len(found), generator=dice)[:k].sort().values]
+        return torch.randperm(n, generator=generator)[:k].sort().values
+    candidates = torch.empty(
+        0, dtype=torch.int64
+    )  # a shuffle of all n would take far longer than drawing till k differ
+    while len(candidates) < k:
+        candidates = torch.cat([candidates, torch.randint(n, (2 * k,), generator=generator)]).unique()
+    return candidates[torch.randperm(len(candidates), generator=generator)[:k].sort().values]

@@ -6,24 +6,24 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.codecs.base import Codec, Layout
-from pipeline.core.parameters import Vec
+from pipeline.codecs.base import Codec, VectorLayout
+from pipeline.core.parameters import ParamVector
 
 
-class Sparse(Codec):
+class SparsifyingCodec(Codec):
     """Keeps some numbers and leaves their values to the next stage."""
 
-    share: float = Field(0.01, gt=0, le=1)
+    fraction: float = Field(0.01, gt=0, le=1)
     error_feedback: bool = True
 
     @property
-    def feedback(self) -> bool:
+    def has_error_feedback(self) -> bool:
         return self.error_feedback
 
-    def left(self, n: int, layout: Layout) -> int:
-        return max(1, round(self.share * n)) if n else 0
+    def remaining_length(self, n: int, layout: VectorLayout) -> int:
+        return max(1, round(self.fraction * n)) if n else 0
 
 
-def scatter(values: Vec, index: Tensor, n: int) -> Vec:
+def scatter_values(values: ParamVector, index: Tensor, n: int) -> ParamVector:
     """n numbers, zero but at `index`."""
     return torch.zeros(n).index_copy_(0, index.long(), values)

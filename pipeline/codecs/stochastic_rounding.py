@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 18  # numbers worked on at a time, so that they stay in the cache
-UNIT = 2.0**-16  # u = 1/2 + UNIT * draw
+CHUNK_SIZE = 1 << 18  # numbers worked on at a time, so that they stay in the cache
+DITHER_UNIT = 2.0**-16  # u = 1/2 + UNIT * draw
 
 
-class Draws:
+class UniformDither:
     """Uniform whole numbers from -2^15 to 2^15 - 1, as float32.
 
     Sixteen bits a number, four numbers a word. As the largest u is 1 - 2^-16, a number is rounded up with a probability
@@ -21,9 +21,9 @@ class Draws:
     NumPy's generator takes a third of the time of torch's; it is seeded from the dice.
     """
 
-    def __init__(self, dice: torch.Generator) -> None:
-        self._words = np.random.SFC64(int(torch.randint(2**63 - 1, (), generator=dice)))
+    def __init__(self, generator: torch.Generator) -> None:
+        self._bit_generator = np.random.SFC64(int(torch.randint(2**63 - 1, (), generator=generator)))
 
     def __call__(self, n: int) -> Tensor:
-        words = self._words.random_raw((n + 3) // 4)
+        words = self._bit_generator.random_raw((n + 3) // 4)
         return torch.from_numpy(words.view(np.int16)[:n]).float()

@@ -10,38 +10,40 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pipeline.codecs.base import Layout, Parts, part
-from pipeline.codecs.sparsify import Sparse, scatter
-from pipeline.core.errors import BadMessage
-from pipeline.core.parameters import Vec
+from pipeline.codecs.base import EncodedParts, VectorLayout, require_part
+from pipeline.codecs.sparsify import SparsifyingCodec, scatter_values
+from pipeline.core.errors import MessageError
+from pipeline.core.parameters import ParamVector
 
-_SAMPLE = 10_000
+_THRESHOLD_SAMPLE_SIZE = 10_000
 
 
-class TopK(Sparse):
+class TopK(SparsifyingCodec):
     paper: ClassVar[str] = "Stich et al. 2018, arXiv 1809.07599"
-    about: ClassVar[str] = "only the largest numbers; the rest waits for its turn"
+    description: ClassVar[str] = "only the largest numbers; the rest waits for its turn"
     name: Literal["topk"] = "topk"
 
-    def encode(self, x: Vec, layout: Layout, dice: torch.Generator) -> tuple[Parts, Vec]:
-        index = _largest(x.abs(), self.left(len(x), layout))
+    def encode(
+        self, x: ParamVector, layout: VectorLayout, generator: torch.Generator
+    ) -> tuple[EncodedParts, ParamVector]:
+        index = _largest_indices(x.abs(), self.remaining_length(len(x), layout))
         return {"index": index.int()}, x[index]
 
-    def decode(self, parts: Parts, left: Vec | None, n: int, layout: Layout) -> Vec:
-        assert left is not None  # the chain has checked its length
-        index = part(parts, "index", torch.int32, self.left(n, layout))
+    def decode(self, parts: EncodedParts, remainder: ParamVector | None, n: int, layout: VectorLayout) -> ParamVector:
+        assert remainder is not None  # the chain has checked its length
+        index = require_part(parts, "index", torch.int32, self.remaining_length(n, layout))
         if n and (int(index[0]) < 0 or int(index[-1]) >= n or not bool((index[1:] > index[:-1]).all())):
-            raise BadMessage(f"the places in an encoded vector do not ascend from 0 to {n - 1}; it is damaged")
-        return scatter(left, index, n)
+            raise MessageError(f"the places in an encoded vector do not ascend from 0 to {n - 1}; it is damaged")
+        return scatter_values(remainder, index, n)
 
 
-def _largest(sizes: Tensor, k: int) -> Tensor:
+def _largest_indices(magnitudes: Tensor, k: int) -> Tensor:
     """Ascending places of the k largest. A sample tells which of them to sort at all: about 2k instead of all."""
-    sample = sizes[:: max(1, len(sizes) // _SAMPLE)]
-    rank = 2 * k * len(sample) // max(1, len(sizes)) + 20
+    sample = magnitudes[:: max(1, len(magnitudes) // _THRESHOLD_SAMPLE_SIZE)]
+    rank = 2 * k * len(sample) // max(1, len(magnitudes)) + 20
     if rank >= len(sample):
-        return sizes.topk(k, sorted=False).indices.sort().values
-    likely = (sizes >= sample.topk(rank).values[-1]).nonzero().squeeze(1)
-    if len(likely) < k:  # the sample misled
-        likely = torch.arange(len(sizes))
-    return likely[sizes[likely].topk(k, sorted=False).indices].sort().values
+        return magnitudes.topk(k, sorted=False).indices.sort().values
+    candidates = (magnitudes >= sample.topk(rank).values[-1]).nonzero().squeeze(1)
+    if len(candidates) < k:  # the sample misled
+        candidates = torch.arange(len(magnitudes))
+    return candidates[magnitudes[candidates].topk(k, sorted=False).indices].sort().values

@@ -1,0 +1,1 @@
+"""The round loop, evaluation, checkpoints and the run folder."""

@@ -15,99 +15,139 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.coordinator.metrics import Focus
+from pipeline.coordinator.metrics import PositiveClass
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Interval = list[float]  # [low, high], as JSON has it
-DRAWS = 1000
-LEVEL = 0.95
-FEWEST = 10  # units; of curves, half as many with the class and half as many with others
-CHUNK = 4_000_000  # numbers held at once
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+ConfidenceInterval = list[float]  # [low, high], as JSON has it
+NUM_RESAMPLES = 1000
+CONFIDENCE_LEVEL = 0.95
+MIN_UNITS = 10  # units; of curves, half as many with the class and half as many with others
+MAX_CHUNK_ELEMENTS = 4_000_000  # numbers held at once
 
 
 @dataclass(frozen=True)
-class Answers:
+class ScoredExamples:
     """Of N test examples; scores in the bins that also the sites' sums have, so that a score lies in its interval."""
 
-    scores: Ints  # (N, C)
-    guess: Ints  # (N,)
-    y: Ints
-    unit: Ints
+    score_bins: IntArray  # (N, C)
+    predicted: IntArray  # (N,)
+    labels: IntArray
+    units: IntArray
 
-    def where(self, chosen: NDArray[np.bool_]) -> Answers:
-        return Answers(self.scores[chosen], self.guess[chosen], self.y[chosen], self.unit[chosen])
+    def select(self, mask: NDArray[np.bool_]) -> ScoredExamples:
+        return ScoredExamples(self.score_bins[mask], self.predicted[mask], self.labels[mask], self.units[mask])
 
 
-def intervals(told: Answers, focus: Focus, seed: int = 0) -> dict[str, Interval]:
+def confidence_intervals(
+    examples: ScoredExamples, positive_class: PositiveClass, seed: int = 0
+) -> dict[str, ConfidenceInterval]:
     """metric: [low, high] of what `drawn` gives; undefined ones are left out."""
-    found = drawn(told, focus, seed)
-    return {metric: span for metric, values in found.items() if (span := _span(values)) is not None}
+    resampled = bootstrap_metrics(examples, positive_class, seed)
+    return {
+        metric: interval
+        for metric, values in resampled.items()
+        if (interval := _percentile_interval(values)) is not None
+    }
 
 
-def drawn(told: Answers, focus: Focus, seed: int = 0, draws: int = DRAWS) -> dict[str, Floats]:
+def bootstrap_metrics(
+    examples: ScoredExamples, positive_class: PositiveClass, seed: int = 0, num_resamples: int = NUM_RESAMPLES
+) -> dict[str, FloatArray]:
     """metric: (draws,), nan where undefined; nothing for too few units."""
-    units, unit = np.unique(told.unit, return_inverse=True)
-    if len(units) < FEWEST:
+    unique_units, unit = np.unique(examples.units, return_inverse=True)
+    if len(unique_units) < MIN_UNITS:
         return {}
-    times, classes, y = _times(len(units), draws, seed), told.scores.shape[1], told.y
-    found = _of_answers(told.guess, y, unit, times, classes)
-    which = focus.positive if focus.positive is not None else 1 if classes == 2 else None
-    if which is not None and min(len(np.unique(unit[y == which])), len(np.unique(unit[y != which]))) >= FEWEST // 2:
-        curves = _of_curves(told.scores[:, which], y == which, unit, times, focus.specificity)
-        named = ["positive_auroc", "positive_auprc", "sensitivity_at_specificity"]
-        found |= dict(zip(named, curves, strict=True)) if focus.positive is not None else {"auroc": curves[0]}
-    return found
+    unit_counts, num_classes, labels = (
+        _draw_unit_counts(len(unique_units), num_resamples, seed),
+        examples.score_bins.shape[1],
+        examples.labels,
+    )
+    resampled = _bootstrap_accuracy(examples.predicted, labels, unit, unit_counts, num_classes)
+    class_index = (
+        positive_class.class_index if positive_class.class_index is not None else 1 if num_classes == 2 else None
+    )
+    if (
+        class_index is not None
+        and min(len(np.unique(unit[labels == class_index])), len(np.unique(unit[labels != class_index])))
+        >= MIN_UNITS // 2
+    ):
+        curves = _bootstrap_curves(
+            examples.score_bins[:, class_index],
+            labels == class_index,
+            unit,
+            unit_counts,
+            positive_class.target_specificity,
+        )
+        curve_names = ["positive_auroc", "positive_auprc", "sensitivity_at_specificity"]
+        resampled |= (
+            dict(zip(curve_names, curves, strict=True))
+            if positive_class.class_index is not None
+            else {"auroc": curves[0]}
+        )
+    return resampled
 
 
-def _times(units: int, draws: int, seed: int) -> Floats:
+def _draw_unit_counts(num_units: int, num_resamples: int, seed: int) -> FloatArray:
     """(D, U): how often each unit is drawn."""
-    drawn = np.random.default_rng([seed, 0xB007]).integers(0, units, (draws, units))
-    flat = drawn + np.arange(draws)[:, None] * units
-    return np.bincount(flat.ravel(), minlength=draws * units).reshape(draws, units).astype(np.float64)
+    drawn_units = np.random.default_rng([seed, 0xB007]).integers(0, num_units, (num_resamples, num_units))
+    flat_index = drawn_units + np.arange(num_resamples)[:, None] * num_units
+    return (
+        np.bincount(flat_index.ravel(), minlength=num_resamples * num_units)
+        .reshape(num_resamples, num_units)
+        .astype(np.float64)
+    )
 
 
-def _of_answers(guess: Ints, y: Ints, unit: Ints, times: Floats, classes: int) -> dict[str, Floats]:
+def _bootstrap_accuracy(
+    predicted: IntArray, labels: IntArray, unit: IntArray, unit_counts: FloatArray, num_classes: int
+) -> dict[str, FloatArray]:
     """Ratios of sums over units, so a product of matrices gives all draws."""
-    size = (times.shape[1], classes)
-    truth, hits = np.zeros(size), np.zeros(size)
-    np.add.at(truth, (unit, y), 1)
-    np.add.at(hits, (unit, y), guess == y)
-    drawn_truth, drawn_hits = times @ truth, times @ hits  # (D, C)
-    here = truth.sum(0) > 0  # a draw that lacks one of these classes has no balanced accuracy
-    recall = np.divide(drawn_hits, drawn_truth, out=np.full_like(drawn_hits, np.nan), where=drawn_truth > 0)[:, here]
-    return {"accuracy": drawn_hits.sum(1) / drawn_truth.sum(1), "balanced_accuracy": recall.mean(1)}
+    shape = (unit_counts.shape[1], num_classes)
+    label_counts, correct_counts = np.zeros(shape), np.zeros(shape)
+    np.add.at(label_counts, (unit, labels), 1)
+    np.add.at(correct_counts, (unit, labels), predicted == labels)
+    resampled_labels, resampled_correct = unit_counts @ label_counts, unit_counts @ correct_counts  # (D, C)
+    is_present = label_counts.sum(0) > 0  # a draw that lacks one of these classes has no balanced accuracy
+    recall = np.divide(
+        resampled_correct, resampled_labels, out=np.full_like(resampled_correct, np.nan), where=resampled_labels > 0
+    )[:, is_present]
+    return {"accuracy": resampled_correct.sum(1) / resampled_labels.sum(1), "balanced_accuracy": recall.mean(1)}
 
 
-def _of_curves(score: Ints, own: NDArray[np.bool_], unit: Ints, times: Floats, specificity: float) -> list[Floats]:
+def _bootstrap_curves(
+    score_bin: IntArray, is_positive: NDArray[np.bool_], unit: IntArray, unit_counts: FloatArray, specificity: float
+) -> list[FloatArray]:
     """AUROC, average precision and sensitivity of every draw; nan where a draw has one class only."""
-    order = np.argsort(-score, kind="stable")
-    score, own, unit = score[order], own[order], unit[order]
-    last = np.flatnonzero(np.append(np.diff(score) != 0, True))  # ties end together
-    parts = list(_curves(own, unit, last, times, specificity))
-    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+    order = np.argsort(-score_bin, kind="stable")
+    score_bin, is_positive, unit = score_bin[order], is_positive[order], unit[order]
+    tie_ends = np.flatnonzero(np.append(np.diff(score_bin) != 0, True))  # ties end together
+    chunks = list(_chunk_curves(is_positive, unit, tie_ends, unit_counts, specificity))
+    return [np.concatenate(chunk) for chunk in zip(*chunks, strict=True)]
 
 
-def _curves(
-    own: NDArray[np.bool_], unit: Ints, last: Ints, times: Floats, specificity: float
-) -> Iterator[tuple[Floats, Floats, Floats]]:
-    for part in np.array_split(times, max(1, times.shape[0] * len(own) // CHUNK)):
-        weight = part[:, unit]  # (d, N)
-        tp = np.cumsum(weight * own, 1)[:, last]
-        fp = np.cumsum(weight * ~own, 1)[:, last]
+def _chunk_curves(
+    is_positive: NDArray[np.bool_], unit: IntArray, tie_ends: IntArray, unit_counts: FloatArray, specificity: float
+) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
+    for chunk in np.array_split(unit_counts, max(1, unit_counts.shape[0] * len(is_positive) // MAX_CHUNK_ELEMENTS)):
+        weight = chunk[:, unit]  # (d, N)
+        tp = np.cumsum(weight * is_positive, 1)[:, tie_ends]
+        fp = np.cumsum(weight * ~is_positive, 1)[:, tie_ends]
         with np.errstate(invalid="ignore", divide="ignore"):
             tpr, fpr = tp / tp[:, -1:], fp / fp[:, -1:]
-            gain = np.diff(tpr, prepend=0.0)
+            recall_gain = np.diff(tpr, prepend=0.0)
             precision = np.where(tp + fp > 0, tp / (tp + fp), 0)
         undefined = (tp[:, -1] == 0) | (fp[:, -1] == 0)
-        area = np.trapezoid(np.pad(tpr, ((0, 0), (1, 0))), np.pad(fpr, ((0, 0), (1, 0))), axis=1)
-        reached = np.where(fpr <= 1 - specificity + 1e-12, tpr, 0).max(1)
-        yield tuple(np.where(undefined, np.nan, values) for values in (area, (gain * precision).sum(1), reached))  # type: ignore[misc]
+        auroc = np.trapezoid(np.pad(tpr, ((0, 0), (1, 0))), np.pad(fpr, ((0, 0), (1, 0))), axis=1)
+        sensitivity = np.where(fpr <= 1 - specificity + 1e-12, tpr, 0).max(1)
+        yield tuple(
+            np.where(undefined, np.nan, values) for values in (auroc, (recall_gain * precision).sum(1), sensitivity)
+        )  # type: ignore[misc]
 
 
-def _span(values: Floats) -> Interval | None:
-    known = values[np.isfinite(values)]
-    if len(known) < len(values) / 2:
+def _percentile_interval(values: FloatArray) -> ConfidenceInterval | None:
+    defined = values[np.isfinite(values)]
+    if len(defined) < len(values) / 2:
         return None
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(defined, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return [float(low), float(high)]

@@ -15,16 +15,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pipeline.core.errors import BadRun, BadStrategy
+from pipeline.core.errors import RunFolderError, StrategyContractError
 from pipeline.core.files import write_atomically
-from pipeline.core.tensor_io import to_bytes
+from pipeline.core.tensor_io import tensors_to_bytes
 
-KEEP = 2  # the last one, and the one before it in case the disk lies about syncing
-_TENSOR, _TUPLE = "$tensor", "$tuple"
+NUM_KEPT_CHECKPOINTS = 2  # the last one, and the one before it in case the disk lies about syncing
+_TENSOR_KEY, _TUPLE_KEY = "$tensor", "$tuple"
 
 
 def save_tensors(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    write_atomically(path, to_bytes(header, tensors))
+    write_atomically(path, tensors_to_bytes(header, tensors))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -33,56 +33,60 @@ def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             header = json.loads((file.metadata() or {})["hemofed"])
             return header, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
-        raise BadRun(f"there is no {path}") from error
+        raise RunFolderError(f"there is no {path}") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise BadRun(f"{path} cannot be read ({error}); it is damaged or not from hemofed") from error
+        raise RunFolderError(f"{path} cannot be read ({error}); it is damaged or not from hemofed") from error
 
 
-def save_checkpoint(folder: Path, round: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def save_checkpoint(folder: Path, round_number: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(folder / f"round-{round:06d}.safetensors", header, tensors)
-    for old in sorted(folder.glob("round-*.safetensors"))[:-KEEP]:
-        old.unlink()
+    save_tensors(folder / f"round-{round_number:06d}.safetensors", header, tensors)
+    for old_path in sorted(folder.glob("round-*.safetensors"))[:-NUM_KEPT_CHECKPOINTS]:
+        old_path.unlink()
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The newest that can be read."""
-    found = sorted(folder.glob("round-*.safetensors"), reverse=True)
-    for path in found[:-1]:
-        with contextlib.suppress(BadRun):
+    paths = sorted(folder.glob("round-*.safetensors"), reverse=True)
+    for path in paths[:-1]:
+        with contextlib.suppress(RunFolderError):
             return load_tensors(path)
-    if not found:
-        raise BadRun(f"{folder.parent} holds no checkpoint to resume from; start it anew with `hemofed run`")
-    return load_tensors(found[-1])
+    if not paths:
+        raise RunFolderError(f"{folder.parent} holds no checkpoint to resume from; start it anew with `hemofed run`")
+    return load_tensors(paths[-1])
 
 
-def shallow(value: Any) -> dict[str, Any]:
+def shallow_fields(value: Any) -> dict[str, Any]:
     """A dataclass's own fields, as they are."""
     return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
-def freeze(value: Any, at: str, tensors: dict[str, Tensor]) -> Any:
+def serialize_state(value: Any, key_path: str, tensors: dict[str, Tensor]) -> Any:
     """A state as JSON, its tensors put aside under their path."""
     if isinstance(value, Tensor):
-        tensors[at] = value
-        return {_TENSOR: at}
+        tensors[key_path] = value
+        return {_TENSOR_KEY: key_path}
     if isinstance(value, Mapping):
         if not all(isinstance(k, str) for k in value):
-            raise BadStrategy(f"{at}: a dict in a state needs texts for keys; others would come back as texts")
-        return {str(k): freeze(v, f"{at}/{k}", tensors) for k, v in value.items()}
+            raise StrategyContractError(
+                f"{key_path}: a dict in a state needs texts for keys; others would come back as texts"
+            )
+        return {str(k): serialize_state(v, f"{key_path}/{k}", tensors) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        items = [freeze(v, f"{at}/{i}", tensors) for i, v in enumerate(value)]
-        return {_TUPLE: items} if isinstance(value, tuple) else items
+        items = [serialize_state(v, f"{key_path}/{i}", tensors) for i, v in enumerate(value)]
+        return {_TUPLE_KEY: items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise BadStrategy(f"{at}: a {type(value).__name__} cannot be checkpointed; use tensors and plain values")
+    raise StrategyContractError(
+        f"{key_path}: a {type(value).__name__} cannot be checkpointed; use tensors and plain values"
+    )
 
 
-def thaw(frozen: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(frozen, dict):
-        if frozen.keys() == {_TENSOR}:
-            return tensors[frozen[_TENSOR]]
-        if frozen.keys() == {_TUPLE}:
-            return tuple(thaw(v, tensors) for v in frozen[_TUPLE])
-        return {k: thaw(v, tensors) for k, v in frozen.items()}
-    return [thaw(v, tensors) for v in frozen] if isinstance(frozen, list) else frozen
+def deserialize_state(serialized: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(serialized, dict):
+        if serialized.keys() == {_TENSOR_KEY}:
+            return tensors[serialized[_TENSOR_KEY]]
+        if serialized.keys() == {_TUPLE_KEY}:
+            return tuple(deserialize_state(v, tensors) for v in serialized[_TUPLE_KEY])
+        return {k: deserialize_state(v, tensors) for k, v in serialized.items()}
+    return [deserialize_state(v, tensors) for v in serialized] if isinstance(serialized, list) else serialized

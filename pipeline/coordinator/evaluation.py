@@ -8,103 +8,134 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from pipeline.aggregation.requests import Asking
-from pipeline.coordinator.metrics import Focus, details, metrics
-from pipeline.core.parameters import Snapshot
-from pipeline.protocol.messages import SiteId, Vectors
-from pipeline.protocol.tasks import Evaluate, Evaluated, Split
-from pipeline.strategies.base import OWN
+from pipeline.aggregation.requests import RoundRequest
+from pipeline.coordinator.metrics import PositiveClass, compute_metrics, compute_plot_data
+from pipeline.core.parameters import ModelState
+from pipeline.protocol.messages import NamedTensors, SiteId
+from pipeline.protocol.tasks import EvaluateJob, EvaluationSums, Split
+from pipeline.strategies.base import PERSONAL
 from pipeline.study.schema import Study
 
 
 @dataclass(frozen=True)
-class Judged:
-    coordinator: Mapping[Split, Evaluated] = field(default_factory=dict)
-    sites: Mapping[SiteId, Mapping[Split, Evaluated]] = field(default_factory=dict)  # each site's own model, there
-    views: Mapping[str, Judged] = field(default_factory=dict)  # of other models at the sites: "global", "group"
-    models: Mapping[str, Mapping[Split, Evaluated]] = field(default_factory=dict)  # others', on the coordinator's data
-    up: int = 0  # bytes
-    down: int = 0
-    missed: Mapping[SiteId, str] = field(default_factory=dict)
+class EvaluationResult:
+    coordinator: Mapping[Split, EvaluationSums] = field(default_factory=dict)
+    sites: Mapping[SiteId, Mapping[Split, EvaluationSums]] = field(default_factory=dict)  # each site's own model, there
+    comparisons: Mapping[str, EvaluationResult] = field(
+        default_factory=dict
+    )  # of other models at the sites: "global", "group"
+    models: Mapping[str, Mapping[Split, EvaluationSums]] = field(
+        default_factory=dict
+    )  # others', on the coordinator's data
+    bytes_up: int = 0  # bytes
+    bytes_down: int = 0
+    failures: Mapping[SiteId, str] = field(default_factory=dict)
 
-    def pooled(self, split: Split) -> Evaluated | None:
-        parts = [seen[split] for seen in self.sites.values() if split in seen]
+    def pool_sites(self, split: Split) -> EvaluationSums | None:
+        parts = [sums[split] for sums in self.sites.values() if split in sums]
         return sum(parts[1:], parts[0]) if parts else None
 
-    def metrics(self, focus: Focus) -> dict[str, Any]:
+    def metrics_by_split(self, positive_class: PositiveClass) -> dict[str, Any]:
         """{split: {"coordinator": ..., "pooled": ..., "sites": {...}}}, without what nobody holds examples of."""
-        splits = sorted({*self.coordinator, *(s for seen in self.sites.values() for s in seen)})
-        out: dict[str, Any] = {}
+        splits = sorted({*self.coordinator, *(s for sums in self.sites.values() for s in sums)})
+        metrics: dict[str, Any] = {}
         for split in splits:
             entry: dict[str, Any] = {}
             if split in self.coordinator and float(self.coordinator[split].n):
-                entry["coordinator"] = metrics(self.coordinator[split], focus)
-            pooled = self.pooled(split)
+                entry["coordinator"] = compute_metrics(self.coordinator[split], positive_class)
+            pooled = self.pool_sites(split)
             if pooled is not None and float(pooled.n):
-                entry["pooled"] = metrics(pooled, focus)
-                entry["sites"] = {site: metrics(seen[split], focus) for site, seen in self.sites.items()}
-            views = {name: view.metrics(focus).get(split) for name, view in self.views.items()}
-            models = {n: metrics(seen[split], focus) for n, seen in self.models.items() if float(seen[split].n)}
-            entry |= {key: found for key, found in (("views", views), ("models", models)) if found and entry}
+                entry["pooled"] = compute_metrics(pooled, positive_class)
+                entry["sites"] = {
+                    site: compute_metrics(sums[split], positive_class) for site, sums in self.sites.items()
+                }
+            comparisons = {
+                name: view.metrics_by_split(positive_class).get(split) for name, view in self.comparisons.items()
+            }
+            models = {
+                n: compute_metrics(sums[split], positive_class)
+                for n, sums in self.models.items()
+                if float(sums[split].n)
+            }
+            entry |= {key: values for key, values in (("views", comparisons), ("models", models)) if values and entry}
             if entry:
-                out[split] = entry
-        return out
+                metrics[split] = entry
+        return metrics
 
-    def final(self, focus: Focus) -> dict[str, Any]:
+    def final_metrics(self, positive_class: PositiveClass) -> dict[str, Any]:
         """The test metrics with what plots need."""
-        out: dict[str, Any] = self.metrics(focus).get("test", {})
-        for who, seen in (("coordinator", self.coordinator.get("test")), ("pooled", self.pooled("test"))):
-            if who in out and seen is not None:
-                out[who] |= details(seen, focus)
-        for site, found in out.get("sites", {}).items():
-            found |= {key: value for key, value in details(self.sites[site]["test"], focus).items() if key == "roc"}
-        return out
+        metrics: dict[str, Any] = self.metrics_by_split(positive_class).get("test", {})
+        for level, sums in (("coordinator", self.coordinator.get("test")), ("pooled", self.pool_sites("test"))):
+            if level in metrics and sums is not None:
+                metrics[level] |= compute_plot_data(sums, positive_class)
+        for site, site_metrics in metrics.get("sites", {}).items():
+            site_metrics |= {
+                key: value
+                for key, value in compute_plot_data(self.sites[site]["test"], positive_class).items()
+                if key == "roc"
+            }
+        return metrics
 
 
-def value_of(found: Mapping[str, Any], metric: str, split: Split = "val") -> float | None:
+def metric_value(metrics: Mapping[str, Any], metric: str, split: Split = "val") -> float | None:
     """What the best round is chosen by, pooled over sites where they were asked. Higher is better."""
-    entry = found.get(split, {})
+    entry = metrics.get(split, {})
     value: float | None = (entry.get("pooled") or entry.get("coordinator") or {}).get(metric)
     return -value if value is not None and metric == "loss" else value
 
 
-def judge_round(study: Study, state: Any, sites: Sequence[SiteId], asking: Asking) -> Judged:
-    strategy, where = study.strategy, study.evaluation.where
-    splits = asking.splits
-    models = strategy.models(state)
-    here = _here(models, splits, asking) if where != "sites" else {}
-    views: dict[str, dict[SiteId, dict[Split, Evaluated]]] = {OWN: {}}
-    if where != "coordinator" or "global" not in models:
-        for reply in asking.each({site: strategy.exam(state, site) for site in sites}):
-            for view, seen in _by_view(reply.update.sum).items():
-                views.setdefault(view, {})[reply.site] = seen
-    others = {view: Judged(sites=seen) for view, seen in views.items() if view != OWN}
-    common = here.pop("global", {})
-    return Judged(common, views[OWN], others, here, asking.log.up, asking.log.down, asking.log.missed)
+def evaluate_round(study: Study, state: Any, sites: Sequence[SiteId], request: RoundRequest) -> EvaluationResult:
+    strategy, evaluate_at = study.strategy, study.evaluation.evaluate_at
+    splits = request.splits
+    models = strategy.global_models(state)
+    on_coordinator = _evaluate_on_coordinator(models, splits, request) if evaluate_at != "sites" else {}
+    sums_by_view: dict[str, dict[SiteId, dict[Split, EvaluationSums]]] = {PERSONAL: {}}
+    if evaluate_at != "coordinator" or "global" not in models:
+        for reply in request.collect({site: strategy.eval_payload(state, site) for site in sites}):
+            for view, sums in _split_by_view(reply.update.summed).items():
+                sums_by_view.setdefault(view, {})[reply.site] = sums
+    comparisons = {view: EvaluationResult(sites=sums) for view, sums in sums_by_view.items() if view != PERSONAL}
+    global_sums = on_coordinator.pop("global", {})
+    return EvaluationResult(
+        global_sums,
+        sums_by_view[PERSONAL],
+        comparisons,
+        on_coordinator,
+        request.log.bytes_up,
+        request.log.bytes_down,
+        request.log.failures,
+    )
 
 
-def _here(models: Mapping[str, Snapshot], splits: Sequence[Split], asking: Asking) -> dict[str, dict[Split, Evaluated]]:
+def _evaluate_on_coordinator(
+    models: Mapping[str, ModelState], splits: Sequence[Split], request: RoundRequest
+) -> dict[str, dict[Split, EvaluationSums]]:
     """All models on the coordinator's data."""
     jobs = [(name, split) for name in models for split in splits]
-    seen = asking.here([Evaluate(models[name].weights, split, models[name].stats) for name, split in jobs])
-    found: dict[str, dict[Split, Evaluated]] = {name: {} for name in models}
-    for (name, split), one in zip(jobs, seen, strict=True):
-        assert isinstance(one, Evaluated)
-        found[name][split] = one
-    return found
+    results = request.run_on_coordinator(
+        [EvaluateJob(models[name].weights, split, models[name].norm_stats) for name, split in jobs]
+    )
+    sums_by_model: dict[str, dict[Split, EvaluationSums]] = {name: {} for name in models}
+    for (name, split), result in zip(jobs, results, strict=True):
+        assert isinstance(result, EvaluationSums)
+        sums_by_model[name][split] = result
+    return sums_by_model
 
 
-def _by_view(sums: Vectors) -> dict[str, dict[Split, Evaluated]]:
+def _split_by_view(sums: NamedTensors) -> dict[str, dict[Split, EvaluationSums]]:
     """The keys are view:split/name."""
-    found: dict[str, dict[Split, dict[str, Tensor]]] = {}
+    tensors_by_view: dict[str, dict[Split, dict[str, Tensor]]] = {}
     for key, value in sums.items():
-        place, _, name = key.rpartition("/")
-        view, _, split = place.partition(":")
-        found.setdefault(view, {}).setdefault(cast(Split, split), {})[name] = value
-    return {view: {split: Evaluated.of(s) for split, s in seen.items()} for view, seen in found.items()}
+        prefix, _, name = key.rpartition("/")
+        view, _, split = prefix.partition(":")
+        tensors_by_view.setdefault(view, {}).setdefault(cast(Split, split), {})[name] = value
+    return {
+        view: {split: EvaluationSums.from_dict(s) for split, s in by_split.items()}
+        for view, by_split in tensors_by_view.items()
+    }
 
 
-def headline(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def headline_metrics(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The split and the metrics that one line has room for."""
     for split in ("val", "test", "train"):
         entry = record["metrics"].get(split)

@@ -16,12 +16,12 @@ from typing import Any, Literal
 from pipeline.core.files import write_atomically
 from pipeline.protocol.messages import SiteId
 
-Want = Literal["run", "pause", "stop", "regroup"]
-OFTEN = 0.5  # seconds between two writes that only tell progress
+DesiredState = Literal["run", "pause", "stop", "regroup"]
+MIN_WRITE_SECONDS = 0.5  # seconds between two writes that only tell progress
 
 
 @dataclass
-class Live:
+class LiveStatus:
     folder: Path
     rounds: int
     round: int = 0
@@ -32,32 +32,32 @@ class Live:
     lost: list[SiteId] = field(default_factory=list)  # not heard of; a regrouped job takes them in again
     _written: float = 0.0
 
-    def tell(self, at_once: bool = True) -> None:
+    def write(self, force: bool = True) -> None:
         now = time.monotonic()
-        if not at_once and now - self._written < OFTEN:
+        if not force and now - self._written < MIN_WRITE_SECONDS:
             return
         self._written = now
-        told = {k: v for k, v in vars(self).items() if k not in ("folder", "_written")}
-        whole = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "pid": os.getpid(), **told}
-        write_atomically(self.folder / "live.json", json.dumps(whole).encode())
+        fields = {k: v for k, v in vars(self).items() if k not in ("folder", "_written")}
+        record = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "pid": os.getpid(), **fields}
+        write_atomically(self.folder / "live.json", json.dumps(record).encode())
 
 
-def wanted(folder: Path) -> Want:
+def requested_state(folder: Path) -> DesiredState:
     """`run` where nothing, or nothing readable, is said."""
     try:
-        want = json.loads((folder / "control.json").read_text("utf-8"))["want"]
+        state = json.loads((folder / "control.json").read_text("utf-8"))["want"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return "run"
-    return want if want in ("pause", "stop", "regroup") else "run"
+    return state if state in ("pause", "stop", "regroup") else "run"
 
 
-def want(folder: Path, what: Want) -> None:
-    write_atomically(folder / "control.json", json.dumps({"want": what}).encode())
+def request_state(folder: Path, state: DesiredState) -> None:
+    write_atomically(folder / "control.json", json.dumps({"want": state}).encode())
 
 
-def read_live(folder: Path) -> dict[str, Any] | None:
+def read_live_status(folder: Path) -> dict[str, Any] | None:
     try:
-        told = json.loads((folder / "live.json").read_text("utf-8"))
+        record = json.loads((folder / "live.json").read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return told if isinstance(told, dict) else None
+    return record if isinstance(record, dict) else None

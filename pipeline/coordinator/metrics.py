@@ -9,89 +9,95 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.protocol.tasks import Evaluated
+from pipeline.protocol.tasks import EvaluationSums
 
-Floats = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Focus:
+class PositiveClass:
     """The class that matters, and the specificity at which its sensitivity is read."""
 
-    positive: int | None = None
-    specificity: float = 0.95
+    class_index: int | None = None
+    target_specificity: float = 0.95
 
 
-NO_FOCUS = Focus()
+NO_POSITIVE_CLASS = PositiveClass()
 
 
-def metrics(seen: Evaluated, focus: Focus = NO_FOCUS) -> dict[str, float | None]:
+def compute_metrics(sums: EvaluationSums, positive_class: PositiveClass = NO_POSITIVE_CLASS) -> dict[str, float | None]:
     """Undefined values (no examples, one class only) are None, never 0 or nan."""
-    confusion = seen.confusion.numpy().astype(np.float64)
-    n, hits = float(seen.n), np.diag(confusion)
-    truth, guessed = confusion.sum(1), confusion.sum(0)
+    confusion = sums.confusion.numpy().astype(np.float64)
+    n, true_positives = float(sums.n), np.diag(confusion)
+    truth, predicted = confusion.sum(1), confusion.sum(0)
     present = truth > 0
     if not n:
-        return {"n": 0, **dict.fromkeys(_names(focus))}
-    recall = hits[present] / truth[present]
-    f1 = 2 * hits[present] / (truth + guessed)[present]
-    curves = [Curve.of(scores) for scores in seen.scores.numpy()]
-    areas = [(c.auroc, c.auprc) for c, here in zip(curves, present, strict=True) if here and c.defined]
-    _, confidence, correct = seen.calibration.numpy().T
-    out: dict[str, float | None] = {
+        return {"n": 0, **dict.fromkeys(_metric_names(positive_class))}
+    recall = true_positives[present] / truth[present]
+    f1 = 2 * true_positives[present] / (truth + predicted)[present]
+    curves = [RocPrCurve.from_histogram(scores) for scores in sums.scores.numpy()]
+    areas = [(c.auroc, c.auprc) for c, is_present in zip(curves, present, strict=True) if is_present and c.is_defined]
+    _, confidence, correct = sums.calibration.numpy().T
+    values: dict[str, float | None] = {
         "n": int(n),
-        "loss": float(seen.loss) / n if math.isfinite(float(seen.loss)) else None,
-        "accuracy": float(hits.sum() / n),
+        "loss": float(sums.loss) / n if math.isfinite(float(sums.loss)) else None,
+        "accuracy": float(true_positives.sum() / n),
         "balanced_accuracy": float(recall.mean()),
         "macro_f1": float(f1.mean()),
         "auroc": float(np.mean([a for a, _ in areas])) if areas else None,
         "auprc": float(np.mean([p for _, p in areas])) if areas else None,
         "calibration_error": float(np.abs(confidence - correct).sum() / n),
     }
-    if focus.positive is not None:
-        curve = curves[focus.positive]
-        out["positive_auroc"] = curve.auroc if curve.defined else None
-        out["positive_auprc"] = curve.auprc if curve.defined else None
-        out["sensitivity_at_specificity"] = curve.sensitivity(focus.specificity) if curve.defined else None
-    return out
+    if positive_class.class_index is not None:
+        curve = curves[positive_class.class_index]
+        values["positive_auroc"] = curve.auroc if curve.is_defined else None
+        values["positive_auprc"] = curve.auprc if curve.is_defined else None
+        values["sensitivity_at_specificity"] = (
+            curve.sensitivity_at(positive_class.target_specificity) if curve.is_defined else None
+        )
+    return values
 
 
-def _names(focus: Focus) -> list[str]:
-    plain = ["loss", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "calibration_error"]
-    return plain + (
-        ["positive_auroc", "positive_auprc", "sensitivity_at_specificity"] if focus.positive is not None else []
+def _metric_names(positive_class: PositiveClass) -> list[str]:
+    names = ["loss", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "calibration_error"]
+    return names + (
+        ["positive_auroc", "positive_auprc", "sensitivity_at_specificity"]
+        if positive_class.class_index is not None
+        else []
     )
 
 
 @dataclass(frozen=True)
-class Curve:
+class RocPrCurve:
     """ROC and precision-recall of one class against the rest, thresholds from high to low."""
 
-    positives: Floats  # at or above each threshold
-    negatives: Floats
+    positives: FloatArray  # at or above each threshold
+    negatives: FloatArray
 
     @classmethod
-    def of(cls, scores: NDArray[Any]) -> Curve:
+    def from_histogram(cls, scores: NDArray[Any]) -> RocPrCurve:
         """scores (2, bins): counts of [others, class]."""
-        others, own = np.cumsum(scores[:, ::-1], axis=1).astype(np.float64)
-        return cls(np.concatenate([[0.0], own]), np.concatenate([[0.0], others]))
+        negative_counts, positive_counts = np.cumsum(scores[:, ::-1], axis=1).astype(np.float64)
+        return cls(np.concatenate([[0.0], positive_counts]), np.concatenate([[0.0], negative_counts]))
 
     @property
-    def defined(self) -> bool:
+    def is_defined(self) -> bool:
         return bool(self.positives[-1] > 0 and self.negatives[-1] > 0)
 
     @property
-    def tpr(self) -> Floats:
+    def tpr(self) -> FloatArray:
         return np.asarray(self.positives / self.positives[-1])
 
     @property
-    def fpr(self) -> Floats:
+    def fpr(self) -> FloatArray:
         return np.asarray(self.negatives / self.negatives[-1])
 
     @property
-    def precision(self) -> Floats:
-        called = self.positives + self.negatives
-        return np.divide(self.positives, called, out=np.ones_like(called), where=called > 0)
+    def precision(self) -> FloatArray:
+        predicted_positives = self.positives + self.negatives
+        return np.divide(
+            self.positives, predicted_positives, out=np.ones_like(predicted_positives), where=predicted_positives > 0
+        )
 
     @property
     def auroc(self) -> float:
@@ -100,31 +106,43 @@ class Curve:
     @property
     def auprc(self) -> float:
         """Average precision, as scikit-learn's; within a bin positives and negatives are taken as evenly mixed."""
-        own, others = np.diff(self.positives).astype(np.int64), np.diff(self.negatives)
-        at = np.repeat(np.arange(len(own)), own)  # the bin of each positive, and which one of its bin it is
-        nth = np.arange(1, len(at) + 1) - self.positives[at]
-        above = self.positives[at] + nth
-        precision = above / (above + self.negatives[at] + others[at] * nth / (own[at] + 1))
+        positive_counts, negative_counts = np.diff(self.positives).astype(np.int64), np.diff(self.negatives)
+        bin_index = np.repeat(
+            np.arange(len(positive_counts)), positive_counts
+        )  # the bin of each positive, and which one of its bin it is
+        rank_in_bin = np.arange(1, len(bin_index) + 1) - self.positives[bin_index]
+        positives_above = self.positives[bin_index] + rank_in_bin
+        precision = positives_above / (
+            positives_above
+            + self.negatives[bin_index]
+            + negative_counts[bin_index] * rank_in_bin / (positive_counts[bin_index] + 1)
+        )
         return float(precision.mean())
 
-    def sensitivity(self, specificity: float) -> float:
+    def sensitivity_at(self, specificity: float) -> float:
         return float(self.tpr[self.fpr <= 1 - specificity + 1e-12].max())
 
 
-def details(seen: Evaluated, focus: Focus) -> dict[str, Any]:
+def compute_plot_data(sums: EvaluationSums, positive_class: PositiveClass) -> dict[str, Any]:
     """What plots need beside the metrics: confusion matrix, curves, reliability."""
-    curves = [Curve.of(scores) for scores in seen.scores.numpy()]
-    out: dict[str, Any] = {
-        "confusion": seen.confusion.tolist(),
-        "class_auroc": [curve.auroc if curve.defined else None for curve in curves],
+    curves = [RocPrCurve.from_histogram(scores) for scores in sums.scores.numpy()]
+    plot_data: dict[str, Any] = {
+        "confusion": sums.confusion.tolist(),
+        "class_auroc": [curve.auroc if curve.is_defined else None for curve in curves],
     }
-    which = focus.positive if focus.positive is not None else 1 if len(seen.confusion) == 2 else None
-    if which is not None and (curve := curves[which]).defined:
-        keep = np.flatnonzero(
+    class_index = (
+        positive_class.class_index
+        if positive_class.class_index is not None
+        else 1
+        if len(sums.confusion) == 2
+        else None
+    )
+    if class_index is not None and (curve := curves[class_index]).is_defined:
+        distinct = np.flatnonzero(
             np.diff(curve.positives + curve.negatives, prepend=-1)
         )  # thresholds that tell anything apart
-        out["roc"] = {"fpr": curve.fpr[keep].tolist(), "tpr": curve.tpr[keep].tolist()}
-        out["pr"] = {"recall": curve.tpr[keep].tolist(), "precision": curve.precision[keep].tolist()}
-    rows = seen.calibration.numpy()
-    out["reliability"] = [[c / n, k / n, int(n)] for n, c, k in rows if n]
-    return out
+        plot_data["roc"] = {"fpr": curve.fpr[distinct].tolist(), "tpr": curve.tpr[distinct].tolist()}
+        plot_data["pr"] = {"recall": curve.tpr[distinct].tolist(), "precision": curve.precision[distinct].tolist()}
+    bins = sums.calibration.numpy()
+    plot_data["reliability"] = [[c / n, k / n, int(n)] for n, c, k in bins if n]
+    return plot_data

@@ -8,51 +8,51 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from pipeline.coordinator.round_loop import Coordinator, Progress
+from pipeline.coordinator.round_loop import RoundLoop, RunState
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.coordinator.validation_profile import write_profile
 from pipeline.study.run_spec import model_header
 
 
 def write_results(
-    coordinator: Coordinator,
+    round_loop: RoundLoop,
     folder: RunFolder,
-    progress: Progress,
-    why: str,
+    run_state: RunState,
+    stop_reason: str,
     shape: Sequence[int],
     classes: Sequence[str],
     intervals: Mapping[str, Any] | None,
-    profile: bool = True,
+    with_profile: bool = True,
 ) -> dict[str, Any]:
     """The one look at `test`, the models and results.json of a run that has come to its end."""
-    study, (state, at, chosen_by) = coordinator.study, coordinator.result(progress)
-    test = coordinator.judge(state, ("test",), progress).final(coordinator.focus)
-    by_site = {s: m["accuracy"] for s, m in test.get("sites", {}).items() if m["accuracy"] is not None}
-    worst = min(by_site, key=lambda s: by_site[s]) if by_site else None
-    for name, model in study.strategy.models(state).items():
-        folder.save_model(name, model, model_header(study, shape, classes, at))
-    if profile:
-        write_profile(coordinator, state, progress, tuple(shape))
+    study, (state, best_round, chosen_by) = round_loop.study, round_loop.select_result(run_state)
+    test_metrics = round_loop.evaluate(state, ("test",), run_state).final_metrics(round_loop.positive_class)
+    accuracy_by_site = {s: m["accuracy"] for s, m in test_metrics.get("sites", {}).items() if m["accuracy"] is not None}
+    worst_site = min(accuracy_by_site, key=lambda s: accuracy_by_site[s]) if accuracy_by_site else None
+    for name, model in study.strategy.global_models(state).items():
+        folder.save_model(name, model, model_header(study, shape, classes, best_round))
+    if with_profile:
+        write_profile(round_loop, state, run_state, tuple(shape))
     results = {
         "study": study.name,
         "hash": study.hash,
         "strategy": study.strategy.name,
         "model": study.model.name,
-        "parameters": coordinator.plan.spec.size,
-        "rounds": progress.round,
-        "best_round": at,
+        "parameters": round_loop.context.spec.num_parameters,
+        "rounds": run_state.round,
+        "best_round": best_round,
         "chosen_by": chosen_by,
-        "stopped": why,
-        "void_rounds": sum(record["void"] is not None for record in folder.rounds()),
-        "positive": study.evaluation.positive,
-        "test": test,
-        "worst": worst and {"site": worst, "accuracy": by_site[worst]},
-        "spread": {"accuracy": statistics.pstdev(by_site.values())} if by_site else None,
+        "stopped": stop_reason,
+        "void_rounds": sum(record["void"] is not None for record in folder.load_rounds()),
+        "positive": study.evaluation.positive_class,
+        "test": test_metrics,
+        "worst": worst_site and {"site": worst_site, "accuracy": accuracy_by_site[worst_site]},
+        "spread": {"accuracy": statistics.pstdev(accuracy_by_site.values())} if accuracy_by_site else None,
         "intervals": intervals,
-        "yardsticks": {},
-        "traffic": {"up": progress.up, "down": progress.down},
-        "seconds": round(progress.seconds, 3),
-        "software": {"hemofed": version("hemofed"), "python": platform.python_version(), **coordinator.machine},
+        "baselines": {},
+        "traffic": {"up": run_state.bytes_up, "down": run_state.bytes_down},
+        "seconds": round(run_state.seconds, 3),
+        "software": {"hemofed": version("hemofed"), "python": platform.python_version(), **round_loop.environment},
     }
     folder.write_json("results.json", results)
     return results

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from pipeline.aggregation.client_sampling import select
-from pipeline.aggregation.requests import Asking, Engine, Log
-from pipeline.aggregation.rules import Combine
-from pipeline.coordinator.checkpoint import freeze, shallow, thaw
-from pipeline.coordinator.evaluation import Judged, judge_round, value_of
-from pipeline.coordinator.metrics import Focus
+from pipeline.aggregation.client_sampling import sample_clients
+from pipeline.aggregation.requests import Engine, RequestLog, RoundRequest
+from pipeline.aggregation.rules import AggregationRule
+from pipeline.coordinator.checkpoint import deserialize_state, serialize_state, shallow_fields
+from pipeline.coordinator.evaluation import EvaluationResult, evaluate_round, metric_value
+from pipeline.coordinator.metrics import PositiveClass
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadStrategy, Halted, HemofedError, TooFew
-from pipeline.core.parameters import Snapshot
-from pipeline.protocol.compression import PLAIN, Wire
-from pipeline.protocol.messages import BUDGET, Identity, SiteId, Wait
-from pipeline.protocol.tasks import Fit, Fitted, Job, Result, Split
-from pipeline.strategies.base import Plan
+from pipeline.core.errors import HemofedError, QuorumNotReachedError, RunHaltedError, StrategyContractError
+from pipeline.core.parameters import ModelState
+from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression
+from pipeline.protocol.messages import BUDGET_DECLINE_PREFIX, RoundAttempt, RoundPolicy, SiteId
+from pipeline.protocol.tasks import JobResult, LocalJob, Split, TrainJob, TrainResult
+from pipeline.strategies.base import StrategyContext
 from pipeline.study.schema import Study
 
 if TYPE_CHECKING:
-    from pipeline.aggregation.secure_aggregation import Masking
+    from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
 
 
-class Simulated(Engine, Protocol):
+class CheckpointableEngine(Engine, Protocol):
     """An engine whose sites' state is checkpointed with the coordinator's."""
 
     @property
@@ -40,232 +40,285 @@ class Simulated(Engine, Protocol):
 
 
 @dataclass(frozen=True)
-class Best:
+class BestRound:
     round: int
     value: float
     state: Any
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunState:
     """Everything between two rounds that is not the sites'."""
 
     round: int
     state: Any
-    best: Best | None = None
-    looks: int = 0  # judgements since the best one
-    counted: Mapping[SiteId, Identity] = field(default_factory=dict)
+    best: BestRound | None = None
+    evaluations_since_best: int = 0  # judgements since the best one
+    last_accepted: Mapping[SiteId, RoundAttempt] = field(default_factory=dict)
     attempt: int = 0
-    up: int = 0
-    down: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
     seconds: float = 0.0
-    reached: float | None = None  # the value that met the target
-    spent: tuple[SiteId, ...] = ()  # sites whose privacy budget is used up
+    reached_value: float | None = None  # the value that met the target
+    exhausted_sites: tuple[SiteId, ...] = ()  # sites whose privacy budget is used up
 
 
 @dataclass
-class Coordinator:
+class RoundLoop:
     study: Study
-    plan: Plan
+    context: StrategyContext
     sites: Sequence[SiteId]
-    engine: Simulated
-    run_here: Callable[[Sequence[Job], int], list[Result]]
+    engine: CheckpointableEngine
+    run_jobs: Callable[[Sequence[LocalJob], int], list[JobResult]]
     folder: RunFolder
-    focus: Focus
-    machine: Mapping[str, Any]  # trainer, threads, device: a resumed run has to repeat them
-    wire: Wire = PLAIN
-    combine: Combine | None = None  # the study's, if not given
-    masking: Masking | None = None
-    watch: Callable[[dict[str, Any]], None] = lambda record: None
-    patient: bool = False  # a round with too few answers is not void, but done again when more are there
-    frugal: bool = False  # with memory: answers are added up one by one
-    told: Callable[[], Mapping[str, Any]] = dict  # what sites let be known of their spending, for the record
+    positive_class: PositiveClass
+    environment: Mapping[str, Any]  # trainer, threads, device: a resumed run has to repeat them
+    compression: UpdateCompression = NO_COMPRESSION
+    aggregation_rule: AggregationRule | None = None  # the study's, if not given
+    secure_aggregation: SecureAggregationSetup | None = None
+    on_round_end: Callable[[dict[str, Any]], None] = lambda record: None
+    retry_below_quorum: bool = False  # a round with too few answers is not void, but done again when more are there
+    stream_aggregation: bool = False  # with memory: answers are added up one by one
+    privacy_spent: Callable[[], Mapping[str, Any]] = dict  # what sites let be known of their spending, for the record
 
     def __post_init__(self) -> None:
-        self._hash = self.study.hash  # looks at installed packages: once, not every round
+        self._study_hash = self.study.hash  # looks at installed packages: once, not every round
 
-    def start(self, start: Snapshot) -> Progress:
+    def start_run(self, initial_model: ModelState) -> RunState:
         if epochs := self.study.public.warmup_epochs:
-            (fit,) = self.run_here(
-                [Fit(start.weights, start.stats, epochs=epochs, data="public", lr=self.study.public.lr)], 0
+            (result,) = self.run_jobs(
+                [
+                    TrainJob(
+                        initial_model.weights,
+                        initial_model.norm_stats,
+                        epochs=epochs,
+                        dataset="public",
+                        lr=self.study.public.lr,
+                    )
+                ],
+                0,
             )
-            assert isinstance(fit, Fitted)
-            start = Snapshot(fit.weights, fit.stats)
-        progress = Progress(0, self._checked(self.study.strategy.start(start, self.plan), "start"))
-        began = time.perf_counter()
-        judged = self._judge(progress)
-        return self._close(progress, Log(), judged, {"train": 0.0, "judge": time.perf_counter() - began}, None)
+            assert isinstance(result, TrainResult)
+            initial_model = ModelState(result.weights, result.norm_stats)
+        run_state = RunState(
+            0, self._check_state_type(self.study.strategy.init_state(initial_model, self.context), "start")
+        )
+        started_at = time.perf_counter()
+        evaluation = self._evaluate_round(run_state)
+        return self._finish_round(
+            run_state, RequestLog(), evaluation, {"train": 0.0, "evaluate": time.perf_counter() - started_at}, None
+        )
 
-    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
-        progress = self.saved(header, tensors)
+    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
+        run_state = self.read_run_state(header, tensors)
         self.engine.restore(header["engine"], tensors)
         # the turn that was cut short keeps its number
-        return replace(progress, attempt=self.folder.next_attempt(progress.round + 1))
+        return replace(run_state, attempt=self.folder.next_attempt(run_state.round + 1))
 
-    def saved(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor], make: type | None = None) -> Progress:
+    def read_run_state(
+        self, header: Mapping[str, Any], tensors: Mapping[str, Tensor], state_type: type | None = None
+    ) -> RunState:
         """As a checkpoint has it; `make`: the class of its state, if another strategy's."""
-        values = thaw(header["progress"], tensors)
-        make = make or self.study.strategy.state
-        best = values["best"] and Best(**(values["best"] | {"state": make(**values["best"]["state"])}))
-        return Progress(**(values | {"state": make(**values["state"]), "best": best}))
+        values = deserialize_state(header["progress"], tensors)
+        state_type = state_type or self.study.strategy.state_type
+        best = values["best"] and BestRound(**(values["best"] | {"state": state_type(**values["best"]["state"])}))
+        return RunState(**(values | {"state": state_type(**values["state"]), "best": best}))
 
-    def run(self, progress: Progress) -> tuple[Progress, str]:
+    def run(self, run_state: RunState) -> tuple[RunState, str]:
         """To the last round, the target, or until patience ends; and why it ended."""
-        while progress.round < self.study.rounds:
-            if progress.reached is not None:
+        while run_state.round < self.study.rounds:
+            if run_state.reached_value is not None:
                 break
-            if self._out_of_patience(progress):
-                return progress, f"early: no better {self.study.evaluation.best} in {progress.looks} looks"
-            if set(progress.spent) >= set(self.sites):
-                return progress, "early: every site's privacy budget is spent"
-            progress = self._round(replace(progress, round=progress.round + 1))
-        if progress.reached is not None:
-            return progress, f"target: {self.study.evaluation.best} {progress.reached:.4f} in round {progress.round}"
-        return progress, "finished"
+            if self._is_out_of_patience(run_state):
+                return (
+                    run_state,
+                    f"early: no better {self.study.evaluation.selection_metric} in {run_state.evaluations_since_best} looks",
+                )
+            if set(run_state.exhausted_sites) >= set(self.sites):
+                return run_state, "early: every site's privacy budget is spent"
+            run_state = self._run_round(replace(run_state, round=run_state.round + 1))
+        if run_state.reached_value is not None:
+            return (
+                run_state,
+                f"target: {self.study.evaluation.selection_metric} {run_state.reached_value:.4f} in round {run_state.round}",
+            )
+        return run_state, "finished"
 
-    def result(self, progress: Progress) -> tuple[Any, int, str]:
+    def select_result(self, run_state: RunState) -> tuple[Any, int, str]:
         """The state that counts, its round, and how it was chosen."""
-        if progress.best is None or self.study.strategy.remembers:
-            return progress.state, progress.round, "last round"
-        return progress.best.state, progress.best.round, f"val {self.study.evaluation.best}"
+        if run_state.best is None or self.study.strategy.stateful_clients:
+            return run_state.state, run_state.round, "last round"
+        return run_state.best.state, run_state.best.round, f"val {self.study.evaluation.selection_metric}"
 
-    def judge(self, state: Any, splits: tuple[Split, ...], progress: Progress) -> Judged:
-        return judge_round(self.study, state, self.sites, self.asking("judge", progress, Wait(quorum=0), splits))
+    def evaluate(self, state: Any, splits: tuple[Split, ...], run_state: RunState) -> EvaluationResult:
+        return evaluate_round(
+            self.study, state, self.sites, self.create_request("evaluate", run_state, RoundPolicy(quorum=0), splits)
+        )
 
-    def keep(self, state: Any, progress: Progress) -> None:
+    def save_personal_models(self, state: Any, run_state: RunState) -> None:
         """Every site makes and stores its own model."""
-        asking = self.asking("keep", progress, Wait(quorum=0))
-        asking.each({site: self.study.strategy.exam(state, site) for site in self.sites})
+        request = self.create_request("save_personal", run_state, RoundPolicy(quorum=0))
+        request.collect({site: self.study.strategy.eval_payload(state, site) for site in self.sites})
 
-    def _round(self, progress: Progress) -> Progress:
-        began = time.perf_counter()
-        chosen = select(self.sites, self.study.selection.fraction, self.study.seed, progress.round)
-        asking = self.asking("train", progress, self.study.wait)
-        void = None
+    def _run_round(self, run_state: RunState) -> RunState:
+        started_at = time.perf_counter()
+        sampled = sample_clients(self.sites, self.study.client_sampling.fraction, self.study.seed, run_state.round)
+        request = self.create_request("train", run_state, self.study.round_policy)
+        void_reason = None
         try:
-            state = self._checked(self.study.strategy.round(progress.state, chosen, asking, self.plan), "round")
-        except TooFew as error:
-            if self.patient and not any(why.startswith(BUDGET) for why in asking.log.missed.values()):
-                reasons = "; ".join(f"{site}: {why}" for site, why in list(asking.log.missed.items())[:3])
-                raise Halted(f"{error} ({reasons})") from error
-            state, void, asking.log.accepted = progress.state, str(error), []
-        self._check_finite(state, progress.round)
-        trained = time.perf_counter()
-        counted = dict(progress.counted) | {r.site: (r.turn, r.attempt) for r in asking.log.accepted}
-        broke = {site for site, why in asking.log.missed.items() if why.startswith(BUDGET)}
-        progress = replace(progress, state=state, counted=counted, spent=tuple(sorted({*progress.spent, *broke})))
-        due = progress.round % self.study.evaluation.every == 0 or progress.round == self.study.rounds
-        judged = self._judge(progress) if due else Judged()
-        spent = {"train": trained - began, "judge": time.perf_counter() - trained}
-        return self._close(progress, asking.log, judged, spent, void)
+            state = self._check_state_type(
+                self.study.strategy.run_round(run_state.state, sampled, request, self.context), "round"
+            )
+        except QuorumNotReachedError as error:
+            if self.retry_below_quorum and not any(
+                reason.startswith(BUDGET_DECLINE_PREFIX) for reason in request.log.failures.values()
+            ):
+                reasons = "; ".join(f"{site}: {reason}" for site, reason in list(request.log.failures.items())[:3])
+                raise RunHaltedError(f"{error} ({reasons})") from error
+            state, void_reason, request.log.accepted = run_state.state, str(error), []
+        self._check_finite(state, run_state.round)
+        trained_at = time.perf_counter()
+        last_accepted = dict(run_state.last_accepted) | {r.site: (r.round, r.attempt) for r in request.log.accepted}
+        exhausted = {site for site, reason in request.log.failures.items() if reason.startswith(BUDGET_DECLINE_PREFIX)}
+        run_state = replace(
+            run_state,
+            state=state,
+            last_accepted=last_accepted,
+            exhausted_sites=tuple(sorted({*run_state.exhausted_sites, *exhausted})),
+        )
+        should_evaluate = run_state.round % self.study.evaluation.every == 0 or run_state.round == self.study.rounds
+        evaluation = self._evaluate_round(run_state) if should_evaluate else EvaluationResult()
+        durations = {"train": trained_at - started_at, "evaluate": time.perf_counter() - trained_at}
+        return self._finish_round(run_state, request.log, evaluation, durations, void_reason)
 
-    def _judge(self, progress: Progress) -> Judged:
-        return self.judge(progress.state, self.study.evaluation.watch, progress)
+    def _evaluate_round(self, run_state: RunState) -> EvaluationResult:
+        return self.evaluate(run_state.state, self.study.evaluation.splits, run_state)
 
-    def _close(
-        self, progress: Progress, log: Log, judged: Judged, spent: dict[str, float], void: str | None
-    ) -> Progress:
+    def _finish_round(
+        self,
+        run_state: RunState,
+        log: RequestLog,
+        evaluation: EvaluationResult,
+        durations: dict[str, float],
+        void_reason: str | None,
+    ) -> RunState:
         """Best so far, the record's line, the checkpoint: in this order, so that a kill loses no line."""
-        found = judged.metrics(self.focus)
-        progress = progress if void else self._weigh(progress, found)
-        progress = replace(
-            progress,
-            up=progress.up + log.up,
-            down=progress.down + log.down,
-            seconds=progress.seconds + sum(spent.values()),
+        metrics = evaluation.metrics_by_split(self.positive_class)
+        run_state = run_state if void_reason else self._update_best(run_state, metrics)
+        run_state = replace(
+            run_state,
+            bytes_up=run_state.bytes_up + log.bytes_up,
+            bytes_down=run_state.bytes_down + log.bytes_down,
+            seconds=run_state.seconds + sum(durations.values()),
         )
         record = {
-            "round": progress.round,
-            "lr": self.plan.lr(progress.round) if progress.round else None,
-            "asked": log.asked,
+            "round": run_state.round,
+            "lr": self.context.lr_schedule(run_state.round) if run_state.round else None,
+            "asked": log.requested,
             "counted": [r.site for r in log.accepted],
-            "missed": log.missed,
+            "missed": log.failures,
             "work": {r.site: vars(r.update.work) for r in log.accepted if r.update.work},
             "train_loss": {
-                r.site: float(r.update.sum["train_loss"]) / r.update.work.examples
+                r.site: float(r.update.summed["train_loss"]) / r.update.work.num_examples
                 for r in log.accepted
-                if r.update.work and "train_loss" in r.update.sum
+                if r.update.work and "train_loss" in r.update.summed
             },
-            "bytes": {"up": log.up, "down": log.down, "judge_up": judged.up, "judge_down": judged.down},
-            "seconds": {k: round(v, 4) for k, v in spent.items()} | {"save": round(self.folder.save_seconds, 4)},
+            "bytes": {
+                "up": log.bytes_up,
+                "down": log.bytes_down,
+                "evaluate_up": evaluation.bytes_up,
+                "evaluate_down": evaluation.bytes_down,
+            },
+            "seconds": {k: round(v, 4) for k, v in durations.items()}
+            | {"save": round(self.folder.checkpoint_seconds, 4)},
             "clock": round(self.engine.clock, 6),
-            "void": void,
-            **self._grouping(progress.state),
-            **self.told(),
+            "void": void_reason,
+            **self._cluster_record(run_state.state),
+            **self.privacy_spent(),
             # a repeated round is noised anew, and spends again
-            **({"attempt": progress.attempt} if self.combine else {}),
-            "unjudged": judged.missed,
-            "metrics": found,
+            **({"attempt": run_state.attempt} if self.aggregation_rule else {}),
+            "not_evaluated": evaluation.failures,
+            "metrics": metrics,
         }
-        self.folder.append(record)
-        self._checkpoint(progress)
-        self.watch(record)
-        return replace(progress, attempt=0)
+        self.folder.append_round(record)
+        self._save_checkpoint(run_state)
+        self.on_round_end(record)
+        return replace(run_state, attempt=0)
 
-    def _grouping(self, state: Any) -> dict[str, Any]:
+    def _cluster_record(self, state: Any) -> dict[str, Any]:
         """Who is with whom, where the algorithm has groups."""
-        groups, tree = self.study.strategy.groups(state), self.study.strategy.tree(state)
-        found: dict[str, Any] = {"groups": dict(groups)} if groups else {}
-        return found | ({"tree": {"leaves": tree.leaves, "merges": tree.merges}} if tree else {})
+        clusters, dendrogram = self.study.strategy.cluster_assignment(state), self.study.strategy.dendrogram(state)
+        record: dict[str, Any] = {"groups": dict(clusters)} if clusters else {}
+        return record | ({"tree": {"leaves": dendrogram.leaves, "merges": dendrogram.merges}} if dendrogram else {})
 
-    def _weigh(self, progress: Progress, found: Mapping[str, Any]) -> Progress:
+    def _update_best(self, run_state: RunState, metrics: Mapping[str, Any]) -> RunState:
         evaluation = self.study.evaluation
-        if evaluation.target is not None and evaluation.watch:
-            seen = value_of(found, evaluation.best, evaluation.watch[0])
-            goal = -evaluation.target if evaluation.best == "loss" else evaluation.target
-            progress = replace(progress, reached=abs(seen) if seen is not None and seen >= goal else None)
-        value = value_of(found, evaluation.best)
-        if value is None or progress.round == 0:
-            return progress
-        if progress.best is None or value > progress.best.value:
-            return replace(progress, best=Best(progress.round, value, progress.state), looks=0)
-        return replace(progress, looks=progress.looks + 1)
+        if evaluation.target is not None and evaluation.splits:
+            target_metric = metric_value(metrics, evaluation.selection_metric, evaluation.splits[0])
+            goal = -evaluation.target if evaluation.selection_metric == "loss" else evaluation.target
+            run_state = replace(
+                run_state,
+                reached_value=abs(target_metric) if target_metric is not None and target_metric >= goal else None,
+            )
+        value = metric_value(metrics, evaluation.selection_metric)
+        if value is None or run_state.round == 0:
+            return run_state
+        if run_state.best is None or value > run_state.best.value:
+            return replace(run_state, best=BestRound(run_state.round, value, run_state.state), evaluations_since_best=0)
+        return replace(run_state, evaluations_since_best=run_state.evaluations_since_best + 1)
 
-    def _out_of_patience(self, progress: Progress) -> bool:
+    def _is_out_of_patience(self, run_state: RunState) -> bool:
         patience = self.study.evaluation.patience
-        return patience is not None and progress.looks >= patience
+        return patience is not None and run_state.evaluations_since_best >= patience
 
-    def asking(self, task: str, progress: Progress, wait: Wait, splits: tuple[Split, ...] = ()) -> Asking:
-        sees = self.study.strategy.sees if task == "train" else "each"
-        return Asking(
+    def create_request(
+        self, task: str, run_state: RunState, round_policy: RoundPolicy, splits: tuple[Split, ...] = ()
+    ) -> RoundRequest:
+        visibility = self.study.strategy.visibility if task == "train" else "each"
+        return RoundRequest(
             self.engine,
-            self.run_here,
+            self.run_jobs,
             task,
-            progress.round,
-            progress.attempt,
-            wait,
-            progress.counted,
+            run_state.round,
+            run_state.attempt,
+            round_policy,
+            run_state.last_accepted,
             splits,
-            sees,
-            self.wire,
-            self.combine or self.study.combine,
+            visibility,
+            self.compression,
+            self.aggregation_rule or self.study.aggregation,
             self.study.weighting,
-            self.masking if task == "train" else None,
-            self.frugal,
+            self.secure_aggregation if task == "train" else None,
+            self.stream_aggregation,
         )
 
-    def _checked(self, state: Any, method: str) -> Any:
+    def _check_state_type(self, state: Any, method: str) -> Any:
         strategy = self.study.strategy
-        if type(state) is not strategy.state:
-            raise BadStrategy(
+        if type(state) is not strategy.state_type:
+            raise StrategyContractError(
                 f"{strategy.name}.{method} returned a {type(state).__name__}, but the class says "
-                f"state = {strategy.state.__name__}; a resumed run could not restore it"
+                f"state = {strategy.state_type.__name__}; a resumed run could not restore it"
             )
         return state
 
-    def _check_finite(self, state: Any, round: int) -> None:
-        for name, model in self.study.strategy.models(state).items():
+    def _check_finite(self, state: Any, round_number: int) -> None:
+        for name, model in self.study.strategy.global_models(state).items():
             if not bool(torch.isfinite(model.weights).all()):
                 raise HemofedError(
-                    f"round {round}: the {name} model is no longer finite; lower local.lr. "
-                    f"The run is kept as of round {round - 1}."
+                    f"round {round_number}: the {name} model is no longer finite; lower local.lr. "
+                    f"The run is kept as of round {round_number - 1}."
                 )
 
-    def _checkpoint(self, progress: Progress) -> None:
+    def _save_checkpoint(self, run_state: RunState) -> None:
         tensors: dict[str, Tensor] = {}
-        best = progress.best and shallow(progress.best) | {"state": shallow(progress.best.state)}
-        whole = shallow(progress) | {"state": shallow(progress.state), "best": best}
-        frozen = freeze(whole, "progress", tensors)
-        engine, site_tensors = self.engine.snapshot()
-        header = {"study": self._hash, "progress": frozen, "engine": engine, "machine": dict(self.machine)}
-        self.folder.checkpoint(progress.round, header, tensors | site_tensors)
+        best = run_state.best and shallow_fields(run_state.best) | {"state": shallow_fields(run_state.best.state)}
+        full_state = shallow_fields(run_state) | {"state": shallow_fields(run_state.state), "best": best}
+        serialized = serialize_state(full_state, "progress", tensors)
+        engine_header, site_tensors = self.engine.snapshot()
+        header = {
+            "study": self._study_hash,
+            "progress": serialized,
+            "engine": engine_header,
+            "machine": dict(self.environment),
+        }
+        self.folder.write_checkpoint(run_state.round, header, tensors | site_tensors)

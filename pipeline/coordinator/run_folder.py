@@ -13,58 +13,61 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.coordinator.checkpoint import load_checkpoint, save_checkpoint, save_tensors
-from pipeline.core.errors import BadRun
-from pipeline.core.files import full_disk_is_named, read_rounds, write_atomically
-from pipeline.core.parameters import Snapshot
+from pipeline.core.errors import RunFolderError
+from pipeline.core.files import load_round_records, raise_no_space, write_atomically
+from pipeline.core.parameters import ModelState
 from pipeline.study.schema import Study
-from pipeline.study.toml_file import read_study, to_toml
+from pipeline.study.toml_file import parse_study, to_toml
 
 
 @dataclass
 class RunFolder:
     path: Path
-    save_seconds: float = 0.0  # of the last checkpoint
+    checkpoint_seconds: float = 0.0  # of the last checkpoint
 
     @classmethod
     def create(cls, path: Path, study: Study) -> RunFolder:
         """A folder in which nothing was run yet, e.g. because the data were missing, may be taken over."""
-        taken = [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
-        if not set(taken) <= {"study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"} or cls(path).begun:
-            raise BadRun(
+        existing_names = [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
+        if (
+            not set(existing_names) <= {"study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"}
+            or cls(path).has_checkpoint
+        ):
+            raise RunFolderError(
                 f"{path} is not empty; choose another --out, or continue it with `hemofed run --resume {path}`"
             )
-        write_atomically(path / "study.toml", to_toml(study.dump()).encode())
+        write_atomically(path / "study.toml", to_toml(study.to_dict()).encode())
         return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         if not (path / "study.toml").is_file():
-            raise BadRun(f"{path} is no run folder: it has no study.toml")
+            raise RunFolderError(f"{path} is no run folder: it has no study.toml")
         return cls(path)
 
-    def study(self) -> Study:
+    def load_study(self) -> Study:
         file = self.path / "study.toml"
-        return read_study(file.read_text(encoding="utf-8"), str(file), {})
+        return parse_study(file.read_text(encoding="utf-8"), str(file), {})
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append_round(self, record: Mapping[str, Any]) -> None:
         file = self.path / "rounds.jsonl"
-        with full_disk_is_named(file), file.open("a", encoding="utf-8") as out:
+        with raise_no_space(file), file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(record) + "\n")
             out.flush()
             os.fsync(out.fileno())
 
-    def rounds(self) -> list[dict[str, Any]]:
-        return read_rounds(self.path / "rounds.jsonl")
+    def load_rounds(self) -> list[dict[str, Any]]:
+        return load_round_records(self.path / "rounds.jsonl")
 
-    def cut_back(self, round: int) -> None:
+    def truncate_rounds(self, round: int) -> None:
         """Forgets what came after `round`: the checkpoint decides what happened."""
-        kept = [json.dumps(record) + "\n" for record in self.rounds() if record["round"] <= round]
-        write_atomically(self.path / "rounds.jsonl", "".join(kept).encode())
+        lines = [json.dumps(record) + "\n" for record in self.load_rounds() if record["round"] <= round]
+        write_atomically(self.path / "rounds.jsonl", "".join(lines).encode())
 
-    def checkpoint(self, round: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        began = time.perf_counter()
+    def write_checkpoint(self, round: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        started_at = time.perf_counter()
         save_checkpoint(self.path / "checkpoint", round, header, tensors)
-        self.save_seconds = time.perf_counter() - began
+        self.checkpoint_seconds = time.perf_counter() - started_at
 
     def load_checkpoint(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return load_checkpoint(self.path / "checkpoint")
@@ -72,13 +75,13 @@ class RunFolder:
     def next_attempt(self, round: int) -> int:
         """Numbers the executions of one turn; on disk before anybody is asked, so that no two share an identity."""
         file = self.path / "checkpoint" / "attempt.json"
-        last = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        attempt = last["attempt"] + 1 if last.get("round") == round else 1
+        last_record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        attempt = last_record["attempt"] + 1 if last_record.get("round") == round else 1
         write_atomically(file, json.dumps({"round": round, "attempt": attempt}).encode())
         return attempt
 
     @property
-    def begun(self) -> bool:
+    def has_checkpoint(self) -> bool:
         return any((self.path / "checkpoint").glob("round-*.safetensors"))
 
     def write_json(self, name: str, value: Any) -> None:
@@ -88,16 +91,18 @@ class RunFolder:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise BadRun(f"{self.path} has no {name}; finish it with `hemofed run --resume {self.path}`") from error
+            raise RunFolderError(
+                f"{self.path} has no {name}; finish it with `hemofed run --resume {self.path}`"
+            ) from error
         except ValueError as error:
-            raise BadRun(f"{self.path / name} is damaged ({error})") from error
+            raise RunFolderError(f"{self.path / name} is damaged ({error})") from error
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return (self.path / "results.json").is_file()
 
-    def save_model(self, name: str, model: Snapshot, header: Mapping[str, Any]) -> Path:
+    def save_model(self, name: str, model: ModelState, header: Mapping[str, Any]) -> Path:
         path = self.path / "models" / f"{name}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, header, {"weights": model.weights, "stats": model.stats})
+        save_tensors(path, header, {"weights": model.weights, "stats": model.norm_stats})
         return path

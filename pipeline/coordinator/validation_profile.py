@@ -15,191 +15,231 @@ import torch
 from torch import Tensor
 
 from pipeline.coordinator.checkpoint import load_tensors, save_tensors
-from pipeline.core.errors import BadRun
-from pipeline.core.parameters import Snapshot
-from pipeline.protocol.messages import SiteId, Vectors, Wait
-from pipeline.protocol.tasks import TEMPERATURES, Lens, Profile, Profiled, lens_from
+from pipeline.core.errors import RunFolderError
+from pipeline.core.parameters import ModelState
+from pipeline.protocol.messages import NamedTensors, RoundPolicy, SiteId
+from pipeline.protocol.tasks import TEMPERATURES, FeatureWhitening, ProfileJob, ProfileSums, whitening_from_dict
 
 if TYPE_CHECKING:
-    from pipeline.coordinator.round_loop import Coordinator, Progress
+    from pipeline.coordinator.round_loop import RoundLoop, RunState
     from pipeline.study.schema import Study
 
-FILE = "profile.safetensors"
-RIDGE = 1e-3  # of the mean variance: features that hardly vary must not decide what is foreign
-Members = Mapping[str, tuple[SiteId, ...]]
+PROFILE_FILE_NAME = "profile.safetensors"
+RIDGE_FRACTION = 1e-3  # of the mean variance: features that hardly vary must not decide what is foreign
+SitesByModel = Mapping[str, tuple[SiteId, ...]]
 
 
 @dataclass(frozen=True)
-class Portrait:
+class ModelProfile:
     """What a bundle knows of the images that a model was chosen by."""
 
-    seen: Profiled  # through the lens, summed over sites
-    lens: Lens
-    between: Tensor  # (C, 2, FINE_BINS) of the share of [others, class] that scores at least so much: its variance between sites
+    sums: ProfileSums  # through the lens, summed over sites
+    whitening: FeatureWhitening
+    between_site_variance: Tensor  # (C, 2, FINE_BINS) of the share of [others, class] that scores at least so much: its variance between sites
 
 
-def write_profile(coordinator: Coordinator, state: Any, progress: Progress, shape: tuple[int, ...]) -> None:
+def write_profile(round_loop: RoundLoop, state: Any, run_state: RunState, shape: tuple[int, ...]) -> None:
     """Of every model that can be exported; nothing for points, which no bedside machine photographs."""
-    study = coordinator.study
-    if not study.evaluation.profile or len(shape) != 3:
+    study = round_loop.study
+    if not study.evaluation.validation_profile or len(shape) != 3:
         return
-    found: dict[str, Portrait] = {}
-    turns = turns_of(study, shape)
-    models = study.strategy.models(state)
-    if study.evaluation.where == "coordinator":
-        found |= {name: seen for name, model in models.items() if (seen := _here(coordinator, model, progress, turns))}
+    profiles: dict[str, ModelProfile] = {}
+    num_views = num_tta_views(study, shape)
+    models = study.strategy.global_models(state)
+    if study.evaluation.evaluate_at == "coordinator":
+        profiles |= {
+            name: profile
+            for name, model in models.items()
+            if (profile := _profile_on_coordinator(round_loop, model, run_state, num_views))
+        }
     else:
-        for members in disjoint(members_of(models, study.strategy.groups(state), coordinator.sites)):
-            sends = {s: _vectors(models[name], turns) for name, sites in members.items() for s in sites}
-            found |= _twice(coordinator, "profile", members, sends, progress)
-        if study.strategy.personalised or study.strategy.remembers:
-            own = {f"site/{site}": (site,) for site in coordinator.sites if f"site/{site}" not in found}
-            sends = {
-                site: {**study.strategy.exam(state, site), "turns": torch.tensor(turns)} for (site,) in own.values()
+        for model_sites in split_into_disjoint_batches(
+            sites_by_model(models, study.strategy.cluster_assignment(state), round_loop.sites)
+        ):
+            payloads = {
+                s: _profile_payload(models[name], num_views) for name, sites in model_sites.items() for s in sites
             }
-            found |= _twice(coordinator, "profile_own", own, sends, progress)
-    if found:
+            profiles |= _profile_models(round_loop, "profile", model_sites, payloads, run_state)
+        if study.strategy.personalized or study.strategy.stateful_clients:
+            personal_models = {f"site/{site}": (site,) for site in round_loop.sites if f"site/{site}" not in profiles}
+            payloads = {
+                site: {**study.strategy.eval_payload(state, site), "turns": torch.tensor(num_views)}
+                for (site,) in personal_models.values()
+            }
+            profiles |= _profile_models(round_loop, "profile_personal", personal_models, payloads, run_state)
+    if profiles:
         tensors = {
             f"{name}:{key}": value
-            for name, one in found.items()
-            for key, value in {**one.seen.sums(), **one.lens.vectors(), "between": one.between}.items()
+            for name, model_profile in profiles.items()
+            for key, value in {
+                **model_profile.sums.to_dict(),
+                **model_profile.whitening.to_dict(),
+                "between": model_profile.between_site_variance,
+            }.items()
         }
-        save_tensors(coordinator.folder.path / FILE, {"models": list(found), "split": "val"}, tensors)
+        save_tensors(round_loop.folder.path / PROFILE_FILE_NAME, {"models": list(profiles), "split": "val"}, tensors)
 
 
-def read_profile(path: Path, name: str) -> Portrait | None:
+def read_profile(path: Path, name: str) -> ModelProfile | None:
     """None where a run has none of this model: it was told not to, or had no validation images."""
-    if not (path / FILE).exists():
+    if not (path / PROFILE_FILE_NAME).exists():
         return None
-    header, tensors = load_tensors(path / FILE)
+    header, tensors = load_tensors(path / PROFILE_FILE_NAME)
     if name not in header["models"]:
         return None
-    mine = {key.rpartition(":")[2]: value for key, value in tensors.items() if key.rpartition(":")[0] == name}
+    model_tensors = {key.rpartition(":")[2]: value for key, value in tensors.items() if key.rpartition(":")[0] == name}
     try:
-        return Portrait(Profiled.of(mine), lens_from(mine), mine["between"])
+        return ModelProfile(
+            ProfileSums.from_dict(model_tensors), whitening_from_dict(model_tensors), model_tensors["between"]
+        )
     except KeyError as error:
-        raise BadRun(f"{path / FILE} lacks {error}; it is damaged: run the study anew") from error
+        raise RunFolderError(f"{path / PROFILE_FILE_NAME} lacks {error}; it is damaged: run the study anew") from error
 
 
-def members_of(models: Mapping[str, Snapshot], groups: Mapping[SiteId, str], sites: Sequence[SiteId]) -> Members:
+def sites_by_model(
+    models: Mapping[str, ModelState], clusters: Mapping[SiteId, str], sites: Sequence[SiteId]
+) -> SitesByModel:
     """Whose images a model is for: a site's own, its group's (and of the groups below it), or everybody's."""
-    found: dict[str, tuple[SiteId, ...]] = {}
+    model_sites: dict[str, tuple[SiteId, ...]] = {}
     for name in models:
-        kind, _, which = name.partition("/")
+        kind, _, member_name = name.partition("/")
         if kind == "site":
-            found[name] = tuple(s for s in sites if s == which)
+            model_sites[name] = tuple(s for s in sites if s == member_name)
         elif kind == "group":
-            found[name] = tuple(s for s in sites if f"{groups.get(s, '')}.".startswith(f"{which}."))
+            model_sites[name] = tuple(s for s in sites if f"{clusters.get(s, '')}.".startswith(f"{member_name}."))
         else:
-            found[name] = tuple(sites)
-    return {name: mine for name, mine in found.items() if mine}
+            model_sites[name] = tuple(sites)
+    return {name: members for name, members in model_sites.items() if members}
 
 
-def disjoint(members: Members) -> Iterator[Members]:
+def split_into_disjoint_batches(model_sites: SitesByModel) -> Iterator[SitesByModel]:
     """Models that can be asked for at once, because nobody is to look at two of them."""
-    left = dict(members)
-    while left:
+    remaining = dict(model_sites)
+    while remaining:
         batch: dict[str, tuple[SiteId, ...]] = {}
-        busy: set[SiteId] = set()
-        for name, sites in left.items():
-            if not busy & set(sites):
+        busy_sites: set[SiteId] = set()
+        for name, sites in remaining.items():
+            if not busy_sites & set(sites):
                 batch[name] = sites
-                busy |= set(sites)
+                busy_sites |= set(sites)
         yield batch
-        left = {name: sites for name, sites in left.items() if name not in batch}
+        remaining = {name: sites for name, sites in remaining.items() if name not in batch}
 
 
-def lens_of(seen: Profiled) -> Lens:
+def fit_whitening(sums: ProfileSums) -> FeatureWhitening:
     """Spread within classes, about each one's middle: a rare class is not foreign for being rare."""
-    held = seen.confusion.sum(1).double()  # images of each class
-    n = float(held.sum())
-    mean = seen.first.sum(0) / n
-    middles = torch.where(held[:, None] > 0, seen.first / held.clamp(min=1)[:, None], mean)
-    spread = seen.second / n - (middles * (held / n)[:, None]).T @ middles
-    scale = float(spread.diagonal().mean())
-    values, vectors = torch.linalg.eigh(spread + max(RIDGE * scale, 1e-12) * torch.eye(len(mean), dtype=torch.float64))
-    whiten = vectors / values.clamp(min=1e-12).sqrt()
-    centres = (middles - mean) @ whiten
-    return Lens(mean.float(), whiten.float(), centres.float(), temperature_of(seen.heated))
+    class_counts = sums.confusion.sum(1).double()  # images of each class
+    num_images = float(class_counts.sum())
+    mean = sums.feature_sums.sum(0) / num_images
+    class_means = torch.where(class_counts[:, None] > 0, sums.feature_sums / class_counts.clamp(min=1)[:, None], mean)
+    covariance = (
+        sums.feature_product_sums / num_images - (class_means * (class_counts / num_images)[:, None]).T @ class_means
+    )
+    scale = float(covariance.diagonal().mean())
+    eigenvalues, eigenvectors = torch.linalg.eigh(
+        covariance + max(RIDGE_FRACTION * scale, 1e-12) * torch.eye(len(mean), dtype=torch.float64)
+    )
+    whiten = eigenvectors / eigenvalues.clamp(min=1e-12).sqrt()
+    centers = (class_means - mean) @ whiten
+    return FeatureWhitening(mean.float(), whiten.float(), centers.float(), fit_temperature(sums.nll_by_temperature))
 
 
-def temperature_of(heated: Tensor) -> float:
+def fit_temperature(nll_by_temperature: Tensor) -> float:
     """Where the loss is least: of a parabola through the best temperature and its neighbours, in their logarithms."""
-    best = int(heated.argmin())
-    if best in (0, len(heated) - 1):
-        return float(TEMPERATURES[best])
-    low, middle, high = heated[best - 1 : best + 2].double().tolist()
-    bend = low - 2 * middle + high
-    shift = 0.5 * (low - high) / bend if bend > 0 else 0.0
-    return float(TEMPERATURES[best] * (TEMPERATURES[1] / TEMPERATURES[0]) ** shift)
+    best_index = int(nll_by_temperature.argmin())
+    if best_index in (0, len(nll_by_temperature) - 1):
+        return float(TEMPERATURES[best_index])
+    low, center, high = nll_by_temperature[best_index - 1 : best_index + 2].double().tolist()
+    curvature = low - 2 * center + high
+    shift = 0.5 * (low - high) / curvature if curvature > 0 else 0.0
+    return float(TEMPERATURES[best_index] * (TEMPERATURES[1] / TEMPERATURES[0]) ** shift)
 
 
-def turns_of(study: Study, shape: tuple[int, ...]) -> int:
-    return study.augment.views if shape[1] == shape[2] else 1
+def num_tta_views(study: Study, shape: tuple[int, ...]) -> int:
+    return study.augmentation.num_tta_views if shape[1] == shape[2] else 1
 
 
-def _vectors(model: Snapshot, turns: int) -> Vectors:
-    return {"weights": model.weights, "stats": model.stats, "turns": torch.tensor(turns)}
+def _profile_payload(model: ModelState, num_views: int) -> NamedTensors:
+    return {"weights": model.weights, "stats": model.norm_stats, "turns": torch.tensor(num_views)}
 
 
-def _twice(
-    coordinator: Coordinator, task: str, members: Members, sends: Mapping[SiteId, Vectors], progress: Progress
-) -> dict[str, Portrait]:
-    first = _asked(coordinator, task, members, sends, progress)
-    lenses = {name: lens_of(_total(parts)) for name, parts in first.items()}
-    through = {s: {**sends[s], **lenses[name].vectors()} for name in lenses for s in members[name]}
-    second = _asked(coordinator, task, {name: members[name] for name in lenses}, through, progress)
-    return {name: Portrait(_total(parts), lenses[name], between(parts)) for name, parts in second.items()}
+def _profile_models(
+    round_loop: RoundLoop,
+    task: str,
+    model_sites: SitesByModel,
+    payloads: Mapping[SiteId, NamedTensors],
+    run_state: RunState,
+) -> dict[str, ModelProfile]:
+    first_sums = _collect_sums(round_loop, task, model_sites, payloads, run_state)
+    whitenings = {name: fit_whitening(_sum_profiles(site_sums)) for name, site_sums in first_sums.items()}
+    whitening_payloads = {
+        s: {**payloads[s], **whitenings[name].to_dict()} for name in whitenings for s in model_sites[name]
+    }
+    second_sums = _collect_sums(
+        round_loop, task, {name: model_sites[name] for name in whitenings}, whitening_payloads, run_state
+    )
+    return {
+        name: ModelProfile(_sum_profiles(site_sums), whitenings[name], between_site_variance(site_sums))
+        for name, site_sums in second_sums.items()
+    }
 
 
-def _asked(
-    coordinator: Coordinator, task: str, members: Members, sends: Mapping[SiteId, Vectors], progress: Progress
-) -> dict[str, list[Profiled]]:
+def _collect_sums(
+    round_loop: RoundLoop,
+    task: str,
+    model_sites: SitesByModel,
+    payloads: Mapping[SiteId, NamedTensors],
+    run_state: RunState,
+) -> dict[str, list[ProfileSums]]:
     """Each site's sums by model, without models of which nobody has an image."""
-    if not sends:
+    if not payloads:
         return {}
-    replies = coordinator.asking(task, progress, Wait(quorum=0), ("val",)).each(sends)
-    by_site = {reply.site: Profiled.of(reply.update.sum) for reply in replies}
-    found = {}
-    for name, sites in members.items():
-        parts = [by_site[site] for site in sites if site in by_site]
-        if any(float(part.n) for part in parts):
-            found[name] = parts
-    return found
+    replies = round_loop.create_request(task, run_state, RoundPolicy(quorum=0), ("val",)).collect(payloads)
+    by_site = {reply.site: ProfileSums.from_dict(reply.update.summed) for reply in replies}
+    sums_by_model = {}
+    for name, sites in model_sites.items():
+        site_sums = [by_site[site] for site in sites if site in by_site]
+        if any(float(one_site.n) for one_site in site_sums):
+            sums_by_model[name] = site_sums
+    return sums_by_model
 
 
-def _total(parts: Sequence[Profiled]) -> Profiled:
-    return sum(parts[1:], parts[0])
+def _sum_profiles(site_sums: Sequence[ProfileSums]) -> ProfileSums:
+    return sum(site_sums[1:], site_sums[0])
 
 
-def between(parts: Sequence[Profiled]) -> Tensor:
+def between_site_variance(site_sums: Sequence[ProfileSums]) -> Tensor:
     """How much more sites differ than chance alone would make them: the variance between groups of an analysis of variance.
 
     A slide comes from one place, and rates pooled over all of them say less about it than their counts suggest. One site
     tells nothing of others: 0.
     """
-    scores = torch.stack([part.scores for part in parts]).double()  # (S, C, 2, B)
-    held = scores.sum(3, keepdim=True)
-    reached = scores.flip(3).cumsum(3).flip(3)  # at this bin's lower edge or above it
-    total, sites = held.sum(0), (held > 0).sum(0)
-    share = reached.sum(0) / total.clamp(min=1)
-    apart = (held * (reached / held.clamp(min=1) - share) ** 2).sum(0)
-    room = total - (held**2).sum(0) / total.clamp(min=1)
-    found = (apart - (sites - 1).clamp(min=0) * share * (1 - share)) / room.clamp(min=1)
-    return torch.where(sites > 1, found.clamp(min=0), 0.0).float()
+    scores = torch.stack([one_site.scores for one_site in site_sums]).double()  # (S, C, 2, B)
+    num_examples = scores.sum(3, keepdim=True)
+    num_reached = scores.flip(3).cumsum(3).flip(3)  # at this bin's lower edge or above it
+    total_examples, num_sites = num_examples.sum(0), (num_examples > 0).sum(0)
+    pooled_rate = num_reached.sum(0) / total_examples.clamp(min=1)
+    between_squares = (num_examples * (num_reached / num_examples.clamp(min=1) - pooled_rate) ** 2).sum(0)
+    effective_size = total_examples - (num_examples**2).sum(0) / total_examples.clamp(min=1)
+    variance = (
+        between_squares - (num_sites - 1).clamp(min=0) * pooled_rate * (1 - pooled_rate)
+    ) / effective_size.clamp(min=1)
+    return torch.where(num_sites > 1, variance.clamp(min=0), 0.0).float()
 
 
-def _here(coordinator: Coordinator, model: Snapshot, progress: Progress, turns: int) -> Portrait | None:
+def _profile_on_coordinator(
+    round_loop: RoundLoop, model: ModelState, run_state: RunState, num_views: int
+) -> ModelProfile | None:
     """On the coordinator's own validation images."""
 
-    def seen(lens: Lens | None) -> Profiled:
-        job = Profile(model.weights, "val", model.stats, lens, turns)
-        (one,) = coordinator.run_here([job], progress.round)
-        assert isinstance(one, Profiled)
-        return one
+    def compute_sums(whitening: FeatureWhitening | None) -> ProfileSums:
+        job = ProfileJob(model.weights, "val", model.norm_stats, whitening, num_views)
+        (result,) = round_loop.run_jobs([job], run_state.round)
+        assert isinstance(result, ProfileSums)
+        return result
 
-    first = seen(None)
-    if not float(first.n):
+    first_sums = compute_sums(None)
+    if not float(first_sums.n):
         return None
-    lens = lens_of(first)
-    return Portrait(second := seen(lens), lens, between([second]))
+    whitening = fit_whitening(first_sums)
+    return ModelProfile(second_sums := compute_sums(whitening), whitening, between_site_variance([second_sums]))

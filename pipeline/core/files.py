@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import BadRun, NoSpace
+from pipeline.core.errors import NoSpaceError, RunFolderError
 
 
 @contextlib.contextmanager
-def full_disk_is_named(path: Path) -> Iterator[None]:
+def raise_no_space(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(
+            raise NoSpaceError(
                 f"no space left to write {path}; free some and try again (a run goes on with `hemofed run --resume`)"
             ) from error
         raise
@@ -28,12 +28,12 @@ def full_disk_is_named(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, data: bytes) -> Path:
     """A reader sees the old file or the new one, never half of it."""
-    with full_disk_is_named(path):
+    with raise_no_space(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        temporary = Path(name)
+        descriptor, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        temporary = Path(temporary_name)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -51,7 +51,7 @@ def write_atomically(path: Path, data: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path, wait: bool = False) -> Iterator[None]:
+def exclusive_lock(folder: Path, wait: bool = False) -> Iterator[None]:
     """The lock goes with the process, however it ends. `wait` for another process instead of refusing."""
     import fcntl  # not on Windows, where bundles are read but studies are not run
 
@@ -59,20 +59,22 @@ def alone_in(folder: Path, wait: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
-            raise BadRun(f"{folder} is being run by another process; wait for it, or stop it first") from error
+            raise RunFolderError(f"{folder} is being run by another process; wait for it, or stop it first") from error
         yield
 
 
-def read_rounds(path: Path) -> list[dict[str, Any]]:
+def load_round_records(path: Path) -> list[dict[str, Any]]:
     """By round; of a round that stands twice the later line counts, and a last line cut short by a kill does not."""
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     by_round: dict[int, dict[str, Any]] = {}
-    for place, text in enumerate(lines, start=1):
+    for line_number, text in enumerate(lines, start=1):
         try:
-            line = json.loads(text)
-            by_round[int(line["round"])] = line
+            record = json.loads(text)
+            by_round[int(record["round"])] = record
         except (ValueError, KeyError, TypeError) as error:
-            if place == len(lines):
+            if line_number == len(lines):
                 break
-            raise BadRun(f"{path}, line {place}: {error!r}; remove the line, or resume the run") from error
-    return [by_round[turn] for turn in sorted(by_round)]
+            raise RunFolderError(
+                f"{path}, line {line_number}: {error!r}; remove the line, or resume the run"
+            ) from error
+    return [by_round[round_number] for round_number in sorted(by_round)]

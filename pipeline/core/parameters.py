@@ -14,31 +14,31 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pipeline.core.errors import BadModel
+from pipeline.core.errors import ModelError
 
-Vec = Tensor
-Role = Literal["body", "head", "norm"]
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+ParamVector = Tensor
+ParameterRole = Literal["body", "head", "norm"]
+_NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ModelState:
     """A model as it can be saved, sent or exported."""
 
-    weights: Vec
-    stats: Vec
+    weights: ParamVector
+    norm_stats: ParamVector
 
 
 @dataclass(frozen=True)
-class Spec:
+class ParameterSpec:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    roles: tuple[Role, ...]
-    stat_names: tuple[str, ...] = ()
-    stat_shapes: tuple[tuple[int, ...], ...] = ()
+    roles: tuple[ParameterRole, ...]
+    norm_stat_names: tuple[str, ...] = ()
+    norm_stat_shapes: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, module: nn.Module) -> Spec:
+    def from_module(cls, module: nn.Module) -> ParameterSpec:
         """Head is the last layer that is not a normalisation; MONAI's and our networks end in their classifier."""
         owners = {
             f"{prefix}.{name}".lstrip("."): child
@@ -46,69 +46,71 @@ class Spec:
             for name, _ in child.named_parameters(recurse=False)
         }
         params = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        heads = [owners[name] for name, _ in params if not isinstance(owners[name], _NORMS)]
+        heads = [owners[name] for name, _ in params if not isinstance(owners[name], _NORM_LAYERS)]
         head = heads[-1] if heads else None
 
-        def role(name: str) -> Role:
+        def role(name: str) -> ParameterRole:
             owner = owners[name]
-            return "norm" if isinstance(owner, _NORMS) else "head" if owner is head else "body"
+            return "norm" if isinstance(owner, _NORM_LAYERS) else "head" if owner is head else "body"
 
-        stats = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+        norm_buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         return cls(
             tuple(n for n, _ in params),
             tuple(tuple(p.shape) for _, p in params),
             tuple(role(n) for n, _ in params),
-            tuple(n for n, _ in stats),
-            tuple(tuple(b.shape) for _, b in stats),
+            tuple(n for n, _ in norm_buffers),
+            tuple(tuple(b.shape) for _, b in norm_buffers),
         )
 
     @property
-    def size(self) -> int:
-        return sum(self.sizes)
+    def num_parameters(self) -> int:
+        return sum(self.parameter_sizes)
 
     @property
-    def stat_size(self) -> int:
-        return sum(math.prod(s) for s in self.stat_shapes)
+    def num_norm_stats(self) -> int:
+        return sum(math.prod(s) for s in self.norm_stat_shapes)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def parameter_sizes(self) -> tuple[int, ...]:
         return tuple(math.prod(s) for s in self.shapes)
 
-    def mask(self, roles: Collection[Role]) -> Tensor:
+    def role_mask(self, roles: Collection[ParameterRole]) -> Tensor:
         """(P,) bool: where parameters of these roles lie."""
-        return torch.cat([torch.full((n,), r in roles) for n, r in zip(self.sizes, self.roles, strict=True)])
+        return torch.cat([torch.full((n,), r in roles) for n, r in zip(self.parameter_sizes, self.roles, strict=True)])
 
-    def split(self, flat: Tensor) -> list[Tensor]:
+    def split_parameters(self, flat: Tensor) -> list[Tensor]:
         """(..., P) -> views of shape (..., *shape), one a parameter, in order."""
-        return _split(flat, self.shapes, self.size, "weights")
+        return _split_flat(flat, self.shapes, self.num_parameters, "weights")
 
-    def split_stats(self, flat: Tensor) -> list[Tensor]:
-        return _split(flat, self.stat_shapes, self.stat_size, "statistics")
+    def split_norm_stats(self, flat: Tensor) -> list[Tensor]:
+        return _split_flat(flat, self.norm_stat_shapes, self.num_norm_stats, "statistics")
 
-    def read(self, module: nn.Module) -> Snapshot:
-        return Snapshot(_join(p for p in module.parameters() if p.requires_grad), _join(self._stats(module)))
+    def read_state(self, module: nn.Module) -> ModelState:
+        return ModelState(
+            _concat_flat(p for p in module.parameters() if p.requires_grad), _concat_flat(self._stat_buffers(module))
+        )
 
-    def write(self, module: nn.Module, snapshot: Snapshot) -> None:
+    def write_state(self, module: nn.Module, state: ModelState) -> None:
         with torch.no_grad():
             params = [p for p in module.parameters() if p.requires_grad]
-            for p, value in zip(params, self.split(snapshot.weights), strict=True):
+            for p, value in zip(params, self.split_parameters(state.weights), strict=True):
                 p.copy_(value)
-            for b, value in zip(self._stats(module), self.split_stats(snapshot.stats), strict=True):
+            for b, value in zip(self._stat_buffers(module), self.split_norm_stats(state.norm_stats), strict=True):
                 b.copy_(value)
 
-    def _stats(self, module: nn.Module) -> list[Tensor]:
+    def _stat_buffers(self, module: nn.Module) -> list[Tensor]:
         buffers = dict(module.named_buffers())
-        return [buffers[n] for n in self.stat_names]
+        return [buffers[n] for n in self.norm_stat_names]
 
 
-def _join(tensors: Iterator[Tensor] | Iterator[nn.Parameter] | list[Tensor]) -> Tensor:
+def _concat_flat(tensors: Iterator[Tensor] | Iterator[nn.Parameter] | list[Tensor]) -> Tensor:
     flat = [t.detach().reshape(-1).float() for t in tensors]
     return torch.cat(flat) if flat else torch.zeros(0)
 
 
-def _split(flat: Tensor, shapes: tuple[tuple[int, ...], ...], size: int, what: str) -> list[Tensor]:
+def _split_flat(flat: Tensor, shapes: tuple[tuple[int, ...], ...], size: int, what: str) -> list[Tensor]:
     if flat.shape[-1] != size:
-        raise BadModel(
+        raise ModelError(
             f"the {what} hold {flat.shape[-1]} numbers but the model has {size}; is it the same model section?"
         )
     parts = flat.split([math.prod(s) for s in shapes], dim=-1)

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
-from pipeline.core.errors import BadStrategy
+from pipeline.core.errors import StrategyContractError
 
 
 class Component(BaseModel):
@@ -29,79 +29,83 @@ class Component(BaseModel):
 
 
 # kind -> (package whose files hold the built-in ones); a kind is also a section of the study file
-PACKAGES: Mapping[str, str] = {
+COMPONENT_PACKAGES: Mapping[str, str] = {
     "strategies": "pipeline.strategies",
     "codecs": "pipeline.codecs",
-    "combines": "pipeline.aggregation.rules",
+    "aggregation_rules": "pipeline.aggregation.rules",
     "models": "models.networks",
     "data": "sites.data",
     "partitions": "sites.population.partition",
-    "skews": "sites.population.feature_skew",
-    "normalisers": "sites.population.color_normalization",
+    "feature_skews": "sites.population.feature_skew",
+    "normalizations": "sites.population.color_normalization",
 }
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def suggest_names(name: str, valid_names: Iterable[str]) -> str:
     """A list of the valid words, led by the likely one: `did you mean 'lr'? valid: batch, epochs, lr`."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + "valid: " + ", ".join(known)
+    valid_names = sorted(valid_names)
+    matches = difflib.get_close_matches(name, valid_names, n=1)
+    return (f"did you mean {matches[0]!r}? " if matches else "") + "valid: " + ", ".join(valid_names)
 
 
 @cache
-def choices(kind: str) -> Mapping[str, type[Component]]:
+def registered_components(kind: str) -> Mapping[str, type[Component]]:
     """name -> class, of the built-in components and of installed plugins."""
-    package = importlib.import_module(PACKAGES[kind])
+    package = importlib.import_module(COMPONENT_PACKAGES[kind])
     modules = [package]
     if hasattr(package, "__path__"):
         modules += [
             importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)
         ]
-    found: dict[str, type[Component]] = {}
+    registered: dict[str, type[Component]] = {}
     for module in modules:
         for _, cls in inspect.getmembers(module, inspect.isclass):
-            if cls.__module__ == module.__name__ and issubclass(cls, Component) and _name(cls):
-                _add(found, cls, str(module.__file__))
-    for point in entry_points(group=f"hemofed.{kind}"):
-        _add(found, _load(point), f"plugin {point.value}")
-    return dict(sorted(found.items()))
+            if cls.__module__ == module.__name__ and issubclass(cls, Component) and _component_name(cls):
+                _register(registered, cls, str(module.__file__))
+    for entry_point in entry_points(group=f"hemofed.{kind}"):
+        _register(registered, _load_plugin(entry_point), f"plugin {entry_point.value}")
+    return dict(sorted(registered.items()))
 
 
-def _add(found: dict[str, type[Component]], cls: type[Component], where: str) -> None:
-    if _name(cls) in found:
-        raise BadStrategy(
-            f"{where}: the name {_name(cls)!r} is taken by {found[_name(cls)].__module__}; choose another"
+def _register(registered: dict[str, type[Component]], cls: type[Component], origin: str) -> None:
+    if _component_name(cls) in registered:
+        raise StrategyContractError(
+            f"{origin}: the name {_component_name(cls)!r} is taken by {registered[_component_name(cls)].__module__}; choose another"
         )
-    found[_name(cls)] = cls
+    registered[_component_name(cls)] = cls
 
 
-def _load(point: EntryPoint) -> type[Component]:
+def _load_plugin(entry_point: EntryPoint) -> type[Component]:
     try:
-        cls = point.load()
+        cls = entry_point.load()
     except Exception as error:  # whatever a foreign package does on import
-        raise BadStrategy(f"the plugin {point.value} cannot be loaded ({error}); repair or uninstall it") from error
-    if not (isinstance(cls, type) and issubclass(cls, Component) and _name(cls)):
-        raise BadStrategy(f"the plugin {point.value} is no component with a `name`; see docs/add-a-strategy.md")
+        raise StrategyContractError(
+            f"the plugin {entry_point.value} cannot be loaded ({error}); repair or uninstall it"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Component) and _component_name(cls)):
+        raise StrategyContractError(
+            f"the plugin {entry_point.value} is no component with a `name`; see docs/add-a-strategy.md"
+        )
     return cls
 
 
-def plugin_versions(used: Iterable[Component]) -> dict[str, str]:
+def plugin_versions(components: Iterable[Component]) -> dict[str, str]:
     """Distribution -> version of the plugins that these components come from; part of a plan's hash."""
-    modules = {type(component).__module__ for component in used}
+    modules = {type(component).__module__ for component in components}
     return {
-        point.dist.name: point.dist.version
-        for kind in PACKAGES
-        for point in entry_points(group=f"hemofed.{kind}")
-        if point.dist is not None and point.module in modules
+        entry_point.dist.name: entry_point.dist.version
+        for kind in COMPONENT_PACKAGES
+        for entry_point in entry_points(group=f"hemofed.{kind}")
+        if entry_point.dist is not None and entry_point.module in modules
     }
 
 
-def _name(cls: type[Component]) -> str:
+def _component_name(cls: type[Component]) -> str:
     default = cls.model_fields["name"].default
     return default if isinstance(default, str) else ""
 
 
-class Choice:
+class ComponentChoice:
     """`Annotated[Strategy, Choice("strategies")]`: a table with a `name`, or the name alone."""
 
     def __init__(self, kind: str) -> None:
@@ -109,23 +113,25 @@ class Choice:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            self._choose,
+            self._validate_choice,
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda v: v.model_dump(mode="json", exclude_none=True)
             ),
         )
 
-    def _choose(self, value: object) -> Component:
+    def _validate_choice(self, value: object) -> Component:
         if isinstance(value, Component):
             return value
         table = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-            raise PydanticCustomError("no_name", "needs a `name`; {valid}", {"valid": near("", choices(self.kind))})
-        cls = choices(self.kind).get(table["name"])
+            raise PydanticCustomError(
+                "no_name", "needs a `name`; {valid}", {"valid": suggest_names("", registered_components(self.kind))}
+            )
+        cls = registered_components(self.kind).get(table["name"])
         if cls is None:
             raise PydanticCustomError(
                 "unknown_name",
                 "{given} is not known; {valid}",
-                {"given": repr(table["name"]), "valid": near(table["name"], choices(self.kind))},
+                {"given": repr(table["name"]), "valid": suggest_names(table["name"], registered_components(self.kind))},
             )
         return cls.model_validate(dict(table))

@@ -10,13 +10,13 @@ import hashlib
 import torch
 
 
-def seed_of(*parts: object) -> int:
+def derive_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(*parts: object) -> torch.Generator:
-    return torch.Generator().manual_seed(seed_of(*parts))
+def seeded_generator(*parts: object) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(*parts))
 
 
-def uniform(*parts: object) -> float:
-    return seed_of(*parts) / 2**63
+def seeded_uniform(*parts: object) -> float:
+    return derive_seed(*parts) / 2**63

@@ -27,168 +27,207 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from torch import Tensor
 
-from pipeline.coordinator.live_status import Live, wanted
+from pipeline.coordinator.live_status import LiveStatus, requested_state
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadMessage, Halted, HemofedError
-from pipeline.core.files import alone_in, write_atomically
-from pipeline.flare.constants import ABOUT, ALIVE, ASK, HOME, PARCEL, RECEIPT, SILENCE, TOLD
-from pipeline.protocol.messages import Excuse, SiteId, Wait
-from pipeline.protocol.serialization import reply_bytes, task_of
-from pipeline.runs.federated import conduct, run_path
-from pipeline.study.offer import read_offer, statement
-from privacy.ledger.keys import verified
+from pipeline.core.errors import HemofedError, MessageError, RunHaltedError
+from pipeline.core.files import exclusive_lock, write_atomically
+from pipeline.flare.constants import (
+    COORDINATOR_HOME_ENV,
+    DATA_SUMMARY_TASK,
+    EXCHANGE_TASK,
+    HEARTBEAT_TOPIC,
+    JSON_TEXT_KEY,
+    MAX_SILENCE_SECONDS,
+    MESSAGE_BYTES_KEY,
+    RECEIPT_TOPIC,
+)
+from pipeline.protocol.messages import Declined, RoundPolicy, SiteId
+from pipeline.protocol.serialization import peek_task, serialize_reply
+from pipeline.runs.federated import find_run_folder, run_federated
+from pipeline.study.offer import possession_statement, read_offer
+from privacy.ledger.keys import is_valid_signature
 
-LOOK = 0.02  # seconds between two looks for answers
-SLACK = 5.0  # seconds that an answer may be on its way after the deadline
-FIRST = 120.0  # seconds that a site may take to read its data before it first says anything
-LARGEST = 64 << 20  # bytes that an answer may have, or four times the question
+POLL_SECONDS = 0.02  # seconds between two looks for answers
+DEADLINE_GRACE_SECONDS = 5.0  # seconds that an answer may be on its way after the deadline
+FIRST_REPLY_SECONDS = 120.0  # seconds that a site may take to read its data before it first says anything
+MAX_REPLY_BYTES = 64 << 20  # bytes that an answer may have, or four times the question
 
 
-class Flare:
+class FlareEngine:
     """All of FLARE that a run needs, behind `Engine`."""
 
     def __init__(
-        self, send: Callable[[Task, SiteId], None], cancel: Callable[[Task], None], sites: MutableMapping[SiteId, float], live: Live,
-        halted: Callable[[], str], fewest: int, proven: Callable[[SiteId, str, str], bool],
+        self, send_task: Callable[[Task, SiteId], None], cancel_task: Callable[[Task], None], last_seen: MutableMapping[SiteId, float], live_status: LiveStatus,
+        halt_reason: Callable[[], str], min_sites: int, verify_proof: Callable[[SiteId, str, str], bool],
     ) -> None:  # fmt: skip
         """`proven`: whether a site's answer to a number used once is signed by the key that it is known by."""
-        self._send, self._cancel, self._heard, self._live = send, cancel, sites, live
-        self._halted, self._fewest, self._proven = halted, fewest, proven
-        self._answers: queue.Queue[tuple[SiteId, str, Shareable]] = queue.Queue()
-        self._open: dict[SiteId, Task] = {}  # questions whose late answers are welcome
-        self._began = time.monotonic()
+        self._send_task, self._cancel_task, self._last_seen, self._live_status = (
+            send_task,
+            cancel_task,
+            last_seen,
+            live_status,
+        )
+        self._halt_reason, self._min_sites, self._verify_proof = halt_reason, min_sites, verify_proof
+        self._replies: queue.Queue[tuple[SiteId, str, Shareable]] = queue.Queue()
+        self._open_tasks: dict[SiteId, Task] = {}  # questions whose late answers are welcome
+        self._started_at = time.monotonic()
 
     @property
     def clock(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._started_at
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Real sites keep their own state."""
         return {"clock": self.clock}, {}
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self._began = time.monotonic() - float(header["clock"])
+        self._started_at = time.monotonic() - float(header["clock"])
 
-    def about(self) -> dict[SiteId, dict[str, Any]]:
-        self._live.phase = "about"
-        found: dict[SiteId, dict[str, Any]] = {}
-        refused: dict[SiteId, str] = {}
-        once, asked = secrets.token_hex(16), len(self._heard)
-        for site, answer in self._ask(ABOUT, {site: Shareable({TOLD: once}) for site in self._heard}, None, FIRST):
+    def collect_data_summaries(self) -> dict[SiteId, dict[str, Any]]:
+        self._live_status.phase = "about"
+        summaries: dict[SiteId, dict[str, Any]] = {}
+        refusals: dict[SiteId, str] = {}
+        nonce, num_asked = secrets.token_hex(16), len(self._last_seen)
+        for site, reply in self._request_replies(
+            DATA_SUMMARY_TASK,
+            {site: Shareable({JSON_TEXT_KEY: nonce}) for site in self._last_seen},
+            None,
+            FIRST_REPLY_SECONDS,
+        ):
             try:
-                told = json.loads(answer[TOLD])
-                if "refused" in told:
-                    refused[site] = str(told["refused"])
-                elif not self._proven(site, once, str(told.get("proof"))):
+                summary = json.loads(reply[JSON_TEXT_KEY])
+                if "refused" in summary:
+                    refusals[site] = str(summary["refused"])
+                elif not self._verify_proof(site, nonce, str(summary.get("proof"))):
                     # an old certificate opens the line, but whoever holds it has to hold the agent's key, too
-                    refused[site] = "is not signed by the site's key; did it lose its place to another machine?"
+                    refusals[site] = "is not signed by the site's key; did it lose its place to another machine?"
                 else:
-                    found[site] = told
+                    summaries[site] = summary
             except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
-                refused[site] = f"could not say what data it has ({answer.get_return_code()})"
-        self._heard_only(found)
-        if len(found) < self._fewest:
-            reasons = "; ".join(f"{site}: {why}" for site, why in refused.items()) or "they do not answer"
-            raise Halted(f"{len(found)} of {asked} sites are ready, {self._fewest} are needed ({reasons})")
-        return {site: found[site] for site in self._heard if site in found}
+                refusals[site] = f"could not say what data it has ({reply.get_return_code()})"
+        self._forget_other_sites(summaries)
+        if len(summaries) < self._min_sites:
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in refusals.items()) or "they do not answer"
+            raise RunHaltedError(
+                f"{len(summaries)} of {num_asked} sites are ready, {self._min_sites} are needed ({reasons})"
+            )
+        return {site: summaries[site] for site in self._last_seen if site in summaries}
 
-    def _heard_only(self, sites: Mapping[SiteId, object]) -> None:
+    def _forget_other_sites(self, sites: Mapping[SiteId, object]) -> None:
         """Nobody else is asked in this job."""
-        for site in [site for site in self._heard if site not in sites]:
-            del self._heard[site]
+        for site in [site for site in self._last_seen if site not in sites]:
+            del self._last_seen[site]
 
-    def exchange(self, parcels: Mapping[SiteId, bytes], wait: Wait) -> Iterator[tuple[SiteId, bytes]]:
-        self._live.phase = next((task_of(parcel) for parcel in parcels.values()), "")
-        questions = {site: Shareable({PARCEL: parcel}) for site, parcel in parcels.items() if site in self._heard}
-        limit = max([LARGEST, *(4 * len(parcel) for parcel in parcels.values())])
-        for site, answer in self._ask(ASK, questions, wait, SILENCE):
-            parcel = answer.get(PARCEL)
-            if answer.get_return_code() != ReturnCode.OK or not isinstance(parcel, bytes):
-                yield site, _excuse(site, f"failed ({answer.get_return_code()}); its log says why")
-            elif len(parcel) > limit:
-                yield site, _excuse(site, f"quarantined: sent {len(parcel)} bytes, more than {limit}")
-            else:
-                yield site, parcel
-
-    def _ask(
-        self, task: str, questions: Mapping[SiteId, Shareable], wait: Wait | None, silence: float
-    ) -> Iterator[tuple[SiteId, Shareable]]:
-        began = time.monotonic()
-        tasks = {
-            site: self._task(task, site, question) for site, question in questions.items() if site not in self._open
+    def exchange(
+        self, encoded_messages: Mapping[SiteId, bytes], round_policy: RoundPolicy
+    ) -> Iterator[tuple[SiteId, bytes]]:
+        self._live_status.phase = next((peek_task(encoded) for encoded in encoded_messages.values()), "")
+        requests = {
+            site: Shareable({MESSAGE_BYTES_KEY: encoded})
+            for site, encoded in encoded_messages.items()
+            if site in self._last_seen
         }
-        for site, one in tasks.items():
-            self._send(one, site)
-        live, waiting = self._live, set(tasks)
-        live.asked, live.answered, live.missed = list(questions), [], {}
-        end = None if wait is None or wait.deadline is None else began + wait.deadline + SLACK
-        while waiting:
-            live.tell(at_once=False)
-            if why := self._halted():
-                raise Halted(why)
+        max_bytes = max([MAX_REPLY_BYTES, *(4 * len(encoded) for encoded in encoded_messages.values())])
+        for site, reply in self._request_replies(EXCHANGE_TASK, requests, round_policy, MAX_SILENCE_SECONDS):
+            encoded = reply.get(MESSAGE_BYTES_KEY)
+            if reply.get_return_code() != ReturnCode.OK or not isinstance(encoded, bytes):
+                yield site, _encode_declined(site, f"failed ({reply.get_return_code()}); its log says why")
+            elif len(encoded) > max_bytes:
+                yield site, _encode_declined(site, f"quarantined: sent {len(encoded)} bytes, more than {max_bytes}")
+            else:
+                yield site, encoded
+
+    def _request_replies(
+        self, task_name: str, requests: Mapping[SiteId, Shareable], round_policy: RoundPolicy | None, max_silence: float
+    ) -> Iterator[tuple[SiteId, Shareable]]:
+        started_at = time.monotonic()
+        tasks = {
+            site: self._create_task(task_name, site, request)
+            for site, request in requests.items()
+            if site not in self._open_tasks
+        }
+        for site, flare_task in tasks.items():
+            self._send_task(flare_task, site)
+        live_status, pending_sites = self._live_status, set(tasks)
+        live_status.asked, live_status.answered, live_status.missed = list(requests), [], {}
+        give_up_at = (
+            None
+            if round_policy is None or round_policy.deadline is None
+            else started_at + round_policy.deadline + DEADLINE_GRACE_SECONDS
+        )
+        while pending_sites:
+            live_status.write(force=False)
+            if reason := self._halt_reason():
+                raise RunHaltedError(reason)
             try:
-                site, of, answer = self._answers.get(timeout=LOOK)
+                site, request_id, reply = self._replies.get(timeout=POLL_SECONDS)
             except queue.Empty:
-                waiting -= self._silent(waiting, began, silence)
-                if end is not None and time.monotonic() > end:
+                pending_sites -= self._drop_silent_sites(pending_sites, started_at, max_silence)
+                if give_up_at is not None and time.monotonic() > give_up_at:
                     break
                 continue
-            if site in self._heard:
-                self._heard[site] = time.monotonic()
-            if site in tasks and of == tasks[site].props["which"]:
-                waiting.discard(site)
-                live.answered.append(site)
-            elif self._open.pop(site, None) is None:
+            if site in self._last_seen:
+                self._last_seen[site] = time.monotonic()
+            if site in tasks and request_id == tasks[site].props["which"]:
+                pending_sites.discard(site)
+                live_status.answered.append(site)
+            elif self._open_tasks.pop(site, None) is None:
                 continue  # an answer that nobody waits for
-            yield site, answer
-        self._leave(tasks, waiting, wait)
-        live.tell()
+            yield site, reply
+        self._close_tasks(tasks, pending_sites, round_policy)
+        live_status.write()
 
-    def _task(self, name: str, site: SiteId, question: Shareable) -> Task:
-        which = f"{name}-{site}-{time.monotonic_ns()}"
+    def _create_task(self, name: str, site: SiteId, request: Shareable) -> Task:
+        request_id = f"{name}-{site}-{time.monotonic_ns()}"
 
-        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            self._answers.put((client_task.client.name, which, client_task.result))
+        def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            self._replies.put((client_task.client.name, request_id, client_task.result))
             client_task.result = None  # FLARE would keep it until the task is cleared away
 
-        return Task(name=name, data=question, props={"which": which}, result_received_cb=received)
+        return Task(name=name, data=request, props={"which": request_id}, result_received_cb=on_result)
 
-    def _silent(self, waiting: set[SiteId], began: float, silence: float) -> set[SiteId]:
+    def _drop_silent_sites(self, pending_sites: set[SiteId], started_at: float, max_silence: float) -> set[SiteId]:
         """Not heard of for so long, and asked as long ago."""
         now = time.monotonic()
-        gone = {site for site in waiting if now - max(began, self._heard[site]) > silence}
-        self._live.missed |= dict.fromkeys(gone, "silent")
-        self._live.lost = sorted(site for site, heard in self._heard.items() if now - heard > SILENCE)
-        if gone and len(self._heard) - len(self._live.lost) < self._fewest:
-            raise Halted(f"{', '.join(self._live.lost)} cannot be reached, and {self._fewest} sites are needed")
-        return gone
+        silent_sites = {site for site in pending_sites if now - max(started_at, self._last_seen[site]) > max_silence}
+        self._live_status.missed |= dict.fromkeys(silent_sites, "silent")
+        self._live_status.lost = sorted(
+            site for site, last_seen in self._last_seen.items() if now - last_seen > MAX_SILENCE_SECONDS
+        )
+        if silent_sites and len(self._last_seen) - len(self._live_status.lost) < self._min_sites:
+            raise RunHaltedError(
+                f"{', '.join(self._live_status.lost)} cannot be reached, and {self._min_sites} sites are needed"
+            )
+        return silent_sites
 
-    def _leave(self, tasks: Mapping[SiteId, Task], waiting: set[SiteId], wait: Wait | None) -> None:
-        for site in waiting:
-            if wait is not None and wait.late == "keep":
-                self._open[site] = tasks[site]
+    def _close_tasks(
+        self, tasks: Mapping[SiteId, Task], pending_sites: set[SiteId], round_policy: RoundPolicy | None
+    ) -> None:
+        for site in pending_sites:
+            if round_policy is not None and round_policy.late_updates == "keep":
+                self._open_tasks[site] = tasks[site]
         for site, task in tasks.items():
-            if site not in self._open and task.completion_status is None:
-                self._cancel(task)
+            if site not in self._open_tasks and task.completion_status is None:
+                self._cancel_task(task)
 
 
-def _excuse(site: SiteId, reason: str) -> bytes:
-    return reply_bytes(Excuse(site, "", 0, reason))
+def _encode_declined(site: SiteId, reason: str) -> bytes:
+    return serialize_reply(Declined(site, "", 0, reason))
 
 
-class Federation(Controller):  # type: ignore[misc]
+class FlareController(Controller):  # type: ignore[misc]
     """The workflow of a job: everything that it does is in the run's folder, which the job only names."""
 
-    def __init__(self, run: str, digest: str, fewest: int = 1) -> None:
-        super().__init__(task_check_period=LOOK)
-        self._run, self._digest, self._fewest = run, digest, fewest
-        self._heard: dict[SiteId, float] = {}
-        self._spent: dict[SiteId, float] = {}
+    def __init__(self, run: str, digest: str, min_sites: int = 1) -> None:
+        super().__init__(task_check_period=POLL_SECONDS)
+        self._run, self._digest, self._min_sites = run, digest, min_sites
+        self._last_seen: dict[SiteId, float] = {}
+        self._epsilon_by_site: dict[SiteId, float] = {}
         self._lock = threading.Lock()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        self._engine.register_aux_message_handler(ALIVE, self._alive)
-        self._engine.register_aux_message_handler(RECEIPT, self._receipt)
+        self._engine.register_aux_message_handler(HEARTBEAT_TOPIC, self._on_heartbeat)
+        self._engine.register_aux_message_handler(RECEIPT_TOPIC, self._on_receipt_request)
 
     def stop_controller(self, fl_ctx: FLContext) -> None: ...
 
@@ -198,72 +237,81 @@ class Federation(Controller):  # type: ignore[misc]
         self.log_info(fl_ctx, f"{client.name}: an answer that nobody waits for any more is dropped")
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        folder = run_path(Path(os.environ[HOME]), self._run)
+        folder = find_run_folder(Path(os.environ[COORDINATOR_HOME_ENV]), self._run)
         try:
-            with alone_in(folder, wait=True):
-                self._conduct(RunFolder.open(folder), abort_signal, fl_ctx)
-        except Halted as halt:
-            _ended(folder, "halted", str(halt))
+            with exclusive_lock(folder, wait=True):
+                self._run_federated(RunFolder.open(folder), abort_signal, fl_ctx)
+        except RunHaltedError as halt:
+            _write_outcome(folder, "halted", str(halt))
             self.log_info(fl_ctx, f"halted: {halt}")
         except HemofedError as error:
-            _ended(folder, "failed", str(error))
+            _write_outcome(folder, "failed", str(error))
             self.log_error(fl_ctx, str(error))
         except Exception as error:
-            _ended(folder, "failed", f"{type(error).__name__}: {error}; the log of the coordinator has more")
+            _write_outcome(folder, "failed", f"{type(error).__name__}: {error}; the log of the coordinator has more")
             raise
 
-    def _conduct(self, folder: RunFolder, abort: Signal, fl_ctx: FLContext) -> None:
+    def _run_federated(self, folder: RunFolder, abort_signal: Signal, fl_ctx: FLContext) -> None:
         offer = read_offer((folder.path / "offer.json").read_bytes())
         if offer.digest != self._digest:
-            raise BadMessage(f"{folder.path} holds another offer than the one this job is for")
-        present = [client.name for client in self._engine.get_clients()]
+            raise MessageError(f"{folder.path} holds another offer than the one this job is for")
+        connected_sites = [client.name for client in self._engine.get_clients()]
         now = time.monotonic()
-        self._heard.update({site: now for site in offer.sites if site in present})
-        study = folder.study()
-        live = Live(folder.path, study.rounds)
-        live.lost = [site for site in offer.sites if site not in self._heard]
-        live.tell()
+        self._last_seen.update({site: now for site in offer.site_keys if site in connected_sites})
+        study = folder.load_study()
+        live_status = LiveStatus(folder.path, study.rounds)
+        live_status.lost = [site for site in offer.site_keys if site not in self._last_seen]
+        live_status.write()
 
-        def halted() -> str:
-            return "aborted" if abort.triggered else "stop" if wanted(folder.path) == "stop" else ""
+        def halt_reason() -> str:
+            return "aborted" if abort_signal.triggered else "stop" if requested_state(folder.path) == "stop" else ""
 
-        def told() -> dict[str, Any]:
-            return {"epsilon": dict(self._spent)} if self._spent else {}
+        def privacy_spent() -> dict[str, Any]:
+            return {"epsilon": dict(self._epsilon_by_site)} if self._epsilon_by_site else {}
 
-        engine = Flare(
+        engine = FlareEngine(
             lambda task, site: self.send(task, fl_ctx, targets=[site]),
             lambda task: self.cancel_task(task),
-            self._heard,
-            live,
-            halted,
-            max(study.waiting.quorum, self._fewest),
-            lambda site, once, proof: verified(offer.sites[site], "possession", statement(offer, site, once), proof),
+            self._last_seen,
+            live_status,
+            halt_reason,
+            max(study.round.quorum, self._min_sites),
+            lambda site, nonce, proof: is_valid_signature(
+                offer.site_keys[site], "possession", possession_statement(offer, site, nonce), proof
+            ),
         )
-        conduct(folder, offer, engine, live, told)
-        _ended(folder.path, "finished", "")
+        run_federated(folder, offer, engine, live_status, privacy_spent)
+        _write_outcome(folder.path, "finished", "")
 
-    def _alive(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+    def _on_heartbeat(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         site = fl_ctx.get_peer_context().get_identity_name()
-        if site in self._heard:
-            self._heard[site] = time.monotonic()
+        if site in self._last_seen:
+            self._last_seen[site] = time.monotonic()
         return make_reply(ReturnCode.OK)
 
-    def _receipt(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+    def _on_receipt_request(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         """Countersigns the head of a site's ledger."""
-        from pipeline.service.runtime.receipts import countersigned
+        from pipeline.service.runtime.receipts import countersign_request
         from pipeline.service.storage.home import CoordinatorHome
-        from pipeline.service.storage.store import Store
+        from pipeline.service.storage.store import CoordinatorStore
 
-        site, home = fl_ctx.get_peer_context().get_identity_name(), CoordinatorHome.open(Path(os.environ[HOME]))
+        site, home = (
+            fl_ctx.get_peer_context().get_identity_name(),
+            CoordinatorHome.open(Path(os.environ[COORDINATOR_HOME_ENV])),
+        )
         reply = make_reply(ReturnCode.OK)
-        with self._lock, contextlib.closing(Store(home.database)) as store:
-            reply[TOLD] = countersigned(home.path, site, request.get(TOLD, ""), store.note_receipt)
-            spent = request.get("epsilon")
-            granted = "receipt" in json.loads(reply[TOLD])  # signed by that site's key, whoever passed it on
-            if granted and isinstance(spent, float) and math.isfinite(spent):
-                self._spent[site] = spent
+        with self._lock, contextlib.closing(CoordinatorStore(home.database_url)) as store:
+            reply[JSON_TEXT_KEY] = countersign_request(
+                home.path, site, request.get(JSON_TEXT_KEY, ""), store.record_receipt
+            )
+            epsilon = request.get("epsilon")
+            is_granted = "receipt" in json.loads(
+                reply[JSON_TEXT_KEY]
+            )  # signed by that site's key, whoever passed it on
+            if is_granted and isinstance(epsilon, float) and math.isfinite(epsilon):
+                self._epsilon_by_site[site] = epsilon
         return reply
 
 
-def _ended(folder: Path, how: str, why: str) -> None:
-    write_atomically(folder / "ended.json", json.dumps({"how": how, "why": why}).encode())
+def _write_outcome(folder: Path, outcome: str, reason: str) -> None:
+    write_atomically(folder / "ended.json", json.dumps({"how": outcome, "why": reason}).encode())

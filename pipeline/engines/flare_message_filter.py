@@ -22,76 +22,84 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, Messa
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 
-from pipeline.flare.constants import HOME
-from pipeline.flare.provisioning import ADMIN, SERVER
+from pipeline.flare.constants import COORDINATOR_HOME_ENV
+from pipeline.flare.provisioning import ADMIN_NAME, SERVER_NAME
 
-ROOT = "server"
-EVERY = 2.0  # seconds between two looks at who has left
+SERVER_CELL = "server"
+MEMBERSHIP_REFRESH_SECONDS = 2.0  # seconds between two looks at who has left
 # (channel, topic) of requests: to the server itself, and to the process of a run
-TO_SERVER = {("task", topic) for topic in ("challenge", "register", "quit", "heart_beat", "report_job_failure")} | {
+ALLOWED_TO_SERVER = {
+    ("task", topic) for topic in ("challenge", "register", "quit", "heart_beat", "report_job_failure")
+} | {
     ("cellnet.channel", "bye"),
     ("credential_manager", "key_exchange"),
 }
-TO_RUN = {("server_command", "get_task"), ("server_command", "submit_update"), ("cellnet.channel", "bye")}
-ASIDE, ANSWER = "aux_communication", "return_only"
+ALLOWED_TO_RUN = {("server_command", "get_task"), ("server_command", "submit_update"), ("cellnet.channel", "bye")}
+AUX_CHANNEL, RETURN_CHANNEL = "aux_communication", "return_only"
 
 
-class Wall(FLComponent):  # type: ignore[misc]
+class FlareMessageFilter(FLComponent):  # type: ignore[misc]
     """A component of the server's kit."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._left: frozenset[str] = frozenset()
-        self._looked = -EVERY
+        self._departed_sites: frozenset[str] = frozenset()
+        self._refreshed_at = -MEMBERSHIP_REFRESH_SECONDS
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
         try:
-            fl_ctx.get_engine().get_cell().core_cell.add_incoming_filter("*", "*", self._let_through)
+            fl_ctx.get_engine().get_cell().core_cell.add_incoming_filter("*", "*", self._filter_message)
         except Exception as error:  # the one kind at which FLARE's server does not start
             raise UnsafeComponentError(f"no wall between the sites: {error!r}") from error
 
-    def _let_through(self, message: Message) -> Message | None:
+    def _filter_message(self, message: Message) -> Message | None:
         name = message.get_prop(MessagePropKey.COMMON_NAME)
-        if name in (None, SERVER, ADMIN):
+        if name in (None, SERVER_NAME, ADMIN_NAME):
             return None
-        why = "it has left, or was removed" if name in self._gone() else wrong(str(name), message)
-        if not why:
+        reason = (
+            "it has left, or was removed"
+            if name in self._load_departed_sites()
+            else rejection_reason(str(name), message)
+        )
+        if not reason:
             return None
-        self.logger.warning(f"{name}: refused: {why}")
-        return make_reply(ReturnCode.UNAUTHENTICATED, why)
+        self.logger.warning(f"{name}: refused: {reason}")
+        return make_reply(ReturnCode.UNAUTHENTICATED, reason)
 
-    def _gone(self) -> frozenset[str]:
+    def _load_departed_sites(self) -> frozenset[str]:
         """Their certificates are good for years; their membership is not."""
-        if time.monotonic() - self._looked > EVERY:
-            self._looked = time.monotonic()
-            with contextlib.closing(sqlite3.connect(Path(os.environ[HOME], "hemofed.db"), timeout=5.0)) as rows:
-                found = rows.execute("SELECT name FROM sites WHERE left IS NOT NULL").fetchall()
-            self._left = frozenset(name for (name,) in found)
-        return self._left
+        if time.monotonic() - self._refreshed_at > MEMBERSHIP_REFRESH_SECONDS:
+            self._refreshed_at = time.monotonic()
+            with contextlib.closing(
+                sqlite3.connect(Path(os.environ[COORDINATOR_HOME_ENV], "hemofed.db"), timeout=5.0)
+            ) as database:
+                records = database.execute("SELECT name FROM sites WHERE left IS NOT NULL").fetchall()
+            self._departed_sites = frozenset(name for (name,) in records)
+        return self._departed_sites
 
 
-def wrong(name: str, message: Message) -> str:
+def rejection_reason(name: str, message: Message) -> str:
     """Why a message that came over this site's connection goes no further; empty if it may."""
 
-    def said(key: str) -> Any:
+    def header(key: str) -> Any:
         return message.get_header(key, "")
 
-    origin, target = str(said(MessageHeaderKey.ORIGIN)), str(said(MessageHeaderKey.DESTINATION))
+    origin, target = str(header(MessageHeaderKey.ORIGIN)), str(header(MessageHeaderKey.DESTINATION))
     if origin.partition(".")[0] != name:
         return f"a message in the name of {origin}"
-    if target.partition(".")[0] != ROOT:
+    if target.partition(".")[0] != SERVER_CELL:
         return f"a message to {target}; sites speak to the coordinator alone"
-    if said(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
+    if header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
         return ""
-    about = said(MessageHeaderKey.CHANNEL), said(MessageHeaderKey.TOPIC)
-    if about[0] == STREAM_CHANNEL:
-        if said(StreamHeaderKey.ERROR_TYPE) == "BlobSizeError":
+    route = header(MessageHeaderKey.CHANNEL), header(MessageHeaderKey.TOPIC)
+    if route[0] == STREAM_CHANNEL:
+        if header(StreamHeaderKey.ERROR_TYPE) == "BlobSizeError":
             return "it says that it was sent too much, at which FLARE would end the run"
-        if about[1] != STREAM_DATA_TOPIC:
+        if route[1] != STREAM_DATA_TOPIC:
             return ""
-        about = said(StreamHeaderKey.CHANNEL), said(StreamHeaderKey.TOPIC)
-    if about[0] == ANSWER or about in (TO_SERVER if target == ROOT else TO_RUN):
+        route = header(StreamHeaderKey.CHANNEL), header(StreamHeaderKey.TOPIC)
+    if route[0] == RETURN_CHANNEL or route in (ALLOWED_TO_SERVER if target == SERVER_CELL else ALLOWED_TO_RUN):
         return ""
-    return "" if about[0] == ASIDE and target != ROOT else f"{about[1]} on {about[0]} to {target}"
+    return "" if route[0] == AUX_CHANNEL and target != SERVER_CELL else f"{route[1]} on {route[0]} to {target}"

@@ -14,144 +14,193 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.core.seeding import uniform
-from pipeline.protocol.compression import PLAIN, Wire
-from pipeline.protocol.messages import Excuse, Message, Reply, SiteId, Wait, Weighting
-from pipeline.protocol.serialization import read_message, reply_bytes
-from pipeline.strategies.base import Plan, Strategy
-from sites.training.base import Ticket, Trainer
-from sites.worker.client_state import SiteMemory
-from sites.worker.task_session import Visit
+from pipeline.core.seeding import seeded_uniform
+from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression
+from pipeline.protocol.messages import Declined, Message, Reply, RoundPolicy, SiteId, Weighting
+from pipeline.protocol.serialization import deserialize_message, serialize_reply
+from pipeline.strategies.base import Strategy, StrategyContext
+from sites.training.base import Trainer, TrainRequest
+from sites.worker.client_state import ClientStateStore
+from sites.worker.task_session import TaskSession
 
 if TYPE_CHECKING:
-    from sites.privacy.secure_agg_client import Desk
+    from sites.privacy.secure_agg_client import SecureAggClient
 
-ASIDE = frozenset({"advertise", "share", "unmask"})  # a secure sum's steps around the training
+SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})  # a secure sum's steps around the training
 
 
 @dataclass(frozen=True)
-class Profile:
+class ClientSpeedModel:
     """How sites behave on the virtual clock."""
 
-    speed: Mapping[SiteId, float]
-    dropout: Mapping[SiteId, float]
-    stragglers: float
+    steps_per_second: Mapping[SiteId, float]
+    dropout_probability: Mapping[SiteId, float]
+    straggler_fraction: float
     seed: int
 
-    def speeds(self, asked: Sequence[SiteId], turn: int) -> dict[SiteId, float]:
+    def sample_speeds(self, clients: Sequence[SiteId], round_number: int) -> dict[SiteId, float]:
         """Exactly the given share of the asked sites is slow in a turn, each to a random part of its speed."""
-        drawn = sorted(asked, key=lambda s: uniform(self.seed, "straggler", s, turn))
-        slow = set(drawn[: round(self.stragglers * len(asked))])
-        return {s: self.speed[s] * (uniform(self.seed, "pace", s, turn) if s in slow else 1.0) for s in asked}
+        shuffled = sorted(clients, key=lambda s: seeded_uniform(self.seed, "straggler", s, round_number))
+        stragglers = set(shuffled[: round(self.straggler_fraction * len(clients))])
+        return {
+            s: self.steps_per_second[s]
+            * (seeded_uniform(self.seed, "pace", s, round_number) if s in stragglers else 1.0)
+            for s in clients
+        }
 
-    def present(self, site: SiteId, turn: int) -> bool:
-        return uniform(self.seed, "dropout", site, turn) >= self.dropout[site]
+    def is_available(self, site: SiteId, round_number: int) -> bool:
+        return seeded_uniform(self.seed, "dropout", site, round_number) >= self.dropout_probability[site]
 
 
 @dataclass(frozen=True)
-class Late:
+class LateReply:
     site: SiteId
-    due: int  # the turn in which it arrives
-    parcel: bytes
+    due_round: int  # the turn in which it arrives
+    encoded_reply: bytes
 
 
 @dataclass
-class InProcess:
+class SimulatedEngine:
     sites: Sequence[SiteId]
     trainer: Trainer
     strategy: Strategy
-    plan: Plan
+    context: StrategyContext
     weighting: Weighting
-    profile: Profile
-    wire: Wire = PLAIN
+    speed_model: ClientSpeedModel
+    compression: UpdateCompression = NO_COMPRESSION
     clock: float = 0.0
-    memories: dict[SiteId, SiteMemory] = field(default_factory=dict)
-    late: list[Late] = field(default_factory=list)
-    desks: Mapping[SiteId, Desk] = field(default_factory=dict)  # where the study protects anything
+    client_states: dict[SiteId, ClientStateStore] = field(default_factory=dict)
+    late_replies: list[LateReply] = field(default_factory=list)
+    secure_agg_clients: Mapping[SiteId, SecureAggClient] = field(
+        default_factory=dict
+    )  # where the study protects anything
 
-    def exchange(self, parcels: Mapping[SiteId, bytes], wait: Wait) -> Iterator[tuple[SiteId, bytes]]:
-        asked = [s for s in self.sites if s in parcels]
-        messages = {s: read_message(parcels[s], self.wire.open_down) for s in asked}
-        if any(m.task in ASIDE for m in messages.values()):
-            yield from ((s, reply_bytes(self.desks[s].answer(messages[s]))) for s in asked)
+    def exchange(
+        self, encoded_messages: Mapping[SiteId, bytes], round_policy: RoundPolicy
+    ) -> Iterator[tuple[SiteId, bytes]]:
+        clients = [s for s in self.sites if s in encoded_messages]
+        messages = {s: deserialize_message(encoded_messages[s], self.compression.decode_downlink) for s in clients}
+        if any(m.task in SECURE_AGGREGATION_TASKS for m in messages.values()):
+            yield from ((s, serialize_reply(self.secure_agg_clients[s].handle_message(messages[s]))) for s in clients)
             return
-        training = [s for s in asked if messages[s].task == "train"]
-        turn = max((m.turn for m in messages.values()), default=0)
-        arrived = [item for item in self.late if training and item.due <= turn]
-        self.late = [item for item in self.late if item not in arrived]
-        busy = {item.site for item in self.late}
-        occupied = busy | {item.site for item in arrived}  # whoever answers now worked until now
-        speeds = self.profile.speeds(training, turn)
-        waits_for_all = wait.late == "keep" and wait.partial == "drop"
-        visits = []
-        for site in asked:
+        training_clients = [s for s in clients if messages[s].task == "train"]
+        round_number = max((m.round for m in messages.values()), default=0)
+        arrived_replies = [
+            late_reply for late_reply in self.late_replies if training_clients and late_reply.due_round <= round_number
+        ]
+        self.late_replies = [late_reply for late_reply in self.late_replies if late_reply not in arrived_replies]
+        busy_sites = {late_reply.site for late_reply in self.late_replies}
+        occupied_sites = busy_sites | {
+            late_reply.site for late_reply in arrived_replies
+        }  # whoever answers now worked until now
+        speeds = self.speed_model.sample_speeds(training_clients, round_number)
+        waits_for_all = round_policy.late_updates == "keep" and round_policy.partial_updates == "drop"
+        sessions = []
+        for site in clients:
             message = messages[site]
-            if site in training:
-                if site in occupied or not self.profile.present(site, turn):
+            if site in training_clients:
+                if site in occupied_sites or not self.speed_model.is_available(site, round_number):
                     continue
                 message = replace(message, deadline=None) if waits_for_all else message
-            visits.append(self._visit(site, message, speeds.get(site, 1.0)))
-        self._advance(visits)
-        yield from ((item.site, item.parcel) for item in arrived)
-        yield from self._deliver(visits, speeds, turn, wait)
-        yield from ((s, reply_bytes(Excuse(s, "train", turn, "busy with an earlier turn"))) for s in asked if s in busy)
-
-    def _visit(self, site: SiteId, message: Message, speed: float) -> Visit:
-        memory = self.memories.setdefault(site, SiteMemory())
-        return Visit(
-            site, message, self.strategy, self.plan, memory, self.weighting, speed, self.wire, self.desks.get(site)
+            sessions.append(self._open_session(site, message, speeds.get(site, 1.0)))
+        self._advance_sessions(sessions)
+        yield from ((late_reply.site, late_reply.encoded_reply) for late_reply in arrived_replies)
+        yield from self._deliver_replies(sessions, speeds, round_number, round_policy)
+        yield from (
+            (s, serialize_reply(Declined(s, "train", round_number, "busy with an earlier turn")))
+            for s in clients
+            if s in busy_sites
         )
 
-    def _advance(self, visits: Sequence[Visit]) -> None:
-        while waiting := [v for v in visits if v.job is not None]:
-            tickets = [Ticket(v.site, v.message.turn, v.nth, v.job, v.private) for v in waiting if v.job is not None]
-            for visit, result in zip(waiting, self.trainer.run(tickets), strict=True):
-                visit.give(result)
+    def _open_session(self, site: SiteId, message: Message, speed: float) -> TaskSession:
+        client_state = self.client_states.setdefault(site, ClientStateStore())
+        return TaskSession(
+            site,
+            message,
+            self.strategy,
+            self.context,
+            client_state,
+            self.weighting,
+            speed,
+            self.compression,
+            self.secure_agg_clients.get(site),
+        )
 
-    def _deliver(
-        self, visits: Sequence[Visit], speeds: Mapping[SiteId, float], turn: int, wait: Wait
+    def _advance_sessions(self, sessions: Sequence[TaskSession]) -> None:
+        while pending_sessions := [s for s in sessions if s.job is not None]:
+            train_requests = [
+                TrainRequest(s.site, s.message.round, s.job_index, s.job, s.is_private)
+                for s in pending_sessions
+                if s.job is not None
+            ]
+            for session, result in zip(pending_sessions, self.trainer.run(train_requests), strict=True):
+                session.submit_result(result)
+
+    def _deliver_replies(
+        self,
+        sessions: Sequence[TaskSession],
+        speeds: Mapping[SiteId, float],
+        round_number: int,
+        round_policy: RoundPolicy,
     ) -> Iterator[tuple[SiteId, bytes]]:
         """What arrives in this turn; what does not is kept for the turn in which it does."""
-        longest, on_time = 0.0, len(visits) == len(speeds)  # who is busy or has dropped out is waited for
-        for visit in visits:
-            work = visit.work
-            took = (work.done + work.looks) / speeds[visit.site] if work is not None and visit.site in speeds else 0.0
-            if wait.deadline and took > wait.deadline + 1e-9:
-                self.late.append(Late(visit.site, turn + math.ceil(took / wait.deadline) - 1, visit.parcel()))
-                on_time = False
+        max_seconds, all_on_time = 0.0, len(sessions) == len(speeds)  # who is busy or has dropped out is waited for
+        for session in sessions:
+            work = session.work
+            seconds = (
+                (work.steps_done + work.eval_steps) / speeds[session.site]
+                if work is not None and session.site in speeds
+                else 0.0
+            )
+            if round_policy.deadline and seconds > round_policy.deadline + 1e-9:
+                self.late_replies.append(
+                    LateReply(
+                        session.site,
+                        round_number + math.ceil(seconds / round_policy.deadline) - 1,
+                        session.encode_reply(),
+                    )
+                )
+                all_on_time = False
                 continue
-            on_time = on_time and isinstance(visit.answer, Reply) and not (work is not None and work.partial)
-            longest = max(longest, took)
-            yield visit.site, visit.parcel()
+            all_on_time = (
+                all_on_time and isinstance(session.reply, Reply) and not (work is not None and work.is_partial)
+            )
+            max_seconds = max(max_seconds, seconds)
+            yield session.site, session.encode_reply()
         if speeds:
-            self.clock += longest if on_time or wait.deadline is None else wait.deadline
+            self.clock += max_seconds if all_on_time or round_policy.deadline is None else round_policy.deadline
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All that a resumed run needs of the sites, as JSON and tensors."""
-        tensors = {f"late/{i}": _bytes(item.parcel) for i, item in enumerate(self.late)}
-        for site, memory in self.memories.items():
-            tensors |= {f"memory/{site}/committed/{k}": v for k, v in memory.committed.items()}
-            tensors |= {f"memory/{site}/pending/{k}": v for k, v in memory.pending.items()}
+        tensors = {
+            f"late/{i}": _bytes_to_tensor(late_reply.encoded_reply) for i, late_reply in enumerate(self.late_replies)
+        }
+        for site, client_state in self.client_states.items():
+            tensors |= {f"memory/{site}/committed/{k}": v for k, v in client_state.committed.items()}
+            tensors |= {f"memory/{site}/pending/{k}": v for k, v in client_state.pending.items()}
         header = {
             "clock": self.clock,
-            "late": [[item.site, item.due] for item in self.late],
-            "identities": {site: memory.identity for site, memory in self.memories.items()},
+            "late": [[late_reply.site, late_reply.due_round] for late_reply in self.late_replies],
+            "identities": {site: client_state.pending_attempt for site, client_state in self.client_states.items()},
         }
         return header, tensors
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.clock = float(header["clock"])
-        self.late = [Late(s, due, tensors[f"late/{i}"].numpy().tobytes()) for i, (s, due) in enumerate(header["late"])]
-        self.memories = {}
+        self.late_replies = [
+            LateReply(s, due_round, tensors[f"late/{i}"].numpy().tobytes())
+            for i, (s, due_round) in enumerate(header["late"])
+        ]
+        self.client_states = {}
         for site, identity in header["identities"].items():
-            parts: dict[str, dict[str, Tensor]] = {"committed": {}, "pending": {}}
-            for part, found in parts.items():
-                prefix = f"memory/{site}/{part}/"
-                found.update({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-            self.memories[site] = SiteMemory(
-                parts["committed"], parts["pending"], identity and (identity[0], identity[1])
+            tensors_by_section: dict[str, dict[str, Tensor]] = {"committed": {}, "pending": {}}
+            for section, section_tensors in tensors_by_section.items():
+                prefix = f"memory/{site}/{section}/"
+                section_tensors.update({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+            self.client_states[site] = ClientStateStore(
+                tensors_by_section["committed"], tensors_by_section["pending"], identity and (identity[0], identity[1])
             )
 
 
-def _bytes(parcel: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(parcel, np.uint8).copy())
+def _bytes_to_tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())

@@ -1,0 +1,1 @@
+"""What both ends of NVIDIA FLARE share: names and hardened provisioning. Does not import nvflare."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-ABOUT, ASK = "about", "ask"  # tasks
-ALIVE, RECEIPT = "hemofed.alive", "hemofed.receipt"  # messages aside
-PARCEL, TOLD = "parcel", "told"  # what they carry: bytes, JSON text
-HOME = "HEMOFED_COORDINATOR"  # environment: the coordinator's home
-SITE_HOME = "HEMOFED_SITE"  # environment: the site's home
-SILENCE = 20.0  # seconds after which a silent site is not waited for
-BEAT = 1.0  # seconds between two signs of life of a site at work
-CONTROLLER, EXECUTOR = "pipeline.engines.flare.Federation", "sites.worker.flare_executor.SiteExecutor"
+DATA_SUMMARY_TASK, EXCHANGE_TASK = "about", "ask"  # tasks
+HEARTBEAT_TOPIC, RECEIPT_TOPIC = "hemofed.alive", "hemofed.receipt"  # messages aside
+MESSAGE_BYTES_KEY, JSON_TEXT_KEY = "parcel", "told"  # what they carry: bytes, JSON text
+COORDINATOR_HOME_ENV = "HEMOFED_COORDINATOR"  # environment: the coordinator's home
+SITE_HOME_ENV = "HEMOFED_SITE"  # environment: the site's home
+MAX_SILENCE_SECONDS = 20.0  # seconds after which a silent site is not waited for
+HEARTBEAT_SECONDS = 1.0  # seconds between two signs of life of a site at work
+CONTROLLER_PATH, EXECUTOR_PATH = "pipeline.engines.flare.FlareController", "sites.worker.flare_executor.SiteExecutor"

@@ -9,27 +9,27 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.flare.constants import CONTROLLER, EXECUTOR
+from pipeline.flare.constants import CONTROLLER_PATH, EXECUTOR_PATH
 
-PROJECT, ORGANISATION, SERVER, ADMIN = "hemofed", "hemofed", "coordinator", "coordinator@hemofed"
-ROLES = ("project_admin", "org_admin", "lead", "member")
+PROJECT_NAME, ORGANIZATION, SERVER_NAME, ADMIN_NAME = "hemofed", "hemofed", "coordinator", "coordinator@hemofed"
+FLARE_ROLES = ("project_admin", "org_admin", "lead", "member")
 # what the coordinator's own job submission needs; everything else, above all code and shells, is nobody's
-LEAD = {"submit_job": "any", "clone_job": "none", "manage_job": "any", "download_job": "none", "view": "any",
+LEAD_PERMISSIONS = {"submit_job": "any", "clone_job": "none", "manage_job": "any", "download_job": "none", "view": "any",
         "operate": "none", "shell_commands": "none", "byoc": "none"}  # fmt: skip
-NOBODY = dict.fromkeys(LEAD, "none")
-QUICK = {"job_heartbeat_interval": 2.0, "task_check_interval": 1.0,
+NO_PERMISSIONS = dict.fromkeys(LEAD_PERMISSIONS, "none")
+JOB_TIMEOUTS = {"job_heartbeat_interval": 2.0, "task_check_interval": 1.0,
          "dead_client_grace_period": 10.0, "dead_client_check_lead_time": 5.0}  # fmt: skip
-POLL = 0.05  # seconds after which a site that has nothing to do asks again; FLARE's default is 2
-Kit = dict[str, str]
+TASK_POLL_SECONDS = 0.05  # seconds after which a site that has nothing to do asks again; FLARE's default is 2
+StartupKit = dict[str, str]
 
 
-def server_kit(folder: str, port: int) -> Kit:
+def build_server_kit(folder: str, port: int) -> StartupKit:
     """`folder`: where FLARE keeps jobs; it listens on the loopback only, behind the front port."""
-    start = {
+    startup = {
         "format_version": 2,
         "servers": [
             {
-                "name": PROJECT,
+                "name": PROJECT_NAME,
                 "service": {"target": f"127.0.0.1:{port}", "scheme": "grpc"},
                 "admin_server": "127.0.0.1",
                 "admin_port": port,
@@ -40,36 +40,38 @@ def server_kit(folder: str, port: int) -> Kit:
             }
         ],
     }
-    storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+    storage_class = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
     resources = {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [CONTROLLER],
+        "class_allow_list": [CONTROLLER_PATH],
         "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": 15, "admin_timeout": 10.0}],
         "snapshot_persistor": {
             "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
             "args": {
                 "uri_root": "/",
-                "storage": {"path": storage, "args": {"root_dir": f"{folder}/snapshots", "uri_root": "/"}},
+                "storage": {"path": storage_class, "args": {"root_dir": f"{folder}/snapshots", "uri_root": "/"}},
             },
         },
         "components": [
-            _part("wall", "pipeline.engines.flare_message_filter.Wall"),
-            _part("job_scheduler", "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+            _component("wall", "pipeline.engines.flare_message_filter.FlareMessageFilter"),
+            _component("job_scheduler", "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
                   max_jobs=8, min_schedule_interval=1.0, max_schedule_interval=2.0),
-            _part("job_manager", "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+            _component("job_manager", "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
                   uri_root=f"{folder}/jobs", job_store_id="job_store"),
-            _part("job_store", storage),
-            _part("process_launcher", "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
+            _component("job_store", storage_class),
+            _component("process_launcher", "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
         ],
     }  # fmt: skip
-    return _kit("fed_server.json", start, resources, {"project_admin": LEAD})
+    return _build_kit("fed_server.json", startup, resources, {"project_admin": LEAD_PERMISSIONS})
 
 
-def client_kit(site: str, host: str, port: int) -> Kit:
-    start = {
+def build_client_kit(site: str, host: str, port: int) -> StartupKit:
+    startup = {
         "format_version": 2,
-        "servers": [{"name": PROJECT, "service": {"target": f"{host}:{port}", "scheme": "grpc"}, "identity": SERVER}],
+        "servers": [
+            {"name": PROJECT_NAME, "service": {"target": f"{host}:{port}", "scheme": "grpc"}, "identity": SERVER_NAME}
+        ],
         "client": {
             "ssl_private_key": "client.key",
             "ssl_cert": "client.crt",
@@ -82,27 +84,27 @@ def client_kit(site: str, host: str, port: int) -> Kit:
     resources = {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [EXECUTOR],
+        "class_allow_list": [EXECUTOR_PATH],
         "allow_log_streaming": False,
         "client": {"retry_timeout": 30, "compression": "None"},
         "components": [
-            _part("wall", "sites.worker.flare_hardening.Wall"),
-            _part("resource_manager", "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+            _component("wall", "sites.worker.flare_hardening.FlareRequestHardening"),
+            _component("resource_manager", "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
                   num_of_gpus=0, mem_per_gpu_in_GiB=0, expiration_period=300),
-            _part("resource_consumer", "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
-            _part("process_launcher", "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
+            _component("resource_consumer", "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
+            _component("process_launcher", "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
         ],
     }  # fmt: skip
-    return _kit("fed_client.json", start, resources, {"project_admin": LEAD})
+    return _build_kit("fed_client.json", startup, resources, {"project_admin": LEAD_PERMISSIONS})
 
 
-def admin_kit(port: int) -> Kit:
-    start = {
+def build_admin_kit(port: int) -> StartupKit:
+    startup = {
         "format_version": 1,
         "admin": {
-            "project_name": PROJECT,
-            "username": ADMIN,
-            "server_identity": SERVER,
+            "project_name": PROJECT_NAME,
+            "username": ADMIN_NAME,
+            "server_identity": SERVER_NAME,
             "scheme": "grpc",
             "host": "127.0.0.1",
             "port": port,
@@ -116,60 +118,65 @@ def admin_kit(port: int) -> Kit:
             "ca_cert": "rootCA.pem",
         },
     }
-    return {"startup/fed_admin.json": _text(start), "local/resources.json": _text({"format_version": 1, "admin": {}})}
-
-
-def job(run: str, digest: str, sites: list[str], fewest: int) -> Kit:
-    """Configuration alone: which run, and the digest that the sites' officers approved."""
-    ours = {"run": run, "digest": digest}
     return {
-        "meta.json": _text({
+        "startup/fed_admin.json": _to_json(startup),
+        "local/resources.json": _to_json({"format_version": 1, "admin": {}}),
+    }
+
+
+def build_job(run: str, digest: str, sites: list[str], min_sites: int) -> StartupKit:
+    """Configuration alone: which run, and the digest that the sites' officers approved."""
+    run_args = {"run": run, "digest": digest}
+    return {
+        "meta.json": _to_json({
             "name": run,
             "resource_spec": {},
             "deploy_map": {"app": ["server", *sites]},
-            "min_clients": fewest,
+            "min_clients": min_sites,
             "mandatory_clients": [],
         }),
-        "app/config/config_fed_server.json": _text({
+        "app/config/config_fed_server.json": _to_json({
             "format_version": 2,
-            "workflows": [{"id": "federation", "path": CONTROLLER, "args": {**ours, "fewest": fewest}}],
+            "workflows": [{"id": "federation", "path": CONTROLLER_PATH, "args": {**run_args, "fewest": min_sites}}],
             "components": [],
             "task_data_filters": [],
             "task_result_filters": [],
-            "server": {"task_request_interval": POLL},
-            **QUICK,
+            "server": {"task_request_interval": TASK_POLL_SECONDS},
+            **JOB_TIMEOUTS,
         }),
-        "app/config/config_fed_client.json": _text({
+        "app/config/config_fed_client.json": _to_json({
             "format_version": 2,
-            "executors": [{"tasks": ["about", "ask"], "executor": {"path": EXECUTOR, "args": ours}}],
+            "executors": [{"tasks": ["about", "ask"], "executor": {"path": EXECUTOR_PATH, "args": run_args}}],
             "components": [],
             "task_data_filters": [],
             "task_result_filters": [],
-            "default_task_fetch_interval": POLL,
-            **QUICK,
+            "default_task_fetch_interval": TASK_POLL_SECONDS,
+            **JOB_TIMEOUTS,
         }),
     }  # fmt: skip
 
 
-def _part(name: str, path: str, **args: Any) -> dict[str, Any]:
-    return {"id": name, "path": path, "args": args}
+def _component(name: str, class_path: str, **args: Any) -> dict[str, Any]:
+    return {"id": name, "path": class_path, "args": args}
 
 
-def _kit(name: str, start: Mapping[str, Any], resources: Mapping[str, Any], granted: Mapping[str, Any]) -> Kit:
-    permissions = {role: granted.get(role, NOBODY) for role in ROLES}
+def _build_kit(
+    startup_file: str, startup: Mapping[str, Any], resources: Mapping[str, Any], permissions_by_role: Mapping[str, Any]
+) -> StartupKit:
+    permissions = {role: permissions_by_role.get(role, NO_PERMISSIONS) for role in FLARE_ROLES}
     return {
-        f"startup/{name}": _text(start),
-        "local/resources.json": _text(resources),
-        "local/authorization.json": _text({"format_version": "1.0", "permissions": permissions}),
-        "local/log_config.json": _text(LOGGING),
+        f"startup/{startup_file}": _to_json(startup),
+        "local/resources.json": _to_json(resources),
+        "local/authorization.json": _to_json({"format_version": "1.0", "permissions": permissions}),
+        "local/log_config.json": _to_json(LOGGING_CONFIG),
     }
 
 
-def _text(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-LOGGING: Mapping[str, Any] = {
+LOGGING_CONFIG: Mapping[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {

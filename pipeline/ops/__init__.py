@@ -1,0 +1,1 @@
+"""Operations: child processes, JSON logs, encrypted archives, certificates, limits on request bodies."""

@@ -7,17 +7,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
 
-def counted(scope: Scope, receive: Receive, most: int, why: str) -> Receive:
+def limit_body(scope: Scope, receive: Receive, max_bytes: int, error_text: str) -> Receive:
     """`receive`, until more than `most` bytes have come."""
-    told = Headers(scope=scope).get("content-length", "0")
-    got = int(told) if told.isdigit() and int(told) > most else 0
+    content_length = Headers(scope=scope).get("content-length", "0")
+    num_bytes = int(content_length) if content_length.isdigit() and int(content_length) > max_bytes else 0
 
-    async def counting() -> Message:
-        nonlocal got
-        message = await receive() if got <= most else {}
-        got += len(message.get("body", b""))
-        if got > most:
-            raise HTTPException(413, why)
+    async def receive_limited() -> Message:
+        nonlocal num_bytes
+        message = await receive() if num_bytes <= max_bytes else {}
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > max_bytes:
+            raise HTTPException(413, error_text)
         return message
 
-    return counting
+    return receive_limited

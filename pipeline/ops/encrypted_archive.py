@@ -22,175 +22,198 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from pipeline.core.errors import BadRun
-from pipeline.core.files import full_disk_is_named
+from pipeline.core.errors import RunFolderError
+from pipeline.core.files import raise_no_space
 
 MAGIC = b"hemofed-backup/1\n"
-MANIFEST = ".hemofed-backup.json"
-CHUNK, TAG = 2**20, 16
-SALT, PREFIX = 16, 7  # random bytes: of the key, and of all nonces
-COST = 2**15  # scrypt's N: 32 MB and a tenth of a second
+MANIFEST_NAME = ".hemofed-backup.json"
+CHUNK_BYTES, TAG_BYTES = 2**20, 16
+SALT_BYTES, NONCE_PREFIX_BYTES = 16, 7  # random bytes: of the key, and of all nonces
+SCRYPT_COST = 2**15  # scrypt's N: 32 MB and a tenth of a second
 
 
-def pack(out: Path, files: Iterable[tuple[str, bytes, int]], about: dict[str, Any], passphrase: str | None) -> Path:
+def pack_archive(
+    archive_path: Path, files: Iterable[tuple[str, bytes, int]], metadata: dict[str, Any], passphrase: str | None
+) -> Path:
     """(name, content, mode) each. The whole file is there at the end, or nothing is."""
-    if out.exists():
-        raise BadRun(f"{out} exists and is not overwritten; choose another name")
-    with full_disk_is_named(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")  # mode 0600
-        temporary = Path(name)
+    if archive_path.exists():
+        raise RunFolderError(f"{archive_path} exists and is not overwritten; choose another name")
+    with raise_no_space(archive_path):
+        archive_path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary_name = tempfile.mkstemp(
+            dir=archive_path.parent, prefix=f".{archive_path.name}.", suffix=".tmp"
+        )  # mode 0600
+        temporary = Path(temporary_name)
         try:
-            with os.fdopen(handle, "wb") as file:
-                with _sealing(file, passphrase) as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
-                    sums = {}
+            with os.fdopen(descriptor, "wb") as file:
+                with _open_sink(file, passphrase) as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
+                    digests = {}
                     for path, content, mode in files:
-                        sums[path] = hashlib.sha256(content).hexdigest()
-                        _add(tar, path, content, mode)
-                    _add(tar, MANIFEST, json.dumps({"about": about, "sha256": sums}, indent=1).encode(), 0o600)
+                        digests[path] = hashlib.sha256(content).hexdigest()
+                        _add_member(tar, path, content, mode)
+                    _add_member(
+                        tar, MANIFEST_NAME, json.dumps({"about": metadata, "sha256": digests}, indent=1).encode(), 0o600
+                    )
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(out)
+            temporary.replace(archive_path)
         finally:
             temporary.unlink(missing_ok=True)
-    return out
+    return archive_path
 
 
-def unpack(file: Path, into: Path, passphrase: str | None) -> dict[str, Any]:
+def unpack_archive(archive_path: Path, target_folder: Path, passphrase: str | None) -> dict[str, Any]:
     """Into an empty folder, and what its maker said about it. Only after this returns is any of it to be believed."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     manifest: Any = None
     try:
-        with file.open("rb") as raw, tarfile.open(fileobj=_opened(raw, file, passphrase), mode="r|") as tar:
+        with (
+            archive_path.open("rb") as raw,
+            tarfile.open(fileobj=_open_source(raw, archive_path, passphrase), mode="r|") as tar,
+        ):
             for member in tar:
-                name = _safe(file, member, found)
+                name = _check_member_name(archive_path, member, digests)
                 source = tar.extractfile(member)
                 assert source is not None
-                if name == MANIFEST:
+                if name == MANIFEST_NAME:
                     manifest = json.loads(source.read())
                     continue
                 if manifest is not None:
-                    raise BadRun(f"{file}: {name!r} comes after the list of what is in it; it was altered")
-                found[name] = _copy(source, into / name, member.mode)
+                    raise RunFolderError(
+                        f"{archive_path}: {name!r} comes after the list of what is in it; it was altered"
+                    )
+                digests[name] = _copy_member(source, target_folder / name, member.mode)
     except (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError) as error:
-        raise BadRun(f"{file} is no backup, or is damaged ({error}); use another copy") from error
-    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(part), dict) for part in ("about", "sha256")):
-        raise BadRun(f"{file} is cut short: the list of what should be in it is missing; use another copy")
-    if wrong := sorted(set(found.items()) ^ set(manifest["sha256"].items())):
-        raise BadRun(f"{file}: {wrong[0][0]!r} is not what was saved; use another copy")
-    about: dict[str, Any] = manifest["about"]
-    return about
+        raise RunFolderError(f"{archive_path} is no backup, or is damaged ({error}); use another copy") from error
+    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(key), dict) for key in ("about", "sha256")):
+        raise RunFolderError(
+            f"{archive_path} is cut short: the list of what should be in it is missing; use another copy"
+        )
+    if mismatches := sorted(set(digests.items()) ^ set(manifest["sha256"].items())):
+        raise RunFolderError(f"{archive_path}: {mismatches[0][0]!r} is not what was saved; use another copy")
+    metadata: dict[str, Any] = manifest["about"]
+    return metadata
 
 
-def is_sealed(file: Path) -> bool:
-    with file.open("rb") as raw:
+def is_encrypted(archive_path: Path) -> bool:
+    with archive_path.open("rb") as raw:
         return raw.read(len(MAGIC)) == MAGIC
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+def _add_member(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = len(content), mode & 0o755
     tar.addfile(member, io.BytesIO(content))
 
 
-def _safe(file: Path, member: tarfile.TarInfo, found: dict[str, str]) -> str:
+def _check_member_name(archive_path: Path, member: tarfile.TarInfo, digests: dict[str, str]) -> str:
     """A plain file, below the folder, once."""
-    path = PurePosixPath(member.name)
+    member_path = PurePosixPath(member.name)
     if not member.isreg() or member.issparse():
-        raise BadRun(
-            f"{file}: {member.name!r} is a link or no plain file; such a backup is not ours and is not restored"
+        raise RunFolderError(
+            f"{archive_path}: {member.name!r} is a link or no plain file; such a backup is not ours and is not restored"
         )
     if (
-        path.is_absolute()
-        or ".." in path.parts
-        or str(path) != member.name
+        member_path.is_absolute()
+        or ".." in member_path.parts
+        or str(member_path) != member.name
         or "\\" in member.name
-        or path == PurePosixPath()
+        or member_path == PurePosixPath()
     ):
-        raise BadRun(f"{file}: {member.name!r} points out of the folder; such a backup is not ours and is not restored")
-    if member.name in found:
-        raise BadRun(f"{file}: {member.name!r} is in it twice; it was altered")
+        raise RunFolderError(
+            f"{archive_path}: {member.name!r} points out of the folder; such a backup is not ours and is not restored"
+        )
+    if member.name in digests:
+        raise RunFolderError(f"{archive_path}: {member.name!r} is in it twice; it was altered")
     return member.name
 
 
-def _copy(source: IO[bytes], target: Path, mode: int) -> str:
+def _copy_member(source: IO[bytes], target: Path, mode: int) -> str:
     digest = hashlib.sha256()
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with full_disk_is_named(target), os.fdopen(handle, "wb") as out:
-        while block := source.read(CHUNK):
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with raise_no_space(target), os.fdopen(descriptor, "wb") as file:
+        while block := source.read(CHUNK_BYTES):
             digest.update(block)
-            out.write(block)
-        os.fchmod(out.fileno(), mode & 0o755)
-        out.flush()
-        os.fsync(out.fileno())
+            file.write(block)
+        os.fchmod(file.fileno(), mode & 0o755)
+        file.flush()
+        os.fsync(file.fileno())
     return digest.hexdigest()
 
 
 @contextmanager
-def _sealing(file: BinaryIO, passphrase: str | None) -> Iterator[IO[bytes]]:
+def _open_sink(file: BinaryIO, passphrase: str | None) -> Iterator[IO[bytes]]:
     if passphrase is None:
         yield file
         return
-    salt, prefix = os.urandom(SALT), os.urandom(PREFIX)
+    salt, prefix = os.urandom(SALT_BYTES), os.urandom(NONCE_PREFIX_BYTES)
     file.write(MAGIC + salt + prefix)
-    sink = _Sealed(file, AESGCM(_key(passphrase, salt)), prefix)
+    sink = _EncryptingWriter(file, AESGCM(_derive_key(passphrase, salt)), prefix)
     yield cast("IO[bytes]", sink)
-    sink.end()
+    sink.finish()
 
 
-def _opened(raw: BinaryIO, file: Path, passphrase: str | None) -> IO[bytes]:
-    head = raw.read(len(MAGIC))
-    if head != MAGIC:
+def _open_source(raw: BinaryIO, archive_path: Path, passphrase: str | None) -> IO[bytes]:
+    magic = raw.read(len(MAGIC))
+    if magic != MAGIC:
         raw.seek(0)
         return raw
     if passphrase is None:
-        raise BadRun(f"{file} is protected by a passphrase, and none was given; set HEMOFED_PASSPHRASE, or type it in")
-    salt, prefix = raw.read(SALT), raw.read(PREFIX)
-    return cast("IO[bytes]", _Unsealed(raw, file, AESGCM(_key(passphrase, salt)), prefix))
+        raise RunFolderError(
+            f"{archive_path} is protected by a passphrase, and none was given; set HEMOFED_PASSPHRASE, or type it in"
+        )
+    salt, prefix = raw.read(SALT_BYTES), raw.read(NONCE_PREFIX_BYTES)
+    return cast("IO[bytes]", _DecryptingReader(raw, archive_path, AESGCM(_derive_key(passphrase, salt)), prefix))
 
 
-def _key(passphrase: str, salt: bytes) -> bytes:
-    return Scrypt(salt=salt, length=32, n=COST, r=8, p=1).derive(passphrase.encode())
+def _derive_key(passphrase: str, salt: bytes) -> bytes:
+    return Scrypt(salt=salt, length=32, n=SCRYPT_COST, r=8, p=1).derive(passphrase.encode())
 
 
-def _nonce(prefix: bytes, number: int, last: bool) -> bytes:
-    return prefix + number.to_bytes(4, "big") + bytes([last])
+def _make_nonce(prefix: bytes, counter: int, is_last: bool) -> bytes:
+    return prefix + counter.to_bytes(4, "big") + bytes([is_last])
 
 
-class _Sealed:
+class _EncryptingWriter:
     def __init__(self, file: BinaryIO, cipher: AESGCM, prefix: bytes) -> None:
-        self._file, self._cipher, self._prefix, self._number, self._rest = file, cipher, prefix, 0, bytearray()
+        self._file, self._cipher, self._prefix, self._counter, self._buffer = file, cipher, prefix, 0, bytearray()
 
     def write(self, data: bytes) -> int:
-        self._rest += data
-        while len(self._rest) > CHUNK:  # the last chunk is known only at the end
-            self._out(bytes(self._rest[:CHUNK]), False)
-            del self._rest[:CHUNK]
+        self._buffer += data
+        while len(self._buffer) > CHUNK_BYTES:  # the last chunk is known only at the end
+            self._write_chunk(bytes(self._buffer[:CHUNK_BYTES]), False)
+            del self._buffer[:CHUNK_BYTES]
         return len(data)
 
-    def end(self) -> None:
-        self._out(bytes(self._rest), True)
+    def finish(self) -> None:
+        self._write_chunk(bytes(self._buffer), True)
 
-    def _out(self, chunk: bytes, last: bool) -> None:
-        self._file.write(self._cipher.encrypt(_nonce(self._prefix, self._number, last), chunk, MAGIC))
-        self._number += 1
+    def _write_chunk(self, chunk: bytes, is_last: bool) -> None:
+        self._file.write(self._cipher.encrypt(_make_nonce(self._prefix, self._counter, is_last), chunk, MAGIC))
+        self._counter += 1
 
 
-class _Unsealed:
-    def __init__(self, raw: BinaryIO, file: Path, cipher: AESGCM, prefix: bytes) -> None:
-        self._raw, self._file, self._cipher, self._prefix, self._number = raw, file, cipher, prefix, 0
-        self._have, self._next, self._over = b"", raw.read(CHUNK + TAG), False
+class _DecryptingReader:
+    def __init__(self, raw: BinaryIO, archive_path: Path, cipher: AESGCM, prefix: bytes) -> None:
+        self._raw, self._archive_path, self._cipher, self._prefix, self._counter = raw, archive_path, cipher, prefix, 0
+        self._buffer, self._next_chunk, self._is_exhausted = b"", raw.read(CHUNK_BYTES + TAG_BYTES), False
 
     def read(self, size: int) -> bytes:
-        while len(self._have) < size and not self._over:
-            chunk, self._next = self._next, self._raw.read(CHUNK + TAG)
-            self._over = not self._next
+        while len(self._buffer) < size and not self._is_exhausted:
+            chunk, self._next_chunk = self._next_chunk, self._raw.read(CHUNK_BYTES + TAG_BYTES)
+            self._is_exhausted = not self._next_chunk
             try:
-                self._have += self._cipher.decrypt(_nonce(self._prefix, self._number, self._over), chunk, MAGIC)
+                self._buffer += self._cipher.decrypt(
+                    _make_nonce(self._prefix, self._counter, self._is_exhausted), chunk, MAGIC
+                )
             except InvalidTag as error:
-                why = "the passphrase is wrong, or it is damaged" if self._number == 0 else "it is damaged or cut short"
-                raise BadRun(f"{self._file} cannot be read: {why}; try again, or use another copy") from error
-            self._number += 1
-        given, self._have = self._have[:size], self._have[size:]
-        return given
+                reason = (
+                    "the passphrase is wrong, or it is damaged" if self._counter == 0 else "it is damaged or cut short"
+                )
+                raise RunFolderError(
+                    f"{self._archive_path} cannot be read: {reason}; try again, or use another copy"
+                ) from error
+            self._counter += 1
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data

@@ -13,75 +13,88 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.codecs.base import ANY, Chain, Layout, decode, encode, feeds_back
-from pipeline.core.errors import BadMessage
-from pipeline.core.seeding import generator
-from pipeline.protocol.messages import Memory, Message, Packed, SiteId, Update, Vectors
-from pipeline.protocol.serialization import message_bytes
+from pipeline.codecs.base import (
+    UNKNOWN_LAYOUT,
+    CodecChain,
+    VectorLayout,
+    decode_vector,
+    encode_vector,
+    has_error_feedback,
+)
+from pipeline.core.errors import MessageError
+from pipeline.core.seeding import seeded_generator
+from pipeline.protocol.messages import ClientState, ClientUpdate, EncodedVector, Message, NamedTensors, SiteId
+from pipeline.protocol.serialization import serialize_message
 
-_RESIDUAL = "residual/"
+_RESIDUAL_PREFIX = "residual/"
 
 
 @dataclass(frozen=True)
-class Wire:
-    up: Chain = ()
-    down: Chain = ()
-    layout: Layout = ANY
+class UpdateCompression:
+    uplink: CodecChain = ()
+    downlink: CodecChain = ()
+    layout: VectorLayout = UNKNOWN_LAYOUT
     seed: int = 0
 
-    def seal(
-        self, update: Update, kept: Memory, site: SiteId, turn: int
-    ) -> tuple[dict[str, Packed], dict[str, Tensor]]:
+    def compress_update(
+        self, update: ClientUpdate, old_residuals: ClientState, site: SiteId, round_number: int
+    ) -> tuple[dict[str, EncodedVector], dict[str, Tensor]]:
         """The encoded means, and what they lost, to be added to the next ones. `kept` is what the last ones lost."""
-        packed: dict[str, Packed] = {}
-        lost: dict[str, Tensor] = {}
-        for key in _encodable(update.mean) if self.up else ():
-            x, name = update.mean[key], f"{_RESIDUAL}{key}"
-            if feeds_back(self.up) and name in kept:
-                x = x + kept[name]
-            packed[key] = encode(self.up, x, self.layout, generator(self.seed, site, turn, "up", key))
-            if feeds_back(self.up):
-                lost[name] = x - decode(self.up, packed[key], self.layout)
-        return packed, lost
+        encoded: dict[str, EncodedVector] = {}
+        new_residuals: dict[str, Tensor] = {}
+        for key in _compressible_keys(update.averaged) if self.uplink else ():
+            x, name = update.averaged[key], f"{_RESIDUAL_PREFIX}{key}"
+            if has_error_feedback(self.uplink) and name in old_residuals:
+                x = x + old_residuals[name]
+            encoded[key] = encode_vector(
+                self.uplink, x, self.layout, seeded_generator(self.seed, site, round_number, "up", key)
+            )
+            if has_error_feedback(self.uplink):
+                new_residuals[name] = x - decode_vector(self.uplink, encoded[key], self.layout)
+        return encoded, new_residuals
 
-    def parcels(self, messages: Mapping[SiteId, Message]) -> dict[SiteId, bytes]:
+    def serialize_messages(self, messages: Mapping[SiteId, Message]) -> dict[SiteId, bytes]:
         """A vector that goes to many is encoded once."""
-        done: dict[int, Packed] = {}
-        out = {}
+        encoded_by_id: dict[int, EncodedVector] = {}
+        serialized = {}
         for site, message in messages.items():
-            keys = _encodable(message.vectors) if self.down and message.task == "train" else []
+            keys = _compressible_keys(message.vectors) if self.downlink and message.task == "train" else []
             for key in keys:
                 x = message.vectors[key]
-                if id(x) not in done:
-                    dice = generator(self.seed, message.turn, "down", len(done))
-                    done[id(x)] = encode(self.down, x, self.layout, dice)
-            out[site] = message_bytes(message, {key: done[id(message.vectors[key])] for key in keys})
-        return out
+                if id(x) not in encoded_by_id:
+                    rng = seeded_generator(self.seed, message.round, "down", len(encoded_by_id))
+                    encoded_by_id[id(x)] = encode_vector(self.downlink, x, self.layout, rng)
+            serialized[site] = serialize_message(
+                message, {key: encoded_by_id[id(message.vectors[key])] for key in keys}
+            )
+        return serialized
 
-    def open_up(self, packed: Packed) -> Tensor:
-        return self._open(self.up, packed)
+    def decode_uplink(self, encoded: EncodedVector) -> Tensor:
+        return self._decode(self.uplink, encoded)
 
-    def open_down(self, packed: Packed) -> Tensor:
-        return self._open(self.down, packed)
+    def decode_downlink(self, encoded: EncodedVector) -> Tensor:
+        return self._decode(self.downlink, encoded)
 
-    def _open(self, chain: Chain, packed: Packed) -> Tensor:
+    def _decode(self, chain: CodecChain, encoded: EncodedVector) -> Tensor:
         if not chain:
-            raise BadMessage("a vector came encoded, but this study names no codec for that way")
-        if not 0 <= packed.n <= sum(self.layout.sizes):  # before anything of that length is made
-            raise BadMessage(f"an encoded vector claims {packed.n} numbers; the model has {sum(self.layout.sizes)}")
-        return decode(chain, packed, self.layout)
+            raise MessageError("a vector came encoded, but this study names no codec for that way")
+        if not 0 <= encoded.n <= sum(self.layout.tensor_sizes):  # before anything of that length is made
+            raise MessageError(
+                f"an encoded vector claims {encoded.n} numbers; the model has {sum(self.layout.tensor_sizes)}"
+            )
+        return decode_vector(chain, encoded, self.layout)
 
 
-PLAIN = Wire()
+NO_COMPRESSION = UpdateCompression()
 
 
-def residuals(memory: Memory) -> dict[str, Tensor]:
-    return {key: value for key, value in memory.items() if key.startswith(_RESIDUAL)}
+def select_residuals(client_state: ClientState) -> dict[str, Tensor]:
+    return {key: value for key, value in client_state.items() if key.startswith(_RESIDUAL_PREFIX)}
 
 
-def without_residuals(memory: Memory) -> Memory:
-    return {key: value for key, value in memory.items() if not key.startswith(_RESIDUAL)}
+def drop_residuals(client_state: ClientState) -> ClientState:
+    return {key: value for key, value in client_state.items() if not key.startswith(_RESIDUAL_PREFIX)}
 
 
-def _encodable(vectors: Vectors) -> list[str]:
+def _compressible_keys(vectors: NamedTensors) -> list[str]:
     return [k for k, v in vectors.items() if "stats" not in k.split("/") and v.dim() == 1 and v.dtype == torch.float32]

@@ -13,12 +13,14 @@ import re
 import ssl
 from dataclasses import dataclass, field
 
-from pipeline.core.errors import BadKey
+from pipeline.core.errors import KeyFileError
 
-FORM = "hemofed1"
-SHOWN = 32  # hex digits
-PATTERN = re.compile(rf"^{FORM}\.([A-Za-z0-9_-]{{16,200}})\.([0-9a-f]{{{SHOWN}}})$")
-BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+FORMAT_PREFIX = "hemofed1"
+FINGERPRINT_HEX_DIGITS = 32  # hex digits
+INVITATION_PATTERN = re.compile(
+    rf"^{FORMAT_PREFIX}\.([A-Za-z0-9_-]{{16,200}})\.([0-9a-f]{{{FINGERPRINT_HEX_DIGITS}}})$"
+)
+PEM_BEGIN, PEM_END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 @dataclass(frozen=True)
@@ -27,34 +29,34 @@ class Invitation:
     fingerprint: str
 
 
-def invitation(token: str, ca_pem: str) -> str:
-    return f"{FORM}.{token}.{ca_fingerprint(ca_pem)}"
+def format_invitation(token: str, ca_pem: str) -> str:
+    return f"{FORMAT_PREFIX}.{token}.{ca_fingerprint(ca_pem)}"
 
 
 def parse_invitation(text: str) -> Invitation:
-    found = PATTERN.fullmatch(text.strip())
-    if found is None:  # not shown: it may be a secret with a slip in it
-        raise BadKey(
-            f"this is no invitation; it looks like {FORM}.TOKEN.FINGERPRINT: copy the whole line from the lead"
+    matched = INVITATION_PATTERN.fullmatch(text.strip())
+    if matched is None:  # not shown: it may be a secret with a slip in it
+        raise KeyFileError(
+            f"this is no invitation; it looks like {FORMAT_PREFIX}.TOKEN.FINGERPRINT: copy the whole line from the lead"
         )
-    return Invitation(found[1], found[2])
+    return Invitation(matched[1], matched[2])
 
 
 def ca_fingerprint(pem: str) -> str:
-    return hashlib.sha256(_der(pem)).hexdigest()[:SHOWN]
+    return hashlib.sha256(_decode_pem(pem)).hexdigest()[:FINGERPRINT_HEX_DIGITS]
 
 
-def one_certificate(pem: str) -> str:
+def normalize_certificate(pem: str) -> str:
     """The same certificate without anything around it: what else stood in the text would be believed, too."""
-    return ssl.DER_cert_to_PEM_cert(_der(pem))
+    return ssl.DER_cert_to_PEM_cert(_decode_pem(pem))
 
 
-def _der(pem: str) -> bytes:
-    before, begin, rest = pem.partition(BEGIN)
-    inside, end, after = rest.partition(END)
+def _decode_pem(pem: str) -> bytes:
+    before, begin, rest = pem.partition(PEM_BEGIN)
+    body, end, after = rest.partition(PEM_END)
     if not begin or not end or before.strip() or after.strip():
-        raise BadKey("this is not one certificate in PEM; the coordinator's HOME/ca.pem is wanted")
+        raise KeyFileError("this is not one certificate in PEM; the coordinator's HOME/ca.pem is wanted")
     try:
-        return base64.b64decode("".join(inside.split()), validate=True)
+        return base64.b64decode("".join(body.split()), validate=True)
     except ValueError as error:
-        raise BadKey("the certificate's PEM is damaged; the coordinator's HOME/ca.pem is wanted") from error
+        raise KeyFileError("the certificate's PEM is damaged; the coordinator's HOME/ca.pem is wanted") from error

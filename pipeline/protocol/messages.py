@@ -12,157 +12,157 @@ from typing import Literal
 
 from torch import Tensor
 
-from pipeline.core.errors import BadStrategy
-from pipeline.protocol.tasks import Job, Result, Split, Work
+from pipeline.core.errors import StrategyContractError
+from pipeline.protocol.tasks import JobResult, LocalJob, LocalWork, Split
 
 SiteId = str
-Identity = tuple[int, int]  # (turn, attempt)
-Memory = Mapping[str, Tensor]  # a site's own state; never leaves it
-Vectors = Mapping[str, Tensor]
-Sees = Literal["totals", "groups", "each"]  # what of the sites' answers somebody must look at
+RoundAttempt = tuple[int, int]  # (turn, attempt)
+ClientState = Mapping[str, Tensor]  # a site's own state; never leaves it
+NamedTensors = Mapping[str, Tensor]
+Visibility = Literal["totals", "groups", "each"]  # what of the sites' answers somebody must look at
 
 
 Weighting = Literal["examples", "equal", "inverse"]
-BUDGET = "privacy budget"  # how a site's excuse begins when it has nothing left to spend
+BUDGET_DECLINE_PREFIX = "privacy budget"  # how a site's excuse begins when it has nothing left to spend
 
 
-def weigh(rule: Weighting, work: Work | None) -> float:
+def client_weight(rule: Weighting, work: LocalWork | None) -> float:
     """`inverse`: sites with few examples count more, so that a small hospital is heard."""
-    n = float(work.examples) if work is not None else 1.0
+    n = float(work.num_examples) if work is not None else 1.0
     return {"examples": n, "equal": 1.0, "inverse": 1.0 / max(n, 1.0)}[rule]
 
 
 @dataclass(frozen=True)
-class Packed:
+class EncodedVector:
     """A vector of n numbers as a codec sends it."""
 
     n: int
-    parts: Vectors
+    parts: NamedTensors
 
 
 @dataclass(frozen=True)
 class Message:
     task: str
-    turn: int
-    vectors: Vectors
+    round: int
+    vectors: NamedTensors
     attempt: int = 0
-    counted: Identity | None = None
+    last_accepted: RoundAttempt | None = None
     deadline: float | None = None
-    partial: bool = True  # whether work cut short by the deadline is welcome
+    accept_partial: bool = True  # whether work cut short by the deadline is welcome
     splits: tuple[Split, ...] = ()  # what `judge` looks at
 
 
 @dataclass(frozen=True)
-class Update:
+class ClientUpdate:
     """`mean` entries are averaged by the study's weighting rule, `sum` entries added.
 
     `group`: whose mean this belongs to, where an algorithm keeps several models and the site chooses.
     """
 
-    mean: Vectors = field(default_factory=dict)
-    sum: Vectors = field(default_factory=dict)
-    work: Work | None = None
-    group: int = 0
+    averaged: NamedTensors = field(default_factory=dict)
+    summed: NamedTensors = field(default_factory=dict)
+    work: LocalWork | None = None
+    cluster: int = 0
 
 
 @dataclass(frozen=True)
 class Reply:
     site: SiteId
     task: str
-    turn: int
+    round: int
     attempt: int
-    update: Update
+    update: ClientUpdate
     weight: float
 
 
 @dataclass(frozen=True)
-class Excuse:
+class Declined:
     """A site that sits this turn out says why."""
 
     site: SiteId
     task: str
-    turn: int
+    round: int
     reason: str
 
 
 @dataclass(frozen=True)
-class Wait:
+class RoundPolicy:
     deadline: float | None = None
     quorum: int = 1
-    partial: Literal["drop", "keep"] = "keep"
-    late: Literal["drop", "keep"] = "drop"
+    partial_updates: Literal["drop", "keep"] = "keep"
+    late_updates: Literal["drop", "keep"] = "drop"
 
 
-Flow = Generator[Job, Result, tuple[Update, Memory]]
+ClientTask = Generator[LocalJob, JobResult, tuple[ClientUpdate, ClientState]]
 
 
-class Total:
+class Aggregate:
     """Sums over replies, in the order of arrival; an engine that must repeat itself bit for bit yields in site order."""
 
     def __init__(self) -> None:
-        self.works: dict[SiteId, Work] = {}
-        self.sites: list[SiteId] = []
-        self.count = 0
-        self._weight = 0.0
-        self._means: dict[str, Tensor] = {}
+        self.work_by_client: dict[SiteId, LocalWork] = {}
+        self.clients: list[SiteId] = []
+        self.num_replies = 0
+        self._weight_sum = 0.0
+        self._weighted_sums: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
 
     def add(self, reply: Reply) -> None:
         update = reply.update
-        self.count += 1
-        self.sites.append(reply.site)
-        self._weight += reply.weight
-        for key, value in update.mean.items():
-            _accumulate(self._means, key, value, reply.weight)
-        for key, value in update.sum.items():
+        self.num_replies += 1
+        self.clients.append(reply.site)
+        self._weight_sum += reply.weight
+        for key, value in update.averaged.items():
+            _accumulate(self._weighted_sums, key, value, reply.weight)
+        for key, value in update.summed.items():
             _accumulate(self._sums, key, value, 1.0)
         if update.work is not None:
-            self.works[reply.site] = update.work
+            self.work_by_client[reply.site] = update.work
 
     @classmethod
-    def of(cls, replies: Iterable[Reply], means: Vectors | None = None) -> Total:
+    def from_replies(cls, replies: Iterable[Reply], means: NamedTensors | None = None) -> Aggregate:
         """Of these replies; `means` where a rule other than the weighted mean made them."""
-        total = cls()
+        aggregate = cls()
         for reply in replies:
-            total.add(reply if means is None else replace(reply, update=replace(reply.update, mean={})))
+            aggregate.add(reply if means is None else replace(reply, update=replace(reply.update, averaged={})))
         if means is not None:
-            total._means, total._weight = dict(means), 1.0
-        return total
+            aggregate._weighted_sums, aggregate._weight_sum = dict(means), 1.0
+        return aggregate
 
     @classmethod
-    def summed(cls, means: Vectors, weight: float, sums: Vectors, sites: Iterable[SiteId]) -> Total:
+    def from_sums(cls, means: NamedTensors, weight: float, sums: NamedTensors, clients: Iterable[SiteId]) -> Aggregate:
         """Where only the sums are known: `means` of the weighted vectors, `weight` of the weights. No site's work is."""
-        total = cls()
-        total._means, total._weight, total._sums = dict(means), weight, dict(sums)
-        total.sites = list(sites)
-        total.count = len(total.sites)
-        return total
+        aggregate = cls()
+        aggregate._weighted_sums, aggregate._weight_sum, aggregate._sums = dict(means), weight, dict(sums)
+        aggregate.clients = list(clients)
+        aggregate.num_replies = len(aggregate.clients)
+        return aggregate
 
     @property
-    def sums(self) -> Vectors:
+    def all_sums(self) -> NamedTensors:
         """All that was added up as sums."""
         return self._sums
 
     @property
-    def weighted(self) -> Vectors:
+    def weighted_sums(self) -> NamedTensors:
         """All that is averaged, before it is divided by the sum of the weights."""
-        return self._means
+        return self._weighted_sums
 
     def mean(self, key: str) -> Tensor:
-        return _get(self._means, key, "mean") / self._weight
+        return _require_vector(self._weighted_sums, key, "mean") / self._weight_sum
 
     def sum(self, key: str) -> Tensor:
-        return _get(self._sums, key, "sum")
+        return _require_vector(self._sums, key, "sum")
 
 
-def _get(have: Mapping[str, Tensor], key: str, kind: str) -> Tensor:
-    if key not in have:
-        raise BadStrategy(f"no site sent {key!r} as a {kind}; its Update holds {sorted(have)}")
-    return have[key]
+def _require_vector(vectors: Mapping[str, Tensor], key: str, kind: str) -> Tensor:
+    if key not in vectors:
+        raise StrategyContractError(f"no site sent {key!r} as a {kind}; its Update holds {sorted(vectors)}")
+    return vectors[key]
 
 
-def _accumulate(into: dict[str, Tensor], key: str, value: Tensor, weight: float) -> None:
-    if key in into:
-        into[key].add_(value, alpha=weight) if value.is_floating_point() else into[key].add_(value)
+def _accumulate(accumulator: dict[str, Tensor], key: str, value: Tensor, weight: float) -> None:
+    if key in accumulator:
+        accumulator[key].add_(value, alpha=weight) if value.is_floating_point() else accumulator[key].add_(value)
     else:
-        into[key] = value * weight if value.is_floating_point() else value.clone()
+        accumulator[key] = value * weight if value.is_floating_point() else value.clone()

@@ -5,164 +5,188 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.core.errors import BadRun
+from pipeline.core.errors import RunFolderError
 from pipeline.reports.document.figure_style import to_svg
 from pipeline.reports.document.formatting import (
-    METRICS,
-    PERCENT,
-    SPLITS,
-    UNDEFINED,
-    duration,
-    metric_name,
-    score,
-    size,
-    whole,
+    METRIC_LABELS,
+    PERCENT_METRICS,
+    SPLIT_LABELS,
+    UNDEFINED_TEXT,
+    format_bytes,
+    format_duration,
+    format_integer,
+    format_score,
+    metric_label,
 )
-from pipeline.reports.document.page import Column, Page
-from pipeline.reports.run.curves import Series, curves, over_sites
-from pipeline.reports.run.headline_metric import main_scores
-from pipeline.reports.run.record import SPLIT_ORDER, Json, Record, number, read_run
-from pipeline.reports.run.scores import BAND_WORDS
+from pipeline.reports.document.page import HtmlPage, TableColumn
+from pipeline.reports.run.curves import CurveSeries, mean_over_sites, plot_curves
+from pipeline.reports.run.headline_metric import select_main_scores
+from pipeline.reports.run.record import SPLIT_ORDER, JsonObject, RunRecord, finite_or_none, load_run_record
+from pipeline.reports.run.scores import BAND_DESCRIPTIONS
 
-Source = tuple[str, str]  # split, and whose judgement
-SOURCE_WORDS: Mapping[str, str] = {
+ScoreSource = tuple[str, str]  # split, and whose judgement
+SOURCE_LABELS: Mapping[str, str] = {
     "coordinator": "as the coordinator judged it",
     "sites": "mean over sites",
     "pooled": "pooled over all sites",
 }
-SOURCES: Sequence[Source] = [(split, where) for where in SOURCE_WORDS for split in SPLIT_ORDER]
+SCORE_SOURCES: Sequence[ScoreSource] = [(split, where) for where in SOURCE_LABELS for split in SPLIT_ORDER]
 
 
-def write_compare(runs: Sequence[Path], out: Path, metric: str = "accuracy") -> tuple[Path, list[dict[str, object]]]:
+def write_comparison(
+    runs: Sequence[Path], out_path: Path, metric: str = "accuracy"
+) -> tuple[Path, list[dict[str, object]]]:
     """`out`: an .html file, or a folder that gets compare.html. The list is the page's table, in plain numbers."""
-    if metric not in METRICS:
-        raise BadRun(f"no run records the metric {metric!r}; valid: {', '.join(METRICS)}")
-    records = dict(zip(_names(runs), map(read_run, runs), strict=True))
-    rows = [_row(name, record, metric) for name, record in records.items()]
-    page = Page(
+    if metric not in METRIC_LABELS:
+        raise RunFolderError(f"no run records the metric {metric!r}; valid: {', '.join(METRIC_LABELS)}")
+    records = dict(zip(_unique_run_names(runs), map(load_run_record, runs), strict=True))
+    rows = [_comparison_row(name, record, metric) for name, record in records.items()]
+    page = HtmlPage(
         f"{len(runs)} runs compared" if len(runs) != 1 else "One run",
-        f"By {metric_name(metric).lower()}",
-        _notice(records),
+        f"By {metric_label(metric).lower()}",
+        _unfinished_notice(records),
     )
-    page.section("Scores").table(_columns(metric), [_cells(row) for row in rows])
-    _overlay(page, records, metric)
-    _differences(page, records)
-    return page.save(out if out.suffix == ".html" else out / "compare.html"), rows
+    page.add_section("Scores").add_table(_comparison_columns(metric), [_format_row(row) for row in rows])
+    _add_curves_section(page, records, metric)
+    _add_differences_section(page, records)
+    return page.save(out_path if out_path.suffix == ".html" else out_path / "compare.html"), rows
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
+def _unique_run_names(runs: Sequence[Path]) -> list[str]:
     """Folder names; with their parents where two folders are called the same."""
-    resolved = [run.resolve() for run in runs]
-    short = [run.name for run in resolved]
-    long = [f"{run.parent.name}/{run.name}" for run in resolved]
-    names = [wide if short.count(brief) > 1 else brief for brief, wide in zip(short, long, strict=True)]
+    resolved_runs = [run.resolve() for run in runs]
+    folder_names = [run.name for run in resolved_runs]
+    parent_names = [f"{run.parent.name}/{run.name}" for run in resolved_runs]
+    names = [
+        parent_name if folder_names.count(folder_name) > 1 else folder_name
+        for folder_name, parent_name in zip(folder_names, parent_names, strict=True)
+    ]
     return [
-        f"{name} ({names[:at].count(name) + 1})" if names.count(name) > 1 else name for at, name in enumerate(names)
+        f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
     ]
 
 
-def _notice(records: Mapping[str, Record]) -> str:
+def _unfinished_notice(records: Mapping[str, RunRecord]) -> str:
     running = [name for name, record in records.items() if record.results is None]
     return f"Not finished, judged by their last round: {', '.join(running)}." if running else ""
 
 
-def _row(name: str, record: Record, metric: str) -> dict[str, object]:
+def _comparison_row(name: str, record: RunRecord, metric: str) -> dict[str, object]:
     results = record.results or {}
-    split, scores = record.scores()
-    where, main = main_scores(scores)
-    best = number(results.get("best_round"))
+    split, scores = record.latest_scores()
+    data_label, main_metrics = select_main_scores(scores)
+    best_round = finite_or_none(results.get("best_round"))
     return {
         "name": name,
-        "strategy": record.part("strategy"),
-        "best_round": None if best is None else int(best),
-        "judged_on": f"{SPLITS[split]}, {where}" if where else None,
-        **{key: number(main.get(key)) for key in dict.fromkeys([metric, "accuracy", "loss"])},
-        "traffic": record.traffic("up") + record.traffic("down"),
+        "strategy": record.component_name("strategy"),
+        "best_round": None if best_round is None else int(best_round),
+        "judged_on": f"{SPLIT_LABELS[split]}, {data_label}" if data_label else None,
+        **{key: finite_or_none(main_metrics.get(key)) for key in dict.fromkeys([metric, "accuracy", "loss"])},
+        "traffic": record.traffic_bytes("up") + record.traffic_bytes("down"),
         "seconds": record.seconds,
     }
 
 
-def _columns(metric: str) -> list[Column]:
-    scored = [Column(metric_name(key), True) for key in dict.fromkeys([metric, "accuracy", "loss"])]
+def _comparison_columns(metric: str) -> list[TableColumn]:
+    metric_columns = [TableColumn(metric_label(key), True) for key in dict.fromkeys([metric, "accuracy", "loss"])]
     return [
-        Column("Run"),
-        Column("Strategy"),
-        Column("Best round", True),
-        Column("Judged on"),
-        *scored,
-        Column("Traffic", True),
-        Column("Time", True),
+        TableColumn("Run"),
+        TableColumn("Strategy"),
+        TableColumn("Best round", True),
+        TableColumn("Judged on"),
+        *metric_columns,
+        TableColumn("Traffic", True),
+        TableColumn("Time", True),
     ]
 
 
-def _cells(row: Mapping[str, object]) -> list[str]:
-    return [_cell(key, value) for key, value in row.items()]
+def _format_row(row: Mapping[str, object]) -> list[str]:
+    return [_format_value(key, value) for key, value in row.items()]
 
 
-def _cell(key: str, value: object) -> str:
+def _format_value(key: str, value: object) -> str:
     if not isinstance(value, int | float):
-        return str(value) if value else UNDEFINED
-    return score(key, value) if key in METRICS else {"traffic": size, "seconds": duration}.get(key, whole)(value)
+        return str(value) if value else UNDEFINED_TEXT
+    return (
+        format_score(key, value)
+        if key in METRIC_LABELS
+        else {"traffic": format_bytes, "seconds": format_duration}.get(key, format_integer)(value)
+    )
 
 
-def _overlay(page: Page, records: Mapping[str, Record], metric: str) -> None:
-    found = {name: _drawable(record, metric) for name, record in records.items()}
-    found = {name: sources for name, sources in found.items() if sources}
-    if not found:
-        page.section("Curves").text(f"No run has recorded {metric_name(metric).lower()} by round.")
+def _add_curves_section(page: HtmlPage, records: Mapping[str, RunRecord], metric: str) -> None:
+    sources_by_run = {name: _available_sources(record, metric) for name, record in records.items()}
+    sources_by_run = {name: sources for name, sources in sources_by_run.items() if sources}
+    if not sources_by_run:
+        page.add_section("Curves").add_text(f"No run has recorded {metric_label(metric).lower()} by round.")
         return
-    shared = next((source for source in SOURCES if all(source in sources for sources in found.values())), None)
-    series = [_curve(name, records[name], shared or sources[0], metric) for name, sources in found.items()]
-    words = f"{metric_name(metric)} after every round"
-    if shared:
-        words += f" on {SPLITS[shared[0]]} data, {SOURCE_WORDS[shared[1]]}."
+    shared_source = next(
+        (source for source in SCORE_SOURCES if all(source in sources for sources in sources_by_run.values())), None
+    )
+    series = [
+        _source_series(name, records[name], shared_source or sources[0], metric)
+        for name, sources in sources_by_run.items()
+    ]
+    caption = f"{metric_label(metric)} after every round"
+    if shared_source:
+        caption += f" on {SPLIT_LABELS[shared_source[0]]} data, {SOURCE_LABELS[shared_source[1]]}."
     else:
-        kinds = (f"{name}: {SPLITS[split]} data, {SOURCE_WORDS[where]}" for name, [(split, where), *_] in found.items())
-        words += f". The runs were not judged alike: {'; '.join(kinds)}."
-    if any(one.deviation is not None for one in series):
-        words += f" {BAND_WORDS['68']}"
-    drawn = curves(series, metric_name(metric), percent=metric in PERCENT, wide=True)
-    page.section("Curves").figure(to_svg(drawn, "curves"), words, wide=True)
-
-
-def _drawable(record: Record, metric: str) -> list[Source]:
-    """What this run can be drawn by, best first: a source judged in one round only is no curve if there is another."""
-    lengths = {
-        (split, where): len(
-            record.judged_by_sites(split, metric) if where == "sites" else record.judged(split, where, metric)
+        source_texts = (
+            f"{name}: {SPLIT_LABELS[split]} data, {SOURCE_LABELS[evaluated_at]}"
+            for name, [(split, evaluated_at), *_] in sources_by_run.items()
         )
-        for split, where in SOURCES
+        caption += f". The runs were not judged alike: {'; '.join(source_texts)}."
+    if any(curve.std_over_sites is not None for curve in series):
+        caption += f" {BAND_DESCRIPTIONS['68']}"
+    figure = plot_curves(series, metric_label(metric), percent=metric in PERCENT_METRICS, wide=True)
+    page.add_section("Curves").add_figure(to_svg(figure, "curves"), caption, wide=True)
+
+
+def _available_sources(record: RunRecord, metric: str) -> list[ScoreSource]:
+    """What this run can be drawn by, best first: a source judged in one round only is no curve if there is another."""
+    num_rounds_by_source = {
+        (split, evaluated_at): len(
+            record.site_metric_by_round(split, metric)
+            if evaluated_at == "sites"
+            else record.metric_by_round(split, evaluated_at, metric)
+        )
+        for split, evaluated_at in SCORE_SOURCES
     }
-    curved = [source for source in SOURCES if lengths[source] > 1]
-    return curved or [source for source in SOURCES if lengths[source]]
+    curve_sources = [source for source in SCORE_SOURCES if num_rounds_by_source[source] > 1]
+    return curve_sources or [source for source in SCORE_SOURCES if num_rounds_by_source[source]]
 
 
-def _curve(name: str, record: Record, source: Source, metric: str) -> Series:
-    split, where = source
-    if where == "sites":
-        return over_sites(name, record.judged_by_sites(split, metric))
-    points = record.judged(split, where, metric)
-    return Series(name, [turn for turn, _ in points], [value for _, value in points])
+def _source_series(name: str, record: RunRecord, source: ScoreSource, metric: str) -> CurveSeries:
+    split, evaluated_at = source
+    if evaluated_at == "sites":
+        return mean_over_sites(name, record.site_metric_by_round(split, metric))
+    round_values = record.metric_by_round(split, evaluated_at, metric)
+    return CurveSeries(name, [round_number for round_number, _ in round_values], [value for _, value in round_values])
 
 
-def _differences(page: Page, records: Mapping[str, Record]) -> None:
-    flat = {name: flatten(record.settings) for name, record in records.items()}
-    keys = list(dict.fromkeys(key for settings in flat.values() for key in settings))
-    differing = [key for key in keys if len({settings.get(key) for settings in flat.values()}) > 1]
-    page.section("Settings that differ")
-    if not differing:
-        page.text("None: the study files say the same.")
+def _add_differences_section(page: HtmlPage, records: Mapping[str, RunRecord]) -> None:
+    flat_settings = {name: flatten_settings(record.settings) for name, record in records.items()}
+    setting_keys = list(dict.fromkeys(key for settings in flat_settings.values() for key in settings))
+    differing_keys = [
+        key for key in setting_keys if len({settings.get(key) for settings in flat_settings.values()}) > 1
+    ]
+    page.add_section("Settings that differ")
+    if not differing_keys:
+        page.add_text("None: the study files say the same.")
         return
-    rows = [[key, *(settings.get(key, UNDEFINED) for settings in flat.values())] for key in differing]
-    page.table([Column("Setting"), *map(Column, records)], rows)
+    rows = [
+        [key, *(settings.get(key, UNDEFINED_TEXT) for settings in flat_settings.values())] for key in differing_keys
+    ]
+    page.add_table([TableColumn("Setting"), *map(TableColumn, records)], rows)
 
 
-def flatten(settings: Json, prefix: str = "") -> dict[str, str]:
+def flatten_settings(settings: JsonObject, prefix: str = "") -> dict[str, str]:
     """{"a": {"b": 1}} -> {"a.b": "1"}."""
-    flat: dict[str, str] = {}
+    flat_settings: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
+            flat_settings |= flatten_settings(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = str(value)
-    return flat
+            flat_settings[prefix + key] = str(value)
+    return flat_settings

@@ -13,257 +13,297 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from pipeline.reports.document.formatting import SPLITS, count_of, whole
-from pipeline.reports.document.page import Bar, Cell, Column, Page, Picture
+from pipeline.reports.document.formatting import SPLIT_LABELS, format_count, format_integer
+from pipeline.reports.document.page import CaptionedImage, CountBar, HtmlPage, TableCell, TableColumn
 
 if TYPE_CHECKING:
-    from sites.data_check.check import Check
-    from sites.data_check.phi import Identity
-    from sites.data_check.phi_tags import Tag
+    from sites.data_check.check import DataCheck
+    from sites.data_check.phi import PhiSummary
+    from sites.data_check.phi_tags import MetadataTag
 
-SHEET = 60  # images a class on its contact sheet
-MOST_CLASSES = 24  # that have a sheet
-MOST_ODD = 24  # images of a kind, or pairs
-WHERE = 12  # names behind a finding
-SMALL, LARGE = 56, 88  # pixels a side on the page
-NOTICE = (
+MAX_IMAGES_PER_CLASS = 60  # images a class on its contact sheet
+MAX_CLASS_GALLERIES = 24  # that have a sheet
+MAX_OUTLIER_TILES = 24  # images of a kind, or pairs
+MAX_LISTED_NAMES = 12  # names behind a finding
+CLASS_TILE_PIXELS, OUTLIER_TILE_PIXELS = 56, 88  # pixels a side on the page
+CONFIDENTIAL_NOTICE = (
     "This page contains images: it must not leave the hospital. It was made on this machine; nothing was sent anywhere, "
     "and nothing was changed."
 )
-WORDS = {
+VERDICT_TEXTS = {
     "stop": "a study should not begin before this is put right",
     "look": "nothing stands against a study, but somebody should look",
     "fine": "nothing was found",
 }
-PALETTE_CLASSES = 10  # bars of more classes cannot be told apart
+MAX_BAR_CLASSES = 10  # bars of more classes cannot be told apart
 
 
-def write_check(check: Check, site: str, read_as: str, out: Path, seed: int = 0) -> Path:
-    page = Page(f"{site}: its images before a study", " · ".join(filter(None, [check.place, read_as])), NOTICE)
-    _head(page, check)
-    _findings(page, check)
-    _counts(page, check)
-    _odd(page, check)
-    _copies(page, check)
-    if check.identity is not None:
-        _identity(page, check.identity)
-    _sheets(page, check, seed)
+def write_site_check(check: DataCheck, site: str, read_as: str, out_path: Path, seed: int = 0) -> Path:
+    page = HtmlPage(
+        f"{site}: its images before a study", " · ".join(filter(None, [check.data_path, read_as])), CONFIDENTIAL_NOTICE
+    )
+    _add_summary_tiles(page, check)
+    _add_findings_section(page, check)
+    _add_counts_section(page, check)
+    _add_outliers_section(page, check)
+    _add_duplicates_section(page, check)
+    if check.phi_summary is not None:
+        _add_identity_section(page, check.phi_summary)
+    _add_class_galleries(page, check, seed)
     if check.skipped:
-        page.section("What was left out").details(count_of(len(check.skipped), "note"), "\n".join(check.skipped))
-    page.save(out)
-    out.chmod(0o600)
-    return out
+        page.add_section("What was left out").add_details(
+            format_count(len(check.skipped), "note"), "\n".join(check.skipped)
+        )
+    page.save(out_path)
+    out_path.chmod(0o600)
+    return out_path
 
 
-def _head(page: Page, check: Check) -> None:
-    tiles: list[tuple[str, Cell]] = [(WORDS[check.verdict], check.verdict.capitalize())]
-    if check.census is not None:
-        tiles.append(("examples", whole(check.census.examples)))
-        tiles.append(("classes", whole(len(check.census.classes))))
-        if check.census.unit is not None:
-            tiles.append((f"{check.census.unit}s", whole(sum(check.census.units.values()))))
-    if check.files:
-        tiles.append(("files looked at", whole(check.files["files"])))
-    page.tiles(tiles, lead=True)
+def _add_summary_tiles(page: HtmlPage, check: DataCheck) -> None:
+    tiles: list[tuple[str, TableCell]] = [(VERDICT_TEXTS[check.severity], check.severity.capitalize())]
+    if check.class_counts is not None:
+        tiles.append(("examples", format_integer(check.class_counts.num_examples)))
+        tiles.append(("classes", format_integer(len(check.class_counts.classes))))
+        if check.class_counts.unit is not None:
+            tiles.append((f"{check.class_counts.unit}s", format_integer(sum(check.class_counts.num_units.values()))))
+    if check.file_counts:
+        tiles.append(("files looked at", format_integer(check.file_counts["files"])))
+    page.add_tiles(tiles, lead=True)
 
 
-def _findings(page: Page, check: Check) -> None:
-    page.section("What was found")
+def _add_findings_section(page: HtmlPage, check: DataCheck) -> None:
+    page.add_section("What was found")
     if not check.findings:
-        page.text("Nothing that anybody should look at.")
+        page.add_text("Nothing that anybody should look at.")
         return
-    rows: list[list[Cell]] = [
-        [_badge(finding.level), (finding.what, _where(finding.where)), finding.cure] for finding in check.findings
+    rows: list[list[TableCell]] = [
+        [_level_badge(finding.severity), (finding.message, _list_names(finding.locations)), finding.remedy]
+        for finding in check.findings
     ]
-    page.table([Column("Level"), Column("Finding", words=True), Column("Cure", words=True)], rows)
+    page.add_table(
+        [TableColumn("Level"), TableColumn("Finding", is_text=True), TableColumn("Cure", is_text=True)], rows
+    )
 
 
-def _badge(level: str) -> Markup:
-    colours = {"stop": "mark-ink", "look": "warn", "fine": "quiet"}
+def _level_badge(level: str) -> Markup:
+    colors = {"stop": "mark-ink", "look": "warn", "fine": "quiet"}
     badge = Markup('<span class="badge" style="color:var(--{})">{}</span>')
-    return badge.format(colours[level], level.capitalize())
+    return badge.format(colors[level], level.capitalize())
 
 
-def _where(names: Sequence[str]) -> str:
-    rest = len(names) - WHERE
-    return ", ".join(names[:WHERE]) + (f" and {rest:,} more" if rest > 0 else "")
+def _list_names(names: Sequence[str]) -> str:
+    num_hidden = len(names) - MAX_LISTED_NAMES
+    return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {num_hidden:,} more" if num_hidden > 0 else "")
 
 
-def _counts(page: Page, check: Check) -> None:
-    census = check.census
+def _add_counts_section(page: HtmlPage, check: DataCheck) -> None:
+    census = check.class_counts
     if census is None:
         return
-    page.section("How much there is")
+    page.add_section("How much there is")
     bars = [
-        Bar(f"{SPLITS.get(split, split).capitalize()} {sum(counts):,}", list(zip(census.classes, counts, strict=True)))
+        CountBar(
+            f"{SPLIT_LABELS.get(split, split).capitalize()} {sum(counts):,}",
+            list(zip(census.classes, counts, strict=True)),
+        )
         for split, counts in census.counts.items()
         if sum(counts)
     ]
-    if len(census.classes) <= PALETTE_CLASSES:
-        page.legend(census.classes).pictures([Picture("", bars=bars)])
-    total = max(census.examples, 1)
+    if len(census.classes) <= MAX_BAR_CLASSES:
+        page.add_legend(census.classes).add_images([CaptionedImage("", bars=bars)])
+    total = max(census.num_examples, 1)
     rows = [
-        [name, *(whole(counts[at]) for counts in census.counts.values()), whole(n), f"{100 * n / total:.1f} %"]
-        for at, (name, n) in enumerate(zip(census.classes, census.totals, strict=True))
+        [
+            name,
+            *(format_integer(counts[class_index]) for counts in census.counts.values()),
+            format_integer(class_total),
+            f"{100 * class_total / total:.1f} %",
+        ]
+        for class_index, (name, class_total) in enumerate(zip(census.classes, census.totals_by_class, strict=True))
     ]
     if census.unit is not None:
-        numbers = [whole(number) for number in census.units.values()]
-        rows.append([f"{census.unit.capitalize()}s", *numbers, whole(sum(census.units.values())), ""])
-    splits = [Column(SPLITS.get(split, split).capitalize(), True) for split in census.counts]
-    page.table([Column("Class"), *splits, Column("In all", True), Column("Share", True)], rows)
+        unit_counts = [format_integer(number) for number in census.num_units.values()]
+        rows.append([f"{census.unit.capitalize()}s", *unit_counts, format_integer(sum(census.num_units.values())), ""])
+    split_columns = [TableColumn(SPLIT_LABELS.get(split, split).capitalize(), True) for split in census.counts]
+    page.add_table(
+        [TableColumn("Class"), *split_columns, TableColumn("In all", True), TableColumn("Share", True)], rows
+    )
 
 
-def _pixels(check: Check, row: int) -> Pixels:
-    assert check.holding is not None
-    found: Pixels = check.holding.data.x[row].numpy()
-    return found
+def _image_pixels(check: DataCheck, row: int) -> PixelArray:
+    assert check.examples is not None
+    pixels: PixelArray = check.examples.dataset.x[row].numpy()
+    return pixels
 
 
-def _odd(page: Page, check: Check) -> None:
-    if not check.odd:
+def _add_outliers_section(page: HtmlPage, check: DataCheck) -> None:
+    if not check.outliers:
         return
-    page.section("Images that stand out").text(
+    page.add_section("Images that stand out").add_text(
         "Compared with the site's own images, in units of their spread. What is odd need not be wrong: a rare stain is "
         "odd too. The most striking come first."
     )
-    for odd in check.odd:
-        rows = [int(row) for row in odd.rows[:MOST_ODD]]
-        tiles = [Tile([_pixels(check, row)], check.names[row], check.names[row]) for row in rows]
-        more = f" The first {MOST_ODD} are shown." if len(odd.rows) > MOST_ODD else ""
-        title = f"{odd.kind.capitalize()}: {count_of(len(odd.rows), 'image')}"
-        page.figure(gallery(title, tiles, LARGE), f"{odd.means.capitalize()}.{more}", wide=True)
+    for outliers in check.outliers:
+        rows = [int(row) for row in outliers.rows[:MAX_OUTLIER_TILES]]
+        tiles = [
+            GalleryTile([_image_pixels(check, row)], check.example_names[row], check.example_names[row]) for row in rows
+        ]
+        truncation_note = f" The first {MAX_OUTLIER_TILES} are shown." if len(outliers.rows) > MAX_OUTLIER_TILES else ""
+        title = f"{outliers.kind.capitalize()}: {format_count(len(outliers.rows), 'image')}"
+        page.add_figure(
+            render_gallery(title, tiles, OUTLIER_TILE_PIXELS),
+            f"{outliers.description.capitalize()}.{truncation_note}",
+            wide=True,
+        )
 
 
-def _copies(page: Page, check: Check) -> None:
-    equal = check.copies.equal if check.copies is not None else ()
-    if not equal and not check.near:
+def _add_duplicates_section(page: HtmlPage, check: DataCheck) -> None:
+    identical = check.duplicates.identical_groups if check.duplicates is not None else ()
+    if not identical and not check.leaking_pairs:
         return
-    page.section("The same image more than once")
-    for groups, what in (
-        (equal, "Equal in every pixel"),
-        (check.near, "Nearly the same, in two splits or of two units"),
+    page.add_section("The same image more than once")
+    for duplicate_sets, title in (
+        (identical, "Equal in every pixel"),
+        (check.leaking_pairs, "Nearly the same, in two splits or of two units"),
     ):
-        if groups:
-            tiles = [_group(check, group) for group in groups[:MOST_ODD]]
-            shown = "all are" if len(groups) <= MOST_ODD else f"the first {MOST_ODD} are"
-            page.figure(gallery(what, tiles, LARGE), f"{len(groups):,} found; {shown} shown.", wide=True)
+        if duplicate_sets:
+            tiles = [_duplicate_tile(check, duplicate_rows) for duplicate_rows in duplicate_sets[:MAX_OUTLIER_TILES]]
+            shown = "all are" if len(duplicate_sets) <= MAX_OUTLIER_TILES else f"the first {MAX_OUTLIER_TILES} are"
+            page.add_figure(
+                render_gallery(title, tiles, OUTLIER_TILE_PIXELS),
+                f"{len(duplicate_sets):,} found; {shown} shown.",
+                wide=True,
+            )
 
 
-def _group(check: Check, rows: Sequence[int]) -> Tile:
+def _duplicate_tile(check: DataCheck, rows: Sequence[int]) -> GalleryTile:
     shown = rows[:2]
-    words = [f"{check.names[row]} · {_place(check, row)}" for row in shown]
-    words += [f"and {len(rows) - 2} more"] if len(rows) > 2 else []
-    return Tile([_pixels(check, row) for row in shown], " = ".join(check.names[row] for row in rows), "\n".join(words))
+    text_lines = [f"{check.example_names[row]} · {_describe_origin(check, row)}" for row in shown]
+    text_lines += [f"and {len(rows) - 2} more"] if len(rows) > 2 else []
+    return GalleryTile(
+        [_image_pixels(check, row) for row in shown],
+        " = ".join(check.example_names[row] for row in rows),
+        "\n".join(text_lines),
+    )
 
 
-def _place(check: Check, row: int) -> str:
-    assert check.holding is not None
-    assert check.census is not None
-    data = check.holding.data
-    label, split = check.census.classes[int(data.y[row])], int(data.split[row])
-    return label if split >= len(SPLITS) else f"{label}, {SPLITS[('train', 'val', 'test')[split]]}"
+def _describe_origin(check: DataCheck, row: int) -> str:
+    assert check.examples is not None
+    assert check.class_counts is not None
+    data = check.examples.dataset
+    label, split = check.class_counts.classes[int(data.y[row])], int(data.split[row])
+    return label if split >= len(SPLIT_LABELS) else f"{label}, {SPLIT_LABELS[('train', 'val', 'test')[split]]}"
 
 
-def _identity(page: Page, found: Identity) -> None:
-    from sites.data_check.phi import ranked
-    from sites.data_check.phi_tags import WORDS as KINDS
+def _add_identity_section(page: HtmlPage, identity: PhiSummary) -> None:
+    from sites.data_check.phi import rank_tags
+    from sites.data_check.phi_tags import TAG_KIND_TEXT as KINDS
 
-    def rows(tags: dict[Tag, int]) -> list[list[str]]:
-        return [[tag.name, KINDS[tag.kind], whole(number)] for tag, number in ranked(tags)]
+    def tag_rows(tags: dict[MetadataTag, int]) -> list[list[str]]:
+        return [[tag.name, KINDS[tag.kind], format_integer(number)] for tag, number in rank_tags(tags)]
 
-    page.section("Who could be recognised, beside the pixels")
-    columns = [Column("Tag"), Column("What it tells", words=True), Column("Files", True)]
-    if not found.dicom and not found.beside:
-        page.text(
+    page.add_section("Who could be recognised, beside the pixels")
+    columns = [TableColumn("Tag"), TableColumn("What it tells", is_text=True), TableColumn("Files", True)]
+    if not identity.num_dicom and not identity.image_tags:
+        page.add_text(
             "No DICOM files lie here, and no picture has text, places, names or serial numbers beside its pixels."
         )
         return
-    page.text("Names of tags that are filled in, and in how many files. What they say is not shown anywhere.")
-    if found.dicom:
-        said = ", ".join(f"{word}: {found.burned_in.get(key, 0):,}" for key, word in _BURNED.items())
-        page.text(
-            f"{count_of(found.dicom, 'DICOM file')}, of which {found.cleaned:,} say that identity was removed. Text in the "
-            f"picture itself: {said}."
+    page.add_text("Names of tags that are filled in, and in how many files. What they say is not shown anywhere.")
+    if identity.num_dicom:
+        burned_in_text = ", ".join(
+            f"{label}: {identity.burned_in_counts.get(key, 0):,}" for key, label in _BURNED_IN_LABELS.items()
         )
-        page.table(columns, rows(found.tags), "DICOM")
-    if found.beside:
-        page.table(columns, rows(found.beside), "Pictures")
+        page.add_text(
+            f"{format_count(identity.num_dicom, 'DICOM file')}, of which {identity.num_deidentified:,} say that identity was removed. Text in the "
+            f"picture itself: {burned_in_text}."
+        )
+        page.add_table(columns, tag_rows(identity.dicom_tags), "DICOM")
+    if identity.image_tags:
+        page.add_table(columns, tag_rows(identity.image_tags), "Pictures")
 
 
-_BURNED = {"yes": "yes", "no": "no", "unsaid": "not said"}
+_BURNED_IN_LABELS = {"yes": "yes", "no": "no", "unsaid": "not said"}
 
 
-def _sheets(page: Page, check: Check, seed: int) -> None:
-    if check.holding is None or check.census is None or not check.holding.is_images:
+def _add_class_galleries(page: HtmlPage, check: DataCheck, seed: int) -> None:
+    if check.examples is None or check.class_counts is None or not check.examples.has_images:
         return
-    page.section("Images of each class").text(
-        f"Up to {SHEET} of each, drawn at random. Point at an image for its name. Does each look like its class?"
+    page.add_section("Images of each class").add_text(
+        f"Up to {MAX_IMAGES_PER_CLASS} of each, drawn at random. Point at an image for its name. Does each look like its class?"
     )
-    y = check.holding.data.y.numpy()
-    present = [at for at, number in enumerate(check.census.totals) if number]
-    for at in present[:MOST_CLASSES]:
-        rows = np.random.default_rng([seed, at]).permutation(np.flatnonzero(y == at))[:SHEET]
-        tiles = [Tile([_pixels(check, int(row))], check.names[int(row)]) for row in np.sort(rows)]
-        shown = f"{len(rows):,} of {(y == at).sum():,} images."
-        page.figure(gallery(check.census.classes[at], tiles, SMALL), shown, wide=True)
-    if len(present) > MOST_CLASSES:
-        page.text(f"{len(present) - MOST_CLASSES:,} more classes are not shown.")
+    labels = check.examples.dataset.y.numpy()
+    present_classes = [class_index for class_index, number in enumerate(check.class_counts.totals_by_class) if number]
+    for class_index in present_classes[:MAX_CLASS_GALLERIES]:
+        rows = np.random.default_rng([seed, class_index]).permutation(np.flatnonzero(labels == class_index))[
+            :MAX_IMAGES_PER_CLASS
+        ]
+        tiles = [GalleryTile([_image_pixels(check, int(row))], check.example_names[int(row)]) for row in np.sort(rows)]
+        caption = f"{len(rows):,} of {(labels == class_index).sum():,} images."
+        page.add_figure(
+            render_gallery(check.class_counts.classes[class_index], tiles, CLASS_TILE_PIXELS), caption, wide=True
+        )
+    if len(present_classes) > MAX_CLASS_GALLERIES:
+        page.add_text(f"{len(present_classes) - MAX_CLASS_GALLERIES:,} more classes are not shown.")
 
 
 # Small images side by side, each with its name, inside a page: they wrap with its width and need no network.
 
-SIDE = 96  # pixels of a stored image
-PLAIN = 40  # pixels up to which JPEG would show
+MAX_STORED_SIDE_PIXELS = 96  # pixels of a stored image
+MAX_LOSSLESS_SIDE_PIXELS = 40  # pixels up to which JPEG would show
 
-Pixels = NDArray[np.uint8]  # (C, H, W)
+PixelArray = NDArray[np.uint8]  # (C, H, W)
 
 
 @dataclass(frozen=True)
-class Tile:
+class GalleryTile:
     """One image, or several of the same size beside each other; `name` shows up when pointed at."""
 
-    images: Sequence[Pixels]
+    images: Sequence[PixelArray]
     name: str
-    words: str = ""  # stand below
+    text: str = ""  # stand below
 
 
-def gallery(title: str, tiles: Sequence[Tile], shown: int) -> Markup:
+def render_gallery(title: str, tiles: Sequence[GalleryTile], display_pixels: int) -> Markup:
     """`shown`: pixels a side on the page."""
-    spans = Markup("").join(_span(tile, shown) for tile in tiles)
-    head = Markup('<strong style="display:block;margin-bottom:.4rem">{}</strong>').format(title)
-    return head + Markup('<div style="display:flex;flex-wrap:wrap;gap:{}px;padding:1px">{}</div>').format(
-        14 if _worded(tiles) else 3, spans
+    spans = Markup("").join(_render_tile(tile, display_pixels) for tile in tiles)
+    heading = Markup('<strong style="display:block;margin-bottom:.4rem">{}</strong>').format(title)
+    return heading + Markup('<div style="display:flex;flex-wrap:wrap;gap:{}px;padding:1px">{}</div>').format(
+        14 if _has_texts(tiles) else 3, spans
     )
 
 
-def _worded(tiles: Sequence[Tile]) -> bool:
-    return any(tile.words for tile in tiles)
+def _has_texts(tiles: Sequence[GalleryTile]) -> bool:
+    return any(tile.text for tile in tiles)
 
 
-def _span(tile: Tile, shown: int) -> Markup:
-    image = Markup(
+def _render_tile(tile: GalleryTile, display_pixels: int) -> Markup:
+    image_markup = Markup(
         '<img src="{}" alt="{}" height="{}" style="display:inline-block;border-radius:3px;outline:1px solid var(--line);{}">'
     )
-    crisp = "image-rendering:pixelated;" if max(tile.images[0].shape[1:]) <= PLAIN else ""
-    drawn = Markup("&thinsp;").join(image.format(_source(one), tile.name, shown, crisp) for one in tile.images)
-    width = shown * len(tile.images) + 8
-    small = "display:block;font-size:.72rem;line-height:1.3;overflow-wrap:anywhere"
-    words = Markup("").join(
-        Markup('<span style="{}">{}</span>').format(small, escape(line)) for line in tile.words.splitlines()
+    scaling_style = "image-rendering:pixelated;" if max(tile.images[0].shape[1:]) <= MAX_LOSSLESS_SIDE_PIXELS else ""
+    images = Markup("&thinsp;").join(
+        image_markup.format(_image_data_url(pixels), tile.name, display_pixels, scaling_style) for pixels in tile.images
     )
-    limits = f"max-width:{max(width, 110)}px" if tile.words else ""
+    width = display_pixels * len(tile.images) + 8
+    text_style = "display:block;font-size:.72rem;line-height:1.3;overflow-wrap:anywhere"
+    text_spans = Markup("").join(
+        Markup('<span style="{}">{}</span>').format(text_style, escape(text_line))
+        for text_line in tile.text.splitlines()
+    )
+    width_style = f"max-width:{max(width, 110)}px" if tile.text else ""
     return Markup('<span title="{}" style="display:inline-block;{}">{}{}</span>').format(
-        tile.name, limits, drawn, words
+        tile.name, width_style, images, text_spans
     )
 
 
-def _source(pixels: Pixels) -> str:
+def _image_data_url(pixels: PixelArray) -> str:
     from PIL import Image
 
     array: NDArray[Any] = pixels[0] if pixels.shape[0] == 1 else pixels.transpose(1, 2, 0)
     image = Image.fromarray(np.ascontiguousarray(array))
-    image.thumbnail((SIDE, SIDE), Image.Resampling.BOX)
+    image.thumbnail((MAX_STORED_SIDE_PIXELS, MAX_STORED_SIDE_PIXELS), Image.Resampling.BOX)
     buffer = io.BytesIO()
-    kind = "PNG" if max(image.size) <= PLAIN else "JPEG"
-    image.save(buffer, kind, **({"quality": 88} if kind == "JPEG" else {}))
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    image_format = "PNG" if max(image.size) <= MAX_LOSSLESS_SIDE_PIXELS else "JPEG"
+    image.save(buffer, image_format, **({"quality": 88} if image_format == "JPEG" else {}))
+    return f"data:image/{image_format.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.reports.document.figure_style import HALF, INK, PALETTE, WIDE, styled, to_svg
-from pipeline.reports.document.formatting import SPLITS, count_of, shorten, whole
-from pipeline.reports.document.page import Bar, Column, Page, Picture
-from pipeline.reports.run.contact_sheets import SHOWN_SITES, contact_sheets, counts_words, grid_of, is_images
-from pipeline.reports.run.curves import class_counts
+from pipeline.reports.document.figure_style import (
+    FULL_WIDTH_INCHES,
+    HALF_WIDTH_INCHES,
+    INK_COLOR,
+    PALETTE,
+    apply_figure_style,
+    to_svg,
+)
+from pipeline.reports.document.formatting import SPLIT_LABELS, format_count, format_integer, shorten_text
+from pipeline.reports.document.page import CaptionedImage, CountBar, HtmlPage, TableColumn
+from pipeline.reports.run.contact_sheets import (
+    MAX_SHEET_SITES,
+    contact_sheet_layout,
+    describe_class_counts,
+    has_image_shape,
+    make_contact_sheets,
+)
+from pipeline.reports.run.curves import plot_class_counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,209 +37,243 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pipeline.study.schema import Study
-    from sites.population.simulated_sites import Population
+    from sites.population.simulated_sites import FederatedDataset
 
-SPLITS_IN_ORDER = ("train", "val", "test")
-LOOKED_AT = 1000  # training examples a site that colours are measured on
-Floats = NDArray[np.floating[Any]]
-Counts = Mapping[str, list[int]]  # split -> examples by class
+ORDERED_SPLITS = ("train", "val", "test")
+MAX_MEASURED_EXAMPLES = 1000  # training examples a site that colours are measured on
+FloatArray = NDArray[np.floating[Any]]
+CountsBySplit = Mapping[str, list[int]]  # split -> examples by class
 
 
 @dataclass(frozen=True)
-class Seen:
+class SitePreview:
     """A site's training examples in numbers; channels of images, coordinates of points."""
 
-    counts: Counts
-    examples: int  # that the rest was measured on
+    counts: CountsBySplit
+    num_examples: int  # that the rest was measured on
     means: list[float]
-    spreads: list[float]  # standard deviations
+    stds: list[float]  # standard deviations
     histograms: list[list[float]]  # of images: a channel's values, shares of BINS bins
     acquisition: str
 
-    def json(self, classes: Sequence[str]) -> dict[str, Any]:
+    def to_dict(self, classes: Sequence[str]) -> dict[str, Any]:
         by_class = {split: dict(zip(classes, counts, strict=True)) for split, counts in self.counts.items()}
-        measured = {"measured_on": self.examples, "means": self.means, "spreads": self.spreads}
-        return {"counts": by_class, **measured, "acquisition": self.acquisition}
+        statistics = {"measured_on": self.num_examples, "means": self.means, "spreads": self.stds}
+        return {"counts": by_class, **statistics, "acquisition": self.acquisition}
 
 
-def look_at(people: Population) -> dict[str, Seen]:
-    return {site: _seen(people, site) for site in people.sites}
+def preview_sites(dataset: FederatedDataset) -> dict[str, SitePreview]:
+    return {site: _preview_site(dataset, site) for site in dataset.sites}
 
 
-def write_preview(study: Study, people: Population, seen: Mapping[str, Seen], out: Path) -> Path:
-    images = is_images(people.shape)
-    title = f"{study.name}: {count_of(len(people.sites), 'site')} before training"
-    page = Page(title, _subtitle(study, people), _warning(images))
-    if images:
-        _cells(page, study, people, seen)
-        _colours(page, people, seen)
+def write_preview(study: Study, dataset: FederatedDataset, previews: Mapping[str, SitePreview], out_path: Path) -> Path:
+    has_images = has_image_shape(dataset.shape)
+    title = f"{study.name}: {format_count(len(dataset.sites), 'site')} before training"
+    page = HtmlPage(title, _data_subtitle(study, dataset), _confidentiality_notice(has_images))
+    if has_images:
+        _add_contact_sheets_section(page, study, dataset, previews)
+        _add_color_section(page, dataset, previews)
     else:
-        _points(page, people, seen)
-    _counts(page, people, seen)
-    return page.save(out)
+        _add_points_section(page, dataset, previews)
+    _add_counts_section(page, dataset, previews)
+    return page.save(out_path)
 
 
-def sample(people: Population, site: str, most: int) -> tuple[Floats, NDArray[np.int64]]:
+def sample_train_examples(
+    dataset: FederatedDataset, site: str, max_examples: int
+) -> tuple[FloatArray, NDArray[np.int64]]:
     """x (n, ...) and y (n,) of training examples, evenly from the first to the last."""
     import torch
 
-    train = people.examples[site].train
-    chosen = torch.linspace(0, max(len(train) - 1, 0), min(most, len(train)), device=train.device).round().long()
-    rows = train[chosen]
-    return people.pool.inputs(rows).cpu().numpy(), people.pool.labels(rows).cpu().numpy()
-
-
-def _seen(people: Population, site: str) -> Seen:
-    x, _ = sample(people, site, LOOKED_AT)
-    values = x.astype(np.float64).reshape(len(x), x.shape[1], -1)  # (n, channels, pixels); points have one pixel
-    means, spreads = values.mean((0, 2)), values.std((0, 2))
-    histograms = []
-    if is_images(people.shape):
-        counted = [np.histogram(values[:, c], BINS, (0, 1))[0] for c in range(values.shape[1])]
-        histograms = [(counts / max(counts.sum(), 1)).tolist() for counts in counted]
-    words = people.acquisitions.get(site, "")
-    return Seen(people.counts(site), len(x), means.round(4).tolist(), spreads.round(4).tolist(), histograms, words)
-
-
-def _subtitle(study: Study, people: Population) -> str:
-    shape = " × ".join(map(str, people.shape))
-    parts = (("data", study.data), ("partition", study.partition), ("skew", study.skew))
-    named = [f"{part} {chosen.name}" for part, chosen in parts]
-    return " · ".join([*named, f"examples of {shape}", f"seed {study.seed}"])
-
-
-def _warning(images: bool) -> str:
-    words = "These are simulated sites on this machine; nothing has been trained and nothing was sent."
-    return f"{words} This page contains images: it must not leave the hospital." if images else words
-
-
-def _cells(page: Page, study: Study, people: Population, seen: Mapping[str, Seen]) -> None:
-    positive = study.evaluation.positive
-    sheets = contact_sheets(people, seed=study.seed, positive=positive)
-    shows = grid_of(people, None, positive).words(people.classes)
-    words = (
-        f"Training images drawn at random, as the site's own scanner sees them. {shows} A blank place: the site has no "
+    train_rows = dataset.split_indices[site].train
+    positions = (
+        torch.linspace(0, max(len(train_rows) - 1, 0), min(max_examples, len(train_rows)), device=train_rows.device)
+        .round()
+        .long()
     )
-    words += "more of that class. Bars: examples by class."
-    page.section("What each site sees").text(words + _more(people))
-    page.legend(people.classes)
-    page.pictures([_picture(people, site, seen[site], png, positive, shows) for site, png in sheets.items()])
+    rows = train_rows[positions]
+    return dataset.pool.inputs(rows).cpu().numpy(), dataset.pool.labels(rows).cpu().numpy()
 
 
-def _more(people: Population) -> str:
-    more = len(people.sites) - SHOWN_SITES
+def _preview_site(dataset: FederatedDataset, site: str) -> SitePreview:
+    inputs, _ = sample_train_examples(dataset, site, MAX_MEASURED_EXAMPLES)
+    values = inputs.astype(np.float64).reshape(
+        len(inputs), inputs.shape[1], -1
+    )  # (n, channels, pixels); points have one pixel
+    means, stds = values.mean((0, 2)), values.std((0, 2))
+    histograms = []
+    if has_image_shape(dataset.shape):
+        channel_counts = [
+            np.histogram(values[:, channel], NUM_HISTOGRAM_BINS, (0, 1))[0] for channel in range(values.shape[1])
+        ]
+        histograms = [(counts / max(counts.sum(), 1)).tolist() for counts in channel_counts]
+    text = dataset.acquisition_descriptions.get(site, "")
+    return SitePreview(
+        dataset.class_counts(site), len(inputs), means.round(4).tolist(), stds.round(4).tolist(), histograms, text
+    )
+
+
+def _data_subtitle(study: Study, dataset: FederatedDataset) -> str:
+    shape = " × ".join(map(str, dataset.shape))
+    components = (("data", study.data), ("partition", study.partition), ("feature_skew", study.feature_skew))
+    component_texts = [f"{component} {setting.name}" for component, setting in components]
+    return " · ".join([*component_texts, f"examples of {shape}", f"seed {study.seed}"])
+
+
+def _confidentiality_notice(has_images: bool) -> str:
+    text = "These are simulated sites on this machine; nothing has been trained and nothing was sent."
+    return f"{text} This page contains images: it must not leave the hospital." if has_images else text
+
+
+def _add_contact_sheets_section(
+    page: HtmlPage, study: Study, dataset: FederatedDataset, previews: Mapping[str, SitePreview]
+) -> None:
+    positive_class = study.evaluation.positive_class
+    sheets = make_contact_sheets(dataset, seed=study.seed, positive_class=positive_class)
+    layout_text = contact_sheet_layout(dataset, None, positive_class).describe(dataset.classes)
+    description = f"Training images drawn at random, as the site's own scanner sees them. {layout_text} A blank place: the site has no "
+    description += "more of that class. Bars: examples by class."
+    page.add_section("What each site sees").add_text(description + _hidden_sites_text(dataset))
+    page.add_legend(dataset.classes)
+    page.add_images(
+        [
+            _captioned_sheet(dataset, site, previews[site], png, positive_class, layout_text)
+            for site, png in sheets.items()
+        ]
+    )
+
+
+def _hidden_sites_text(dataset: FederatedDataset) -> str:
+    num_hidden = len(dataset.sites) - MAX_SHEET_SITES
     return (
-        f" The first {SHOWN_SITES} sites are shown; there {'is' if more == 1 else 'are'} {more} more."
-        if more > 0
+        f" The first {MAX_SHEET_SITES} sites are shown; there {'is' if num_hidden == 1 else 'are'} {num_hidden} more."
+        if num_hidden > 0
         else ""
     )
 
 
-def _picture(people: Population, site: str, seen: Seen, png: bytes, positive: str | None, shows: str) -> Picture:
-    names = "RGB" if len(seen.means) == 3 else ("Grey",)
-    pairs = zip(names, seen.means, seen.spreads, strict=True)
-    colour_words = "Mean and spread: " + ", ".join(f"{name} {mean:.2f} ± {spread:.2f}" for name, mean, spread in pairs)
-    mean = [round(255 * min(max(value, 0.0), 1.0)) for value in seen.means]
+def _captioned_sheet(
+    dataset: FederatedDataset, site: str, preview: SitePreview, png: bytes, positive_class: str | None, layout_text: str
+) -> CaptionedImage:
+    channel_names = "RGB" if len(preview.means) == 3 else ("Grey",)
+    channels = zip(channel_names, preview.means, preview.stds, strict=True)
+    color_text = "Mean and spread: " + ", ".join(f"{name} {mean:.2f} ± {std:.2f}" for name, mean, std in channels)
+    mean = [round(255 * min(max(value, 0.0), 1.0)) for value in preview.means]
     red, green, blue = mean if len(mean) == 3 else mean * 3
     bars = [
-        Bar(f"{SPLITS[split].capitalize()} {sum(counts):,}", list(zip(people.classes, counts, strict=True)))
-        for split, counts in seen.counts.items()
+        CountBar(f"{SPLIT_LABELS[split].capitalize()} {sum(counts):,}", list(zip(dataset.classes, counts, strict=True)))
+        for split, counts in preview.counts.items()
         if sum(counts)
     ]
-    words = [seen.acquisition] if seen.acquisition else []
-    words.append(counts_words(people.classes, seen.counts["train"], positive))
-    return Picture(
-        site, png, f"Training images of {site}. {shows}", words,
-        colour=(red, green, blue), colour_words=colour_words, bars=bars,
+    paragraphs = [preview.acquisition] if preview.acquisition else []
+    paragraphs.append(describe_class_counts(dataset.classes, preview.counts["train"], positive_class))
+    return CaptionedImage(
+        site, png, f"Training images of {site}. {layout_text}", paragraphs,
+        color=(red, green, blue), color_text=color_text, bars=bars,
     )  # fmt: skip
 
 
-def _colours(page: Page, people: Population, seen: Mapping[str, Seen]) -> None:
-    shown = {site: seen[site] for site in people.sites[:SHOWN_SITES]}
-    page.section("How the sites' images differ")
-    means = {site: (one.means, one.spreads) for site, one in shown.items()}
-    page.figure(
-        to_svg(channel_means(means), "means"),
+def _add_color_section(page: HtmlPage, dataset: FederatedDataset, previews: Mapping[str, SitePreview]) -> None:
+    shown_previews = {site: previews[site] for site in dataset.sites[:MAX_SHEET_SITES]}
+    page.add_section("How the sites' images differ")
+    means = {site: (preview.means, preview.stds) for site, preview in shown_previews.items()}
+    page.add_figure(
+        to_svg(plot_channel_means(means), "means"),
         "Mean of every channel, and one standard deviation to each side. With the same scanner everywhere, the dots of a panel would stand below each other.",
         wide=True,
     )
-    histograms = {site: one.histograms for site, one in shown.items()}
-    page.figure(
-        to_svg(channel_histograms(histograms), "histograms"),
+    histograms = {site: preview.histograms for site, preview in shown_previews.items()}
+    page.add_figure(
+        to_svg(plot_channel_histograms(histograms), "histograms"),
         "How often each brightness occurs, by channel; a line a site. Lines apart: a model that learnt one site's colours "
-        f"meets others elsewhere. Measured on at most {LOOKED_AT:,} training images a site.",
+        f"meets others elsewhere. Measured on at most {MAX_MEASURED_EXAMPLES:,} training images a site.",
         wide=True,
     )
 
 
-def _points(page: Page, people: Population, seen: Mapping[str, Seen]) -> None:
-    words = "Training points of each site, on the same axes." + _more(people)
-    page.section("What each site sees").text(words)
-    if len(people.shape) == 1 and people.shape[0] >= 2:
-        drawn = {site: sample(people, site, LOOKED_AT) for site in people.sites[:SHOWN_SITES]}
-        caption = "Training points by class" + (", first two coordinates." if people.shape[0] > 2 else ".")
-        page.figure(to_svg(scatters(people.classes, drawn), "points"), caption, wide=True)
-    described = [[site, one.acquisition] for site, one in seen.items() if one.acquisition]
-    if described:
-        page.table([Column("Site"), Column("How it differs")], described)
+def _add_points_section(page: HtmlPage, dataset: FederatedDataset, previews: Mapping[str, SitePreview]) -> None:
+    description = "Training points of each site, on the same axes." + _hidden_sites_text(dataset)
+    page.add_section("What each site sees").add_text(description)
+    if len(dataset.shape) == 1 and dataset.shape[0] >= 2:
+        points_by_site = {
+            site: sample_train_examples(dataset, site, MAX_MEASURED_EXAMPLES)
+            for site in dataset.sites[:MAX_SHEET_SITES]
+        }
+        caption = "Training points by class" + (", first two coordinates." if dataset.shape[0] > 2 else ".")
+        page.add_figure(to_svg(plot_site_points(dataset.classes, points_by_site), "points"), caption, wide=True)
+    described_rows = [[site, preview.acquisition] for site, preview in previews.items() if preview.acquisition]
+    if described_rows:
+        page.add_table([TableColumn("Site"), TableColumn("How it differs")], described_rows)
 
 
-def _counts(page: Page, people: Population, seen: Mapping[str, Seen]) -> None:
-    page.section("How much each site holds")
-    drawn = class_counts(people.classes, {site: one.counts["train"] for site, one in seen.items()})
-    page.figure(to_svg(drawn, "counts"), "Training examples of every class at each site.", wide=_is_wide(drawn))
-    splits = [split for split in SPLITS_IN_ORDER if any(sum(one.counts[split]) for one in seen.values())]
-    rows = [[site, *(whole(sum(one.counts[split])) for split in splits)] for site, one in seen.items()]
-    page.table([Column("Site"), *(Column(SPLITS[split].capitalize(), True) for split in splits)], rows, "Examples")
-    if people.skipped:
-        page.details(f"{count_of(len(people.skipped), 'note')} on what was left out", "\n".join(people.skipped))
+def _add_counts_section(page: HtmlPage, dataset: FederatedDataset, previews: Mapping[str, SitePreview]) -> None:
+    page.add_section("How much each site holds")
+    figure = plot_class_counts(dataset.classes, {site: preview.counts["train"] for site, preview in previews.items()})
+    page.add_figure(
+        to_svg(figure, "counts"), "Training examples of every class at each site.", wide=_is_wide_figure(figure)
+    )
+    splits = [split for split in ORDERED_SPLITS if any(sum(preview.counts[split]) for preview in previews.values())]
+    rows = [
+        [site, *(format_integer(sum(preview.counts[split])) for split in splits)] for site, preview in previews.items()
+    ]
+    page.add_table(
+        [TableColumn("Site"), *(TableColumn(SPLIT_LABELS[split].capitalize(), True) for split in splits)],
+        rows,
+        "Examples",
+    )
+    if dataset.skipped:
+        page.add_details(
+            f"{format_count(len(dataset.skipped), 'note')} on what was left out", "\n".join(dataset.skipped)
+        )
 
 
-def _is_wide(figure: Figure) -> bool:
-    return bool(figure.get_figwidth() > HALF[0])
+def _is_wide_figure(figure: Figure) -> bool:
+    return bool(figure.get_figwidth() > HALF_WIDTH_INCHES[0])
 
 
 # What a preview draws: colours of sites beside each other, or points of the plane.
 
-BINS = 48
-CHANNELS: Mapping[int, Sequence[tuple[str, str]]] = {
+NUM_HISTOGRAM_BINS = 48
+CHANNEL_STYLES: Mapping[int, Sequence[tuple[str, str]]] = {
     3: (("Red", "#c9505f"), ("Green", "#3f9e6d"), ("Blue", "#3f7fc1")),
     1: (("Grey", "#7d8a97"),),
 }
 
 
-@styled()
-def channel_means(sites: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+@apply_figure_style()
+def plot_channel_means(sites: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
     """site -> (means, spreads) in [0, 1]; a panel a channel, a row a site."""
-    channels = CHANNELS[len(next(iter(sites.values()))[0])]
-    figure, panels = _panels(1, len(channels), (WIDE[0], 0.9 + 0.3 * len(sites)))
-    for at, ((name, colour), axes) in enumerate(zip(channels, panels, strict=True)):
-        for row, (means, spreads) in enumerate(sites.values()):
-            edges = [max(means[at] - spreads[at], 0), min(means[at] + spreads[at], 1)]
-            axes.plot(edges, [row, row], color=colour, alpha=0.35, linewidth=4, solid_capstyle="butt")
-            axes.plot(means[at], row, marker="o", markersize=6, color=colour, linestyle="")
+    channels = CHANNEL_STYLES[len(next(iter(sites.values()))[0])]
+    figure, panels = _new_panels(1, len(channels), (FULL_WIDTH_INCHES[0], 0.9 + 0.3 * len(sites)))
+    for channel, ((name, color), axes) in enumerate(zip(channels, panels, strict=True)):
+        for row, (means, stds) in enumerate(sites.values()):
+            edges = [max(means[channel] - stds[channel], 0), min(means[channel] + stds[channel], 1)]
+            axes.plot(edges, [row, row], color=color, alpha=0.35, linewidth=4, solid_capstyle="butt")
+            axes.plot(means[channel], row, marker="o", markersize=6, color=color, linestyle="")
         axes.set_title(name, fontsize=9.5, loc="left")
-        axes.set_yticks(range(len(sites)), [shorten(site, 22) if not at else "" for site in sites], parse_math=False)
+        axes.set_yticks(
+            range(len(sites)), [shorten_text(site, 22) if not channel else "" for site in sites], parse_math=False
+        )
         axes.set_ylim(len(sites) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
     return figure
 
 
-@styled()
-def channel_histograms(sites: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+@apply_figure_style()
+def plot_channel_histograms(sites: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     """site -> channel -> shares of BINS bins over [0, 1]."""
-    channels = CHANNELS[len(next(iter(sites.values())))]
-    figure, panels = _panels(1, len(channels), (WIDE[0], 3.1))
-    middles = [(at + 0.5) / BINS for at in range(BINS)]
-    for at, ((name, _), axes) in enumerate(zip(channels, panels, strict=True)):
-        for nth, (site, histograms) in enumerate(sites.items()):
+    channels = CHANNEL_STYLES[len(next(iter(sites.values())))]
+    figure, panels = _new_panels(1, len(channels), (FULL_WIDTH_INCHES[0], 3.1))
+    bin_centers = [(index + 0.5) / NUM_HISTOGRAM_BINS for index in range(NUM_HISTOGRAM_BINS)]
+    for index, ((name, _), axes) in enumerate(zip(channels, panels, strict=True)):
+        for site_index, (site, histograms) in enumerate(sites.items()):
             axes.plot(
-                middles, [100 * share for share in histograms[at]], color=PALETTE[nth % len(PALETTE)], linewidth=1.5,
-                linestyle=("-", "--")[nth % 2], label=None if at else shorten(site, 22),
+                bin_centers, [100 * fraction for fraction in histograms[index]], color=PALETTE[site_index % len(PALETTE)], linewidth=1.5,
+                linestyle=("-", "--")[site_index % 2], label=None if index else shorten_text(site, 22),
             )  # fmt: skip
         axes.set_title(name, fontsize=9.5, loc="left")
-        axes.set_xlim(*_reach(sites.values()))
+        axes.set_xlim(*_brightness_range(sites.values()))
         axes.set_ylim(bottom=0)
         axes.set_xlabel("Brightness")
     panels[0].set_ylabel("Pixels, %")
@@ -234,35 +281,41 @@ def channel_histograms(sites: Mapping[str, Sequence[Sequence[float]]]) -> Figure
     return figure
 
 
-@styled()
-def scatters(classes: Sequence[str], sites: Mapping[str, tuple[Any, Any]]) -> Figure:
+@apply_figure_style()
+def plot_site_points(classes: Sequence[str], sites: Mapping[str, tuple[Any, Any]]) -> Figure:
     """site -> x (n, 2 or more), y (n,); a panel a site."""
     columns = min(len(sites), 4)
     rows = math.ceil(len(sites) / columns)
-    figure, panels = _panels(rows, columns, (WIDE[0], 0.6 + 2.5 * rows), share_up=True)
-    for axes, (site, (x, y)) in zip(panels, sites.items(), strict=False):
+    figure, panels = _new_panels(rows, columns, (FULL_WIDTH_INCHES[0], 0.6 + 2.5 * rows), share_y=True)
+    for axes, (site, (points, labels)) in zip(panels, sites.items(), strict=False):
         for label, name in enumerate(classes):
-            mine = x[y == label]
+            class_points = points[labels == label]
             axes.plot(
-                mine[:, 0], mine[:, 1], color=PALETTE[label % len(PALETTE)], linestyle="", marker="os^Dv"[label % 5],
-                markersize=3, alpha=0.6, markeredgewidth=0, label=shorten(name) if axes is panels[0] else None,
+                class_points[:, 0], class_points[:, 1], color=PALETTE[label % len(PALETTE)], linestyle="", marker="os^Dv"[label % 5],
+                markersize=3, alpha=0.6, markeredgewidth=0, label=shorten_text(name) if axes is panels[0] else None,
             )  # fmt: skip
-        axes.set_title(shorten(site, 24), fontsize=9.5, loc="left", parse_math=False)
+        axes.set_title(shorten_text(site, 24), fontsize=9.5, loc="left", parse_math=False)
     for axes in panels[len(sites) :]:
         axes.set_visible(False)
-    figure.legend(loc="outside lower center", ncols=min(len(classes), 6), labelcolor=INK)
+    figure.legend(loc="outside lower center", ncols=min(len(classes), 6), labelcolor=INK_COLOR)
     return figure
 
 
-def _reach(sites: Iterable[Sequence[Sequence[float]]]) -> tuple[float, float]:
+def _brightness_range(sites: Iterable[Sequence[Sequence[float]]]) -> tuple[float, float]:
     """The brightness that occurs at all, the same for every panel."""
-    used = [at for histograms in sites for shares in histograms for at, share in enumerate(shares) if share > 0.001]
-    return (min(used) / BINS, (max(used) + 1) / BINS) if used else (0.0, 1.0)
+    used_bins = [
+        bin_index
+        for histograms in sites
+        for fractions in histograms
+        for bin_index, fraction in enumerate(fractions)
+        if fraction > 0.001
+    ]
+    return (min(used_bins) / NUM_HISTOGRAM_BINS, (max(used_bins) + 1) / NUM_HISTOGRAM_BINS) if used_bins else (0.0, 1.0)
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float], share_up: bool = False) -> tuple[Figure, list[Any]]:
+def _new_panels(rows: int, columns: int, size: tuple[float, float], share_y: bool = False) -> tuple[Figure, list[Any]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(rows, columns, sharex=True, sharey=share_up, squeeze=False)
-    return figure, list(grid.flat)
+    axes_grid = figure.subplots(rows, columns, sharex=True, sharey=share_y, squeeze=False)
+    return figure, list(axes_grid.flat)

@@ -1,0 +1,1 @@
+"""Published tables and our numbers beside them, one table a module."""

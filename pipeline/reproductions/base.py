@@ -11,89 +11,91 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadStudy
+from pipeline.core.errors import StudyError
 from pipeline.study.schema import load_study
 from pipeline.study.toml_file import find_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REFERENCE = Path(__file__).parent / "reference"
+REFERENCE_FOLDER = Path(__file__).parent / "reference"
 
 
 @dataclass(frozen=True)
-class Check:
+class ClaimCheck:
     claim: str
     holds: bool
     measured: str
 
 
 @dataclass(frozen=True)
-class Grid:
+class ResultTable:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class ReproductionResult:
     payload: Mapping[str, Any]  # what --json prints
     notes: Sequence[str]
-    grids: Sequence[Grid]
+    tables: Sequence[ResultTable]
     figures: Sequence[tuple[str, Figure]]  # caption, figure
-    checks: Sequence[Check]
+    checks: Sequence[ClaimCheck]
 
 
 @dataclass(frozen=True)
-class Run:
+class ReproductionRun:
     study: str
     path: Path
     results: Mapping[str, Any]
-    rounds: Sequence[Mapping[str, Any]]
+    round_records: Sequence[Mapping[str, Any]]
 
-    def curve(self, split: str, metric: str = "accuracy", where: str = "coordinator") -> list[float]:
-        return [r["metrics"][split][where][metric] for r in self.rounds if r["metrics"]]
+    def curve(self, split: str, metric: str = "accuracy", evaluated_at: str = "coordinator") -> list[float]:
+        return [r["metrics"][split][evaluated_at][metric] for r in self.round_records if r["metrics"]]
 
-    def judged_rounds(self) -> list[int]:
-        return [r["round"] for r in self.rounds if r["metrics"]]
+    def evaluated_rounds(self) -> list[int]:
+        return [r["round"] for r in self.round_records if r["metrics"]]
 
-    def by_site(self, split: str, metric: str) -> dict[int, list[float]]:
+    def site_metric_by_round(self, split: str, metric: str) -> dict[int, list[float]]:
         return {
-            r["round"]: [m[metric] for m in r["metrics"][split]["sites"].values()] for r in self.rounds if r["metrics"]
+            r["round"]: [metrics[metric] for metrics in r["metrics"][split]["sites"].values()]
+            for r in self.round_records
+            if r["metrics"]
         }
 
 
 @dataclass(frozen=True)
-class Context:
+class ReproductionContext:
     """Runs studies below `out`; a run that is already there is continued or taken as it is."""
 
-    out: Path
-    data: Path | None
-    quiet: bool
+    out_folder: Path
+    data_root: Path | None
+    is_quiet: bool
 
-    def run(self, study: str, label: str, **overrides: Any) -> Run:
+    def run_study(self, study: str, label: str, **overrides: Any) -> ReproductionRun:
         """Overrides by dotted key, dots written as two underscores: local__epochs=5."""
-        from pipeline.cli.output import Rounds
-        from pipeline.runs.simulation import run
+        from pipeline.cli.output import RoundProgressTable
+        from pipeline.runs.simulation import run_simulation
 
-        sets = {key.replace("__", "."): value for key, value in overrides.items()}
-        loaded = load_study(find_study(study), sets).model_copy(update={"name": label})
-        path = self.out / label
-        folder = RunFolder.open(path) if (path / "study.toml").is_file() else RunFolder.create(path, loaded)
-        if folder.study().hash != loaded.hash:
-            raise BadStudy(f"{path} holds another version of this study; choose another --out or remove it")
-        with Rounds(label, loaded.rounds, self.quiet or folder.finished) as watch:
-            results = run(loaded, folder, self.data, watch)
-        return Run(label, path, results, folder.rounds())
+        setting_overrides = {key.replace("__", "."): value for key, value in overrides.items()}
+        study_spec = load_study(find_study(study), setting_overrides).model_copy(update={"name": label})
+        path = self.out_folder / label
+        folder = RunFolder.open(path) if (path / "study.toml").is_file() else RunFolder.create(path, study_spec)
+        if folder.load_study().hash != study_spec.hash:
+            raise StudyError(f"{path} holds another version of this study; choose another --out or remove it")
+        with RoundProgressTable(label, study_spec.rounds, self.is_quiet or folder.is_finished) as progress:
+            results = run_simulation(study_spec, folder, self.data_root, progress)
+        return ReproductionRun(label, path, results, folder.load_rounds())
 
 
-def names() -> dict[str, Any]:
+def load_reproductions() -> dict[str, Any]:
     """name -> module, of every file here that reproduces something."""
     package = importlib.import_module("pipeline.reproductions")
     modules = [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
     return {module.NAME: module for module in modules if hasattr(module, "NAME")}
 
 
-def reference(name: str) -> list[dict[str, str]]:
-    with (REFERENCE / name).open(encoding="utf-8", newline="") as file:
+def load_reference(name: str) -> list[dict[str, str]]:
+    with (REFERENCE_FOLDER / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))

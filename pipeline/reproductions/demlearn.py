@@ -7,82 +7,100 @@ from statistics import fmean
 from typing import Any
 
 from pipeline.reports.document.figure_style import PALETTE
-from pipeline.reports.run.curves import Series, curves
-from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
+from pipeline.reports.run.curves import CurveSeries, plot_curves
+from pipeline.reproductions.base import (
+    ClaimCheck,
+    ReproductionContext,
+    ReproductionResult,
+    ReproductionRun,
+    ResultTable,
+)
 
 NAME = "demlearn"
-ABOUT = "DemLearn, 50 sites with two classes each: specialisation and generalisation beside FedAvg and FedProx"
+DESCRIPTION = "DemLearn, 50 sites with two classes each: specialisation and generalisation beside FedAvg and FedProx"
 STRATEGIES: dict[str, dict[str, Any]] = {
     "FedAvg": {"name": "fedavg"},
     "FedProx": {"name": "fedprox", "mu": 0.01},
     "DemLearn": {"name": "demlearn"},
 }
-LEVELS = {"site": "own", "group": "group", "top": "global"}
+LEVEL_VIEWS = {"site": "own", "group": "group", "top": "global"}
 
 
-def run(context: Context) -> Reproduction:
-    done = {label: context.run("demlearn", label.lower(), strategy=s) for label, s in STRATEGIES.items()}
+def run(context: ReproductionContext) -> ReproductionResult:
+    runs = {label: context.run_study("demlearn", label.lower(), strategy=s) for label, s in STRATEGIES.items()}
     scores: dict[str, tuple[float, float]] = {
-        label: (last["pooled"]["accuracy"], last["coordinator"]["accuracy"])
+        label: (last_scores["pooled"]["accuracy"], last_scores["coordinator"]["accuracy"])
         for label in ("FedAvg", "FedProx")
-        for last in [_last(done[label])]
+        for last_scores in [_last_test_scores(runs[label])]
     }
-    last = _last(done["DemLearn"])
-    scores |= {f"DemLearn, {level}": (special(last, level), general(last, level)) for level in LEVELS}
+    last_scores = _last_test_scores(runs["DemLearn"])
+    scores |= {
+        f"DemLearn, {level}": (specialization(last_scores, level), generalization(last_scores, level))
+        for level in LEVEL_VIEWS
+    }
     rows = [[label, f"{100 * own:.2f}", f"{100 * others:.2f}"] for label, (own, others) in scores.items()]
-    looks = [line for line in done["DemLearn"].rounds if line["metrics"]]
-    rounds = [line["round"] for line in looks]
-    lines = [
-        Series(
+    evaluated_records = [round_record for round_record in runs["DemLearn"].round_records if round_record["metrics"]]
+    rounds = [round_record["round"] for round_record in evaluated_records]
+    series = [
+        CurveSeries(
             f"{level}, {name}",
             rounds,
-            [score(line["metrics"]["test"], level) for line in looks],
-            dashed=dashed,
-            colour=colour,
+            [score(round_record["metrics"]["test"], level) for round_record in evaluated_records],
+            is_dashed=dashed,
+            color=color,
         )
-        for colour, level in zip(PALETTE, LEVELS, strict=False)
-        for name, score, dashed in (("own data", special, False), ("all data", general, True))
+        for color, level in zip(PALETTE, LEVEL_VIEWS, strict=False)
+        for name, score, dashed in (("own data", specialization, False), ("all data", generalization, True))
     ]
     others = [
-        Series(label, done[label].judged_rounds(), done[label].curve("test"), colour=colour)
-        for colour, label in zip(PALETTE, ("FedAvg", "FedProx"), strict=False)
+        CurveSeries(label, runs[label].evaluated_rounds(), runs[label].curve("test"), color=color)
+        for color, label in zip(PALETTE, ("FedAvg", "FedProx"), strict=False)
     ]
     others.append(
-        Series("DemLearn, top", rounds, [general(line["metrics"]["test"], "top") for line in looks], colour=PALETTE[2])
+        CurveSeries(
+            "DemLearn, top",
+            rounds,
+            [generalization(round_record["metrics"]["test"], "top") for round_record in evaluated_records],
+            color=PALETTE[2],
+        )
     )
     site, avg, top = scores["DemLearn, site"], scores["FedAvg"], scores["DemLearn, top"]
-    return Reproduction(
+    return ReproductionResult(
         payload={label: {"specialisation": round(100 * a, 2), "generalisation": round(100 * b, 2)} for label, (a, b) in scores.items()},
         notes=[
             "Specialisation: on the sites' own test images, pooled; generalisation: on all 10,000 test images, mean over the models of a level. FedAvg and FedProx have one model.",
             "One seed. The settings (three levels, alpha 0.5, mu 0.001, amplification 1.15 for five rounds, centroid linkage) are the defaults; nothing was tuned.",
         ],
-        grids=[Grid("Test accuracy in per cent", ["model", "specialisation", "generalisation"], rows)],
+        tables=[ResultTable("Test accuracy in per cent", ["model", "specialisation", "generalisation"], rows)],
         figures=[
-            ("DemLearn by level: on own data (full) and on everybody's (dashed)", curves(lines, "Test accuracy", percent=True, wide=True)),
-            ("The common model on everybody's data", curves(others, "Accuracy on all test data", percent=True)),
+            ("DemLearn by level: on own data (full) and on everybody's (dashed)", plot_curves(series, "Test accuracy", percent=True, wide=True)),
+            ("The common model on everybody's data", plot_curves(others, "Accuracy on all test data", percent=True)),
         ],
         checks=[
-            Check("site models specialise: better on own data than FedAvg's model", site[0] > avg[0], f"{100 * (site[0] - avg[0]):+.2f} points"),
-            Check("the top model generalises better than the site models", top[1] > site[1], f"{100 * (top[1] - site[1]):+.2f} points"),
-            Check("the top model generalises no worse than FedAvg's, within 2 points", top[1] > avg[1] - 0.02, f"{100 * (top[1] - avg[1]):+.2f} points"),
+            ClaimCheck("site models specialise: better on own data than FedAvg's model", site[0] > avg[0], f"{100 * (site[0] - avg[0]):+.2f} points"),
+            ClaimCheck("the top model generalises better than the site models", top[1] > site[1], f"{100 * (top[1] - site[1]):+.2f} points"),
+            ClaimCheck("the top model generalises no worse than FedAvg's, within 2 points", top[1] > avg[1] - 0.02, f"{100 * (top[1] - avg[1]):+.2f} points"),
         ],
     )  # fmt: skip
 
 
-def _last(done: Run) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = [line for line in done.rounds if line["metrics"]][-1]["metrics"]["test"]
-    return found
+def _last_test_scores(study_run: ReproductionRun) -> Mapping[str, Any]:
+    test_scores: Mapping[str, Any] = [
+        round_record for round_record in study_run.round_records if round_record["metrics"]
+    ][-1]["metrics"]["test"]
+    return test_scores
 
 
-def special(judged: Mapping[str, Any], level: str) -> float:
+def specialization(test_scores: Mapping[str, Any], level: str) -> float:
     """On the sites' own examples."""
-    seen = judged if LEVELS[level] == "own" else judged["views"][LEVELS[level]]
-    return float(seen["pooled"]["accuracy"])
+    level_scores = test_scores if LEVEL_VIEWS[level] == "own" else test_scores["views"][LEVEL_VIEWS[level]]
+    return float(level_scores["pooled"]["accuracy"])
 
 
-def general(judged: Mapping[str, Any], level: str) -> float:
+def generalization(test_scores: Mapping[str, Any], level: str) -> float:
     """On everybody's; the mean over the models of the level, of groups the lowest. At first there is the top model alone."""
-    models = {name: m["accuracy"] for name, m in judged.get("models", {}).items() if name.startswith(f"{level}/")}
-    lowest = [value for name, value in models.items() if not any(other.startswith(f"{name}.") for other in models)]
-    return fmean(lowest) if lowest else float(judged["coordinator"]["accuracy"])
+    models = {name: m["accuracy"] for name, m in test_scores.get("models", {}).items() if name.startswith(f"{level}/")}
+    lowest_values = [
+        value for name, value in models.items() if not any(other.startswith(f"{name}.") for other in models)
+    ]
+    return fmean(lowest_values) if lowest_values else float(test_scores["coordinator"]["accuracy"])

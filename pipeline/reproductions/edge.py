@@ -12,25 +12,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.reports.document.figure_style import HALF, PALETTE, new_figure, styled
-from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
+from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, PALETTE, apply_figure_style, new_figure
+from pipeline.reproductions.base import (
+    ClaimCheck,
+    ReproductionContext,
+    ReproductionResult,
+    ReproductionRun,
+    ResultTable,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "bedside"
-ABOUT = "Bundles on held-out real cells: what eight bits cost, and slides of 1,000 cells (needs the cells)"
+DESCRIPTION = "Bundles on held-out real cells: what eight bits cost, and slides of 1,000 cells (needs the cells)"
 FOLDS = (0, 1, 2, 3)
-SLIDES, CELLS = 1000, 1000  # slides of each kind, cells a slide
-SHARES = (0.002, 0.01, 0.02)  # of schistocytes
-HEALTHY, SICK = 0.05, 0.9  # flagged at most of slides with 0.2 %, at least of those with 2 %
-LOSES_BALANCED, LOSES_AUROC = 0.005, 0.005
-FEW = 5  # schistocytes of a site in a fold: from fewer no slides are drawn
-WRONG = 0.025  # of slides of one site may be called above the line with 0.2 %, or below it with 2 %
+SLIDES_PER_KIND, CELLS_PER_SLIDE = 1000, 1000  # slides of each kind, cells a slide
+SCHISTOCYTE_FRACTIONS = (0.002, 0.01, 0.02)  # of schistocytes
+MAX_FLAGGED_HEALTHY, MIN_FLAGGED_SICK = 0.05, 0.9  # flagged at most of slides with 0.2 %, at least of those with 2 %
+MAX_BALANCED_ACCURACY_LOSS, MAX_AUROC_LOSS = 0.005, 0.005
+MIN_SCHISTOCYTES_PER_SITE = 5  # schistocytes of a site in a fold: from fewer no slides are drawn
+MAX_OPPOSITE_VERDICTS = 0.025  # of slides of one site may be called above the line with 0.2 %, or below it with 2 %
 
 
 @dataclass(frozen=True)
-class Held:
+class FoldScores:
     """What a bundle said about one fold's cells."""
 
     fold: int
@@ -45,61 +51,71 @@ class Held:
     wrong: dict[float, float]  # ... and how often the verdict says the opposite of it
 
 
-def run(context: Context) -> Reproduction:
-    held = [_judged(context.run("bedside", f"fold-{fold}", data__test_fold=fold), context.data, fold) for fold in FOLDS]
-    healthy, sick = (fmean(h.flagged[share] for h in held) for share in (SHARES[0], SHARES[-1]))
-    wrong = fmean(h.wrong[share] for h in held for share in (SHARES[0], SHARES[-1]))
-    lost = {
-        "balanced": fmean(h.balanced["fp32"] - h.balanced["int8"] for h in held),
-        "auroc": fmean(h.auroc["fp32"] - h.auroc["int8"] for h in held),
+def run(context: ReproductionContext) -> ReproductionResult:
+    fold_scores = [
+        _evaluate_fold(context.run_study("bedside", f"fold-{fold}", data__test_fold=fold), context.data_root, fold)
+        for fold in FOLDS
+    ]
+    flagged_healthy, flagged_sick = (
+        fmean(h.flagged[fraction] for h in fold_scores)
+        for fraction in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1])
+    )
+    opposite_verdicts = fmean(
+        h.wrong[fraction] for h in fold_scores for fraction in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1])
+    )
+    int8_loss = {
+        "balanced": fmean(h.balanced["fp32"] - h.balanced["int8"] for h in fold_scores),
+        "auroc": fmean(h.auroc["fp32"] - h.auroc["int8"] for h in fold_scores),
     }
     rows = [[str(h.fold), *(f"{kind[p]:.4f}" for kind in (h.auroc, h.balanced) for p in ("fp32", "int8")), f"{100 * h.refused:.1f} %"]
-            for h in held]  # fmt: skip
-    rates = [[str(h.fold), *(f"{r:.3f}" for r in h.sensitivity), *(f"{r:.4f}" for r in h.specificity)] for h in held]
-    flagged = [[str(h.fold), *(f"{100 * h.flagged[s]:.1f} %" for s in SHARES)] for h in held]
-    verdicts = [[str(h.fold), *(f"{100 * h.verdicts[s].get(v, 0):.0f} %" for s in (SHARES[0], SHARES[-1]) for v in ("above the line", "below the line"))]
-                for h in held]  # fmt: skip
-    alone = [[str(h.fold), *(f"{100 * h.covered[s]:.0f} %" for s in SHARES), *(f"{100 * h.wrong[s]:.1f} %" for s in (SHARES[0], SHARES[-1]))]
-             for h in held]  # fmt: skip
-    each = [f"{100 * s:g} %" for s in SHARES]
-    return Reproduction(
+            for h in fold_scores]  # fmt: skip
+    rate_rows = [
+        [str(h.fold), *(f"{r:.3f}" for r in h.sensitivity), *(f"{r:.4f}" for r in h.specificity)] for h in fold_scores
+    ]
+    flagged_rows = [[str(h.fold), *(f"{100 * h.flagged[s]:.1f} %" for s in SCHISTOCYTE_FRACTIONS)] for h in fold_scores]
+    verdict_rows = [[str(h.fold), *(f"{100 * h.verdicts[s].get(v, 0):.0f} %" for s in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1]) for v in ("above the line", "below the line"))]
+                for h in fold_scores]  # fmt: skip
+    single_site_rows = [[str(h.fold), *(f"{100 * h.covered[s]:.0f} %" for s in SCHISTOCYTE_FRACTIONS), *(f"{100 * h.wrong[s]:.1f} %" for s in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1]))]
+             for h in fold_scores]  # fmt: skip
+    fraction_labels = [f"{100 * s:g} %" for s in SCHISTOCYTE_FRACTIONS]
+    return ReproductionResult(
         payload={"folds": [vars(h) | {name: {str(k): v for k, v in getattr(h, name).items()}
-                                      for name in ("flagged", "verdicts", "covered", "wrong")} for h in held],
-                 "flagged": {"healthy": healthy, "sick": sick}, "int8_loses": lost},
+                                      for name in ("flagged", "verdicts", "covered", "wrong")} for h in fold_scores],
+                 "flagged": {"healthy": flagged_healthy, "sick": flagged_sick}, "int8_loses": int8_loss},
         notes=[
             "Each fold is held out once. Threshold, temperature and guard come from validation cells of the other three, in sums.",
-            (f"A slide is {CELLS:,} cells drawn from the held-out fold, {SLIDES:,} slides of each kind. Flagged: the corrected prevalence is "
+            (f"A slide is {CELLS_PER_SLIDE:,} cells drawn from the held-out fold, {SLIDES_PER_KIND:,} slides of each kind. Flagged: the corrected prevalence is "
              "at least 1 %. Above or below the line: the whole interval is. Cells that the guard refuses are not counted."),
             "Slides of one fold share its cells, and its model: what differs between folds tells how sure the figures are.",
-            f"A slide of one site: all its cells are of one of the study's sites that has at least {FEW} schistocytes in the fold; means over these.",
+            f"A slide of one site: all its cells are of one of the study's sites that has at least {MIN_SCHISTOCYTES_PER_SITE} schistocytes in the fold; means over these.",
         ],
-        grids=[
-            Grid("On cells never seen", ["fold", "AUROC", "int8", "balanced", "int8", "refused"], rows),
-            Grid("At the safe point: said by the bundle, found on cells never seen",
-                 ["fold", "sensitivity", "found", "specificity", "found"], rates),
-            Grid("Slides flagged, by their share of schistocytes", ["fold", *each], flagged),
-            Grid("Verdicts", ["fold", *(f"{e} {w}" for e in (each[0], each[-1]) for w in ("above", "below"))], verdicts),
-            Grid("Slides of one site's cells: truth inside the interval, verdict wrong",
-                 ["fold", *(f"{e} inside" for e in each), f"{each[0]} wrong", f"{each[-1]} wrong"], alone),
+        tables=[
+            ResultTable("On cells never seen", ["fold", "AUROC", "int8", "balanced", "int8", "refused"], rows),
+            ResultTable("At the safe point: said by the bundle, found on cells never seen",
+                 ["fold", "sensitivity", "found", "specificity", "found"], rate_rows),
+            ResultTable("Slides flagged, by their share of schistocytes", ["fold", *fraction_labels], flagged_rows),
+            ResultTable("Verdicts", ["fold", *(f"{label} {w}" for label in (fraction_labels[0], fraction_labels[-1]) for w in ("above", "below"))], verdict_rows),
+            ResultTable("Slides of one site's cells: truth inside the interval, verdict wrong",
+                 ["fold", *(f"{label} inside" for label in fraction_labels), f"{fraction_labels[0]} wrong", f"{fraction_labels[-1]} wrong"], single_site_rows),
         ],
-        figures=[("Slides flagged, by their share of schistocytes", _figure(held))],
+        figures=[("Slides flagged, by their share of schistocytes", _plot_flagged(fold_scores))],
         checks=[
-            Check(f"of slides with 0.2 % schistocytes at most {100 * HEALTHY:g} % are flagged", healthy <= HEALTHY, _folds(held, SHARES[0])),
-            Check(f"of slides with 2 % at least {100 * SICK:g} % are", sick >= SICK, _folds(held, SHARES[-1])),
-            Check(f"of slides of one site at most {100 * WRONG:g} % get a verdict that is the opposite of the truth", wrong <= WRONG, f"mean {100 * wrong:.2f} %"),
-            Check(f"eight bits lose at most {LOSES_BALANCED} of balanced accuracy", lost["balanced"] <= LOSES_BALANCED, f"{lost['balanced']:+.4f}"),
-            Check(f"and at most {LOSES_AUROC} of AUROC", lost["auroc"] <= LOSES_AUROC, f"{lost['auroc']:+.4f}"),
+            ClaimCheck(f"of slides with 0.2 % schistocytes at most {100 * MAX_FLAGGED_HEALTHY:g} % are flagged", flagged_healthy <= MAX_FLAGGED_HEALTHY, _describe_folds(fold_scores, SCHISTOCYTE_FRACTIONS[0])),
+            ClaimCheck(f"of slides with 2 % at least {100 * MIN_FLAGGED_SICK:g} % are", flagged_sick >= MIN_FLAGGED_SICK, _describe_folds(fold_scores, SCHISTOCYTE_FRACTIONS[-1])),
+            ClaimCheck(f"of slides of one site at most {100 * MAX_OPPOSITE_VERDICTS:g} % get a verdict that is the opposite of the truth", opposite_verdicts <= MAX_OPPOSITE_VERDICTS, f"mean {100 * opposite_verdicts:.2f} %"),
+            ClaimCheck(f"eight bits lose at most {MAX_BALANCED_ACCURACY_LOSS} of balanced accuracy", int8_loss["balanced"] <= MAX_BALANCED_ACCURACY_LOSS, f"{int8_loss['balanced']:+.4f}"),
+            ClaimCheck(f"and at most {MAX_AUROC_LOSS} of AUROC", int8_loss["auroc"] <= MAX_AUROC_LOSS, f"{int8_loss['auroc']:+.4f}"),
         ],
     )  # fmt: skip
 
 
-@styled()
-def _figure(held: list[Held]) -> Figure:
-    figure, axes = new_figure(HALF)
-    for n, h in enumerate(held):
+@apply_figure_style()
+def _plot_flagged(fold_scores: list[FoldScores]) -> Figure:
+    figure, axes = new_figure(HALF_WIDTH_INCHES)
+    for n, h in enumerate(fold_scores):
         axes.plot(
-            [100 * s for s in SHARES],
-            [100 * h.flagged[s] for s in SHARES],
+            [100 * s for s in SCHISTOCYTE_FRACTIONS],
+            [100 * h.flagged[s] for s in SCHISTOCYTE_FRACTIONS],
             marker="o",
             color=PALETTE[n],
             label=f"fold {h.fold}",
@@ -111,56 +127,72 @@ def _figure(held: list[Held]) -> Figure:
     return figure
 
 
-def _folds(held: list[Held], share: float) -> str:
-    each = ", ".join(f"{100 * h.flagged[share]:.1f} %" for h in held)
-    return f"mean {100 * fmean(h.flagged[share] for h in held):.1f} %; by fold {each}"
+def _describe_folds(fold_scores: list[FoldScores], fraction: float) -> str:
+    fold_texts = ", ".join(f"{100 * h.flagged[fraction]:.1f} %" for h in fold_scores)
+    return f"mean {100 * fmean(h.flagged[fraction] for h in fold_scores):.1f} %; by fold {fold_texts}"
 
 
-def _judged(done: Run, root: Path | None, fold: int) -> Held:
-    from deploy.bundle.bundle import Bundle
-    from deploy.bundle.trust_store import Trust
-    from deploy.export.export import export
-    from deploy.inference.metrics import area, balanced
-    from deploy.inference.runtime import Runtime
+def _evaluate_fold(study_run: ReproductionRun, data_root: Path | None, fold: int) -> FoldScores:
+    from deploy.bundle.bundle import ModelBundle
+    from deploy.bundle.trust_store import TrustStore
+    from deploy.export.export import export_bundle
+    from deploy.inference.metrics import compute_auroc, compute_balanced_accuracy
+    from deploy.inference.runtime import BundleRuntime
     from privacy.ledger import keys
 
-    folder, key = RunFolder.open(done.path), keys.generate()
-    with tempfile.TemporaryDirectory() as place:
-        trust = Trust(Path(place) / "trust.json")
-        trust.add("this run", keys.public_hex(key))
-        bundle = Bundle.open(export(folder, "global", Path(place) / "bundle", key, int8=True).folder, trust)
-    study = folder.study()
-    data = study.data.load(root, study.seed)
-    rows = data.where("test")
-    images, y = np.ascontiguousarray(data.x[rows].permute(0, 2, 3, 1).numpy()), data.y[rows].numpy()
-    answers = {p: Runtime(bundle, p).answer(images) for p in bundle.manifest.precisions}
-    runtime = Runtime(bundle)
-    used = answers[runtime.precision]
-    point = bundle.calibration.point()
-    assert point is not None
-    flags, kept = runtime.flagged(used.probabilities, point), np.array([why is None for why in used.refused])
-    counted = {share: _slides(flags, kept, y == 1, share, point) for share in SHARES}
-    site = data.keys["batch"].codes[rows].numpy()
-    alone = [site == one for one in np.unique(site) if (y[site == one] == 1).sum() >= FEW]
-    apart = {
-        share: [_slides(flags[mine], kept[mine], y[mine] == 1, share, point) for mine in alone] for share in SHARES
+    folder, key = RunFolder.open(study_run.path), keys.generate_key()
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        trust_store = TrustStore(Path(temporary_folder) / "trust.json")
+        trust_store.add("this run", keys.public_hex(key))
+        bundle = ModelBundle.open(
+            export_bundle(folder, "global", Path(temporary_folder) / "bundle", key, with_int8=True).folder, trust_store
+        )
+    study = folder.load_study()
+    data = study.data.load(data_root, study.seed)
+    rows = data.rows_in_split("test")
+    images, labels = np.ascontiguousarray(data.x[rows].permute(0, 2, 3, 1).numpy()), data.y[rows].numpy()
+    predictions = {p: BundleRuntime(bundle, p).predict(images) for p in bundle.manifest.precisions}
+    runtime = BundleRuntime(bundle)
+    deployed_predictions = predictions[runtime.precision]
+    operating_point = bundle.calibration.find_point()
+    assert operating_point is not None
+    is_flagged, is_accepted = (
+        runtime.flag_positives(deployed_predictions.probabilities, operating_point),
+        np.array([decline_reason is None for decline_reason in deployed_predictions.rejection_reasons]),
+    )
+    slides_by_fraction = {
+        fraction: _simulate_slides(is_flagged, is_accepted, labels == 1, fraction, operating_point)
+        for fraction in SCHISTOCYTE_FRACTIONS
     }
-    return Held(
+    site = data.keys["batch"].codes[rows].numpy()
+    site_masks = [
+        site == one for one in np.unique(site) if (labels[site == one] == 1).sum() >= MIN_SCHISTOCYTES_PER_SITE
+    ]
+    site_slides_by_fraction = {
+        fraction: [
+            _simulate_slides(
+                is_flagged[site_mask], is_accepted[site_mask], labels[site_mask] == 1, fraction, operating_point
+            )
+            for site_mask in site_masks
+        ]
+        for fraction in SCHISTOCYTE_FRACTIONS
+    }
+    return FoldScores(
         fold,
-        {p: area(a.probabilities, y, 1) for p, a in answers.items()},
-        {p: balanced(a.probabilities, y) for p, a in answers.items()},
-        float((~kept).mean()),
-        (float(point.sensitivity or 0), float(flags[y == 1].mean())),
-        (float(point.specificity or 0), float((~flags[y == 0]).mean())),
-        {share: found.flagged for share, found in counted.items()},
-        {share: found.verdicts for share, found in counted.items()},
-        {share: fmean(one.covered for one in found) for share, found in apart.items()},
-        {share: fmean(one.wrong for one in found) for share, found in apart.items()},
+        {p: compute_auroc(a.probabilities, labels, 1) for p, a in predictions.items()},
+        {p: compute_balanced_accuracy(a.probabilities, labels) for p, a in predictions.items()},
+        float((~is_accepted).mean()),
+        (float(operating_point.sensitivity or 0), float(is_flagged[labels == 1].mean())),
+        (float(operating_point.specificity or 0), float((~is_flagged[labels == 0]).mean())),
+        {fraction: slides.flagged for fraction, slides in slides_by_fraction.items()},
+        {fraction: slides.verdicts for fraction, slides in slides_by_fraction.items()},
+        {fraction: fmean(one.covered for one in slides) for fraction, slides in site_slides_by_fraction.items()},
+        {fraction: fmean(one.wrong for one in slides) for fraction, slides in site_slides_by_fraction.items()},
     )
 
 
 @dataclass(frozen=True)
-class Slides:
+class SlideFractions:
     """Shares of slides."""
 
     flagged: float
@@ -169,22 +201,34 @@ class Slides:
     wrong: float
 
 
-def _slides(flags: Any, kept: Any, own: Any, share: float, point: Any) -> Slides:
-    from deploy.slide.prevalence import ABOVE, BELOW, LINE, judge
+def _simulate_slides(
+    is_flagged: Any, is_accepted: Any, is_schistocyte: Any, fraction: float, operating_point: Any
+) -> SlideFractions:
+    from deploy.slide.prevalence import SUSPICION_THRESHOLD, VERDICT_ABOVE, VERDICT_BELOW, assess_prevalence
 
-    rng = np.random.default_rng([1, round(share * 1e6)])
-    broken = round(CELLS * share)
-    opposite = ABOVE if share < LINE else BELOW if share > LINE else ""
-    said = []
-    for _ in range(SLIDES):
-        drawn = np.concatenate(
-            [rng.choice(np.flatnonzero(own), broken), rng.choice(np.flatnonzero(~own), CELLS - broken)]
+    rng = np.random.default_rng([1, round(fraction * 1e6)])
+    num_schistocytes = round(CELLS_PER_SLIDE * fraction)
+    opposite_verdict = (
+        VERDICT_ABOVE if fraction < SUSPICION_THRESHOLD else VERDICT_BELOW if fraction > SUSPICION_THRESHOLD else ""
+    )
+    estimates = []
+    for _ in range(SLIDES_PER_KIND):
+        sampled_cells = np.concatenate(
+            [
+                rng.choice(np.flatnonzero(is_schistocyte), num_schistocytes),
+                rng.choice(np.flatnonzero(~is_schistocyte), CELLS_PER_SLIDE - num_schistocytes),
+            ]
         )
-        seen = drawn[kept[drawn]]
-        said.append(judge(len(seen), int(flags[seen].sum()), point))
-    return Slides(
-        fmean(one.look for one in said),
-        {verdict: n / SLIDES for verdict, n in Counter(one.verdict for one in said).items()},
-        fmean(one.low is not None and one.high is not None and one.low <= share <= one.high for one in said),
-        fmean(one.verdict == opposite for one in said),
+        accepted_cells = sampled_cells[is_accepted[sampled_cells]]
+        estimates.append(assess_prevalence(len(accepted_cells), int(is_flagged[accepted_cells].sum()), operating_point))
+    return SlideFractions(
+        fmean(estimate.needs_review for estimate in estimates),
+        {verdict: n / SLIDES_PER_KIND for verdict, n in Counter(estimate.verdict for estimate in estimates).items()},
+        fmean(
+            estimate.prevalence_low is not None
+            and estimate.prevalence_high is not None
+            and estimate.prevalence_low <= fraction <= estimate.prevalence_high
+            for estimate in estimates
+        ),
+        fmean(estimate.verdict == opposite_verdict for estimate in estimates),
     )

@@ -7,73 +7,86 @@ from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reports.document.figure_style import HALF, PALETTE, new_figure, styled
-from pipeline.reports.run.curves import Series, curves
-from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
+from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, PALETTE, apply_figure_style, new_figure
+from pipeline.reports.run.curves import CurveSeries, plot_curves
+from pipeline.reproductions.base import (
+    ClaimCheck,
+    ReproductionContext,
+    ReproductionResult,
+    ReproductionRun,
+    ResultTable,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "fedpaq"
-ABOUT = "FedPAQ on Fashion-MNIST with a CNN: accuracy against megabytes sent up, for 1, 2, 4, 8 and 32 bits a number"
+DESCRIPTION = (
+    "FedPAQ on Fashion-MNIST with a CNN: accuracy against megabytes sent up, for 1, 2, 4, 8 and 32 bits a number"
+)
 BITS = (1, 2, 4, 8, 32)
 SEEDS = (0, 1, 2)
-LAST = 3  # rounds that a final accuracy is the mean of
-SAVING, LOSS = 7.5, 0.5  # at four bits: times fewer bytes, points
+NUM_FINAL_ROUNDS = 3  # rounds that a final accuracy is the mean of
+MIN_BYTES_SAVING, MAX_ACCURACY_LOSS_POINTS = 7.5, 0.5  # at four bits: times fewer bytes, points
 
 
-def run(context: Context) -> Reproduction:
-    done = {
-        bits: [context.run("fedpaq", f"bits-{bits}-seed-{seed}", seed=seed, **_setting(bits)) for seed in SEEDS]
+def run(context: ReproductionContext) -> ReproductionResult:
+    runs_by_bits = {
+        bits: [
+            context.run_study("fedpaq", f"bits-{bits}-seed-{seed}", seed=seed, **_bits_overrides(bits))
+            for seed in SEEDS
+        ]
         for bits in BITS
     }
-    final = {bits: fmean(map(_final, runs)) for bits, runs in done.items()}
-    sent = {bits: fmean(r.results["traffic"]["up"] for r in runs) for bits, runs in done.items()}
-    saving, loss = sent[32] / sent[4], final[32] - final[4]
+    final_accuracy = {bits: fmean(map(_final_accuracy, runs)) for bits, runs in runs_by_bits.items()}
+    uplink_bytes = {bits: fmean(r.results["traffic"]["up"] for r in runs) for bits, runs in runs_by_bits.items()}
+    saving, loss = uplink_bytes[32] / uplink_bytes[4], final_accuracy[32] - final_accuracy[4]
     rows = [
-        [str(bits), f"{final[bits]:.2f}", f"{min(map(_final, runs)):.2f} to {max(map(_final, runs)):.2f}",
-         f"{final[bits] - final[32]:+.2f}", f"{sent[bits] / 1e6:.2f}", f"{sent[32] / sent[bits]:.2f}x"]
-        for bits, runs in done.items()
+        [str(bits), f"{final_accuracy[bits]:.2f}", f"{min(map(_final_accuracy, runs)):.2f} to {max(map(_final_accuracy, runs)):.2f}",
+         f"{final_accuracy[bits] - final_accuracy[32]:+.2f}", f"{uplink_bytes[bits] / 1e6:.2f}", f"{uplink_bytes[32] / uplink_bytes[bits]:.2f}x"]
+        for bits, runs in runs_by_bits.items()
     ]  # fmt: skip
-    by_round = [
-        Series(words(bits), r[0].judged_rounds()[1:], r[0].curve("test")[1:], colour=colour)
-        for colour, (bits, r) in zip(PALETTE, done.items(), strict=False)
+    series = [
+        CurveSeries(bits_label(bits), r[0].evaluated_rounds()[1:], r[0].curve("test")[1:], color=color)
+        for color, (bits, r) in zip(PALETTE, runs_by_bits.items(), strict=False)
     ]
-    return Reproduction(
-        payload={str(bits): {"accuracy": round(final[bits], 2), "up_bytes": round(sent[bits])} for bits in BITS},
+    return ReproductionResult(
+        payload={str(bits): {"accuracy": round(final_accuracy[bits], 2), "up_bytes": round(uplink_bytes[bits])} for bits in BITS},
         notes=[
-            f"Accuracy is the mean of the last {LAST} rounds and of {len(SEEDS)} seeds. Bytes are the real lengths of what the sites would send, headers included.",
+            f"Accuracy is the mean of the last {NUM_FINAL_ROUNDS} rounds and of {len(SEEDS)} seeds. Bytes are the real lengths of what the sites would send, headers included.",
             "32 bits is the same algorithm without a codec. Each block of 256 numbers has a scale of its own.",
         ],
-        grids=[Grid("Accuracy against megabytes", ["bits", "accuracy", "over seeds", "to 32 bits", "MB up", "saving"], rows)],
+        tables=[ResultTable("Accuracy against megabytes", ["bits", "accuracy", "over seeds", "to 32 bits", "MB up", "saving"], rows)],
         figures=[
-            ("Test accuracy against what the sites have sent so far, first seed", against_megabytes({b: r[0] for b, r in done.items()})),
-            ("Test accuracy by round, first seed", curves(by_round, "Test accuracy", percent=True)),
+            ("Test accuracy against what the sites have sent so far, first seed", plot_accuracy_by_megabytes({b: r[0] for b, r in runs_by_bits.items()})),
+            ("Test accuracy by round, first seed", plot_curves(series, "Test accuracy", percent=True)),
         ],
         checks=[
-            Check(f"four bits: at most 1/{SAVING} of the bytes of float32", saving >= SAVING, f"1/{saving:.2f}"),
-            Check(f"four bits: at most {LOSS} points of accuracy lost", loss <= LOSS, f"{-loss:+.2f} points"),
+            ClaimCheck(f"four bits: at most 1/{MIN_BYTES_SAVING} of the bytes of float32", saving >= MIN_BYTES_SAVING, f"1/{saving:.2f}"),
+            ClaimCheck(f"four bits: at most {MAX_ACCURACY_LOSS_POINTS} points of accuracy lost", loss <= MAX_ACCURACY_LOSS_POINTS, f"{-loss:+.2f} points"),
         ],
     )  # fmt: skip
 
 
-def _setting(bits: int) -> dict[str, Any]:
-    return {"codec": {"up": []}} if bits == 32 else {"strategy__bits": bits}
+def _bits_overrides(bits: int) -> dict[str, Any]:
+    return {"compression": {"uplink": []}} if bits == 32 else {"strategy__bits": bits}
 
 
-def _final(done: Run) -> float:
-    return 100 * fmean(done.curve("test")[-LAST:])
+def _final_accuracy(study_run: ReproductionRun) -> float:
+    return 100 * fmean(study_run.curve("test")[-NUM_FINAL_ROUNDS:])
 
 
-@styled()
-def against_megabytes(runs: Mapping[int, Run]) -> Figure:
+@apply_figure_style()
+def plot_accuracy_by_megabytes(runs: Mapping[int, ReproductionRun]) -> Figure:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    figure, axes = new_figure(HALF)
-    for colour, (bits, run) in zip(PALETTE, runs.items(), strict=False):
-        up = list(accumulate(line["bytes"]["up"] / 1e6 for line in run.rounds))
-        accuracy = [100 * a for a in run.curve("test")]
-        axes.plot(up[1:], accuracy[1:], color=colour, label=words(bits), marker="o", markersize=3)
+    figure, axes = new_figure(HALF_WIDTH_INCHES)
+    for color, (bits, study_run) in zip(PALETTE, runs.items(), strict=False):
+        uplink_megabytes = list(
+            accumulate(round_record["bytes"]["up"] / 1e6 for round_record in study_run.round_records)
+        )
+        accuracy = [100 * a for a in study_run.curve("test")]
+        axes.plot(uplink_megabytes[1:], accuracy[1:], color=color, label=bits_label(bits), marker="o", markersize=3)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda megabytes, _: f"{megabytes:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -83,5 +96,5 @@ def against_megabytes(runs: Mapping[int, Run]) -> Figure:
     return figure
 
 
-def words(bits: int) -> str:
+def bits_label(bits: int) -> str:
     return "1 bit" if bits == 1 else f"{bits} bits"

@@ -11,11 +11,17 @@ import numpy as np
 import torch
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.reports.document.figure_style import PALETTE, new_figure, styled
-from pipeline.reports.run.curves import curves, over_sites
-from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
+from pipeline.reports.document.figure_style import PALETTE, apply_figure_style, new_figure
+from pipeline.reports.run.curves import mean_over_sites, plot_curves
+from pipeline.reproductions.base import (
+    ClaimCheck,
+    ReproductionContext,
+    ReproductionResult,
+    ReproductionRun,
+    ResultTable,
+)
 from pipeline.runs.score_saved_model import load_model
-from sites.population.simulated_sites import populate
+from sites.population.simulated_sites import load_federated_data
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,42 +30,50 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "moons"
-ABOUT = "Central against 2..8 sites; local epochs 1..4; 1/8..8/8 of the sites translated or rotated (lab report)"
-EPOCHS = {2: 1, 3: 2, 4: 2, 5: 3, 6: 3, 7: 4, 8: 4}
-SHIFT = {"dx": 0.2, "dy": 0.2}
-TURN = {"theta": 0.6283185307179586}  # pi / 5
+DESCRIPTION = "Central against 2..8 sites; local epochs 1..4; 1/8..8/8 of the sites translated or rotated (lab report)"
+EPOCHS_BY_SITES = {2: 1, 3: 2, 4: 2, 5: 3, 6: 3, 7: 4, 8: 4}
+TRANSLATION = {"dx": 0.2, "dy": 0.2}
+ROTATION = {"theta": 0.6283185307179586}  # pi / 5
 
 
-def run(context: Context) -> Reproduction:
-    central = context.run("moons", "central", strategy={"name": "central"})
-    plain = {f"K={k}": context.run("moons", f"sites-{k}", sites__count=k) for k in range(2, 9)}
-    longer = {
-        f"K={k}, E={e}": context.run("moons", f"epochs-{k}", sites__count=k, local__epochs=e) for k, e in EPOCHS.items()
+def run(context: ReproductionContext) -> ReproductionResult:
+    central = context.run_study("moons", "centralized", strategy={"name": "centralized"})
+    runs_by_sites = {f"K={k}": context.run_study("moons", f"sites-{k}", sites__count=k) for k in range(2, 9)}
+    runs_by_epochs = {
+        f"K={k}, E={e}": context.run_study("moons", f"epochs-{k}", sites__count=k, local__epochs=e)
+        for k, e in EPOCHS_BY_SITES.items()
     }
-    moved = {
-        f"{n}/8": context.run("moons", f"moved-{n}", skew={"name": "plane", "sites": n, **SHIFT}) for n in range(1, 9)
+    translated_runs = {
+        f"{n}/8": context.run_study("moons", f"moved-{n}", feature_skew={"name": "plane", "sites": n, **TRANSLATION})
+        for n in range(1, 9)
     }
-    turned = {
-        f"{n}/8": context.run("moons", f"turned-{n}", skew={"name": "plane", "sites": n, **TURN}) for n in range(1, 9)
+    rotated_runs = {
+        f"{n}/8": context.run_study("moons", f"turned-{n}", feature_skew={"name": "plane", "sites": n, **ROTATION})
+        for n in range(1, 9)
     }
     families = {
-        "sites": {"central": central} | plain,
-        "epochs": {"central": central} | longer,
-        "translated": moved,
-        "rotated": turned,
+        "sites": {"centralized": central} | runs_by_sites,
+        "epochs": {"centralized": central} | runs_by_epochs,
+        "translated": translated_runs,
+        "rotated": rotated_runs,
     }
     figures: list[tuple[str, Figure]] = []
     for family, runs in families.items():
         for metric in ("loss", "accuracy"):
             caption = f"{family.capitalize()}: {metric} over rounds, mean over sites with one standard deviation"
-            lines = [over_sites(label, r.by_site("test", metric)) for label, r in runs.items()]
-            figures.append((caption, curves(lines, metric.capitalize(), percent=metric == "accuracy", wide=True)))
-    figures.append(("Decision boundary, central", boundary(central.path, "central")))
-    figures.append(("Decision boundary at the 8th site, 8 sites", boundary(plain["K=8"].path, "8 sites", site=7)))
-    payload = {family: {label: summary(r) for label, r in runs.items()} for family, runs in families.items()}
-    found = checks(payload)
-    return Reproduction(
-        payload=payload | {"checks": {c.claim: c.holds for c in found}},
+            series = [mean_over_sites(label, r.site_metric_by_round("test", metric)) for label, r in runs.items()]
+            figures.append((caption, plot_curves(series, metric.capitalize(), percent=metric == "accuracy", wide=True)))
+    figures.append(("Decision boundary, central", plot_decision_boundary(central.path, "centralized")))
+    figures.append(
+        (
+            "Decision boundary at the 8th site, 8 sites",
+            plot_decision_boundary(runs_by_sites["K=8"].path, "8 sites", site_index=7),
+        )
+    )
+    payload = {family: {label: summarize_run(r) for label, r in runs.items()} for family, runs in families.items()}
+    claim_checks = check_claims(payload)
+    return ReproductionResult(
+        payload=payload | {"checks": {check.claim: check.holds for check in claim_checks}},
         notes=[
             "Optimiser, rate, batch and activation are not in the report; ours: SGD 0.05, batch 32, ReLU. One seed.",
             (
@@ -71,85 +85,92 @@ def run(context: Context) -> Reproduction:
                 "the better. There are 168 test points, so one of them is 0.6 points."
             ),
         ],
-        grids=[
-            Grid(f"{family}: test", COLUMNS, [[label, *cells(s)] for label, s in runs.items()])
+        tables=[
+            ResultTable(f"{family}: test", TABLE_COLUMNS, [[label, *format_summary(s)] for label, s in runs.items()])
             for family, runs in payload.items()
         ],
         figures=figures,
-        checks=found,
+        checks=claim_checks,
     )
 
 
-COLUMNS = ["run", "mean loss", "final loss", "accuracy %", "final %", "band"]
+TABLE_COLUMNS = ["run", "mean loss", "final loss", "accuracy %", "final %", "band"]
 
 
-def summary(run: Run) -> dict[str, float]:
-    loss, accuracy = run.by_site("test", "loss"), run.by_site("test", "accuracy")
-    bands = over_sites("", accuracy).deviation or [0.0]
-    last = max(loss)
+def summarize_run(study_run: ReproductionRun) -> dict[str, float]:
+    loss, accuracy = study_run.site_metric_by_round("test", "loss"), study_run.site_metric_by_round("test", "accuracy")
+    site_stds = mean_over_sites("", accuracy).std_over_sites or [0.0]
+    last_round = max(loss)
     return {
         "mean_loss": fmean(fmean(v) for v in loss.values()),
-        "final_loss": fmean(loss[last]),
+        "final_loss": fmean(loss[last_round]),
         "accuracy": 100 * fmean(fmean(v) for v in list(accuracy.values())[len(accuracy) // 2 :]),
-        "final_accuracy": 100 * fmean(accuracy[last]),
-        "band": 100 * fmean(bands),
+        "final_accuracy": 100 * fmean(accuracy[last_round]),
+        "band": 100 * fmean(site_stds),
     }
 
 
-def cells(s: Mapping[str, float]) -> list[str]:
+def format_summary(s: Mapping[str, float]) -> list[str]:
     keys = ("mean_loss", "final_loss", "accuracy", "final_accuracy", "band")
     return [f"{s[key]:.4f}" if "loss" in key else f"{s[key]:.2f}" for key in keys]
 
 
-def checks(payload: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+def check_claims(payload: Mapping[str, Mapping[str, Any]]) -> list[ClaimCheck]:
     """The report's findings, as orderings."""
     loss = {family: {label: s["mean_loss"] for label, s in runs.items()} for family, runs in payload.items()}
     band = {label: s["band"] for label, s in payload["sites"].items()}
-    share = {label: s["accuracy"] for label, s in payload["translated"].items()}
-    plain, longer = loss["sites"], loss["epochs"]
-    few, many = [plain["K=2"], plain["K=3"]], [plain["K=7"], plain["K=8"]]
-    mixed, most, little = (fmean(share[f"{n}/8"] for n in ns) for ns in ((3, 4, 5, 6), (7, 8), (1, 2)))
-    turned = loss["rotated"].values()
+    accuracy = {label: s["accuracy"] for label, s in payload["translated"].items()}
+    loss_by_sites, loss_by_epochs = loss["sites"], loss["epochs"]
+    few_sites_loss, many_sites_loss = (
+        [loss_by_sites["K=2"], loss_by_sites["K=3"]],
+        [loss_by_sites["K=7"], loss_by_sites["K=8"]],
+    )
+    mixed_accuracy, mostly_moved_accuracy, rarely_moved_accuracy = (
+        fmean(accuracy[f"{n}/8"] for n in ns) for ns in ((3, 4, 5, 6), (7, 8), (1, 2))
+    )
+    rotated_loss = loss["rotated"].values()
     return [
-        Check("central converges fastest", all(plain["central"] < v for k, v in plain.items() if k != "central"),
-              f"{plain['central']:.3f} against {min(v for k, v in plain.items() if k != 'central'):.3f} or more"),
-        Check("more sites converge more slowly", fmean(few) < fmean(many), f"K=2,3: {fmean(few):.3f}; K=7,8: {fmean(many):.3f}"),
-        Check("more sites have a wider band", fmean([band["K=2"], band["K=3"]]) < fmean([band["K=7"], band["K=8"]]),
+        ClaimCheck("central converges fastest", all(loss_by_sites["centralized"] < v for k, v in loss_by_sites.items() if k != "centralized"),
+              f"{loss_by_sites['central']:.3f} against {min(v for k, v in loss_by_sites.items() if k != 'central'):.3f} or more"),
+        ClaimCheck("more sites converge more slowly", fmean(few_sites_loss) < fmean(many_sites_loss), f"K=2,3: {fmean(few_sites_loss):.3f}; K=7,8: {fmean(many_sites_loss):.3f}"),
+        ClaimCheck("more sites have a wider band", fmean([band["K=2"], band["K=3"]]) < fmean([band["K=7"], band["K=8"]]),
               f"K=2,3: {fmean([band['K=2'], band['K=3']]):.2f}; K=7,8: {fmean([band['K=7'], band['K=8']]):.2f} points"),
-        Check("more local epochs catch up", longer["K=8, E=4"] < plain["K=8"],
-              f"K=8: {plain['K=8']:.3f} with 1 epoch, {longer['K=8, E=4']:.3f} with 4"),
-        Check("translation: 7/8 and 8/8 are worst, then 1/8 and 2/8, mixed populations best", most < little < mixed,
-              f"accuracy 7,8: {most:.2f}; 1,2: {little:.2f}; 3-6: {mixed:.2f} %"),
-        Check("rotation is almost inconclusive", max(turned) - min(turned) < 0.1,
-              f"mean losses lie between {min(turned):.3f} and {max(turned):.3f}"),
+        ClaimCheck("more local epochs catch up", loss_by_epochs["K=8, E=4"] < loss_by_sites["K=8"],
+              f"K=8: {loss_by_sites['K=8']:.3f} with 1 epoch, {loss_by_epochs['K=8, E=4']:.3f} with 4"),
+        ClaimCheck("translation: 7/8 and 8/8 are worst, then 1/8 and 2/8, mixed populations best", mostly_moved_accuracy < rarely_moved_accuracy < mixed_accuracy,
+              f"accuracy 7,8: {mostly_moved_accuracy:.2f}; 1,2: {rarely_moved_accuracy:.2f}; 3-6: {mixed_accuracy:.2f} %"),
+        ClaimCheck("rotation is almost inconclusive", max(rotated_loss) - min(rotated_loss) < 0.1,
+              f"mean losses lie between {min(rotated_loss):.3f} and {max(rotated_loss):.3f}"),
     ]  # fmt: skip
 
 
 # The decision boundary of a saved model on the plane, with one site's test points.
 
-GRID = 200
+GRID_POINTS_PER_AXIS = 200
 
 
-@styled()
-def boundary(run: Path, title: str, site: int | None = None) -> Figure:
+@apply_figure_style()
+def plot_decision_boundary(run_folder: Path, title: str, site_index: int | None = None) -> Figure:
     """`site`: whose points to show; all sites' if not given."""
-    folder = RunFolder(run)
+    folder = RunFolder(run_folder)
     module, _ = load_model(folder, "global")
-    people = populate(folder.study(), None, torch.device("cpu"))
-    shown = people.sites if site is None else people.sites[site : site + 1]
-    rows = torch.cat([people.examples[s].test for s in shown])
-    points, labels = people.pool.x[rows].numpy(), people.pool.y[rows].numpy()
+    dataset = load_federated_data(folder.load_study(), None, torch.device("cpu"))
+    shown_sites = dataset.sites if site_index is None else dataset.sites[site_index : site_index + 1]
+    rows = torch.cat([dataset.split_indices[site].test for site in shown_sites])
+    points, labels = dataset.pool.x[rows].numpy(), dataset.pool.y[rows].numpy()
     low, high = points.min(0) - 0.4, points.max(0) + 0.4
-    across, up = np.meshgrid(np.linspace(low[0], high[0], GRID), np.linspace(low[1], high[1], GRID))
+    grid_x, grid_y = np.meshgrid(
+        np.linspace(low[0], high[0], GRID_POINTS_PER_AXIS), np.linspace(low[1], high[1], GRID_POINTS_PER_AXIS)
+    )
     with torch.inference_mode():
-        grid = torch.from_numpy(np.stack([across.ravel(), up.ravel()], 1)).float()
-        chance = module(grid).softmax(1)[:, 1].numpy().reshape(GRID, GRID)
+        grid_points = torch.from_numpy(np.stack([grid_x.ravel(), grid_y.ravel()], 1)).float()
+        probability = module(grid_points).softmax(1)[:, 1].numpy().reshape(GRID_POINTS_PER_AXIS, GRID_POINTS_PER_AXIS)
     figure, axes = new_figure()
-    axes.contourf(across, up, chance, levels=[0, 0.5, 1], colors=[PALETTE[0], PALETTE[1]], alpha=0.25)
-    axes.contour(across, up, chance, levels=[0.5], colors=[PALETTE[2]])
-    for label, name in enumerate(people.classes):
-        mine = points[labels == label]
-        axes.scatter(mine[:, 0], mine[:, 1], s=12, color=PALETTE[label], label=name)
+    axes.contourf(grid_x, grid_y, probability, levels=[0, 0.5, 1], colors=[PALETTE[0], PALETTE[1]], alpha=0.25)
+    axes.contour(grid_x, grid_y, probability, levels=[0.5], colors=[PALETTE[2]])
+    for label, name in enumerate(dataset.classes):
+        class_points = points[labels == label]
+        axes.scatter(class_points[:, 0], class_points[:, 1], s=12, color=PALETTE[label], label=name)
     axes.set_title(title)
     axes.legend()
     return figure

@@ -6,123 +6,149 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import MissingData
-from pipeline.reports.document.figure_style import HALF, PALETTE, new_figure, styled
-from pipeline.reproductions.base import Check, Context, Grid, Reproduction, Run
+from pipeline.core.errors import MissingDataError
+from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, PALETTE, apply_figure_style, new_figure
+from pipeline.reproductions.base import (
+    ClaimCheck,
+    ReproductionContext,
+    ReproductionResult,
+    ReproductionRun,
+    ResultTable,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "privacy"
-ABOUT = "Accuracy against epsilon for Fashion-MNIST (images protected) and real cells (groups protected), and what pays"
+DESCRIPTION = (
+    "Accuracy against epsilon for Fashion-MNIST (images protected) and real cells (groups protected), and what pays"
+)
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-OPEN: dict[str, Any] = {"privacy": {}}  # nobody is protected
-PLAIN: dict[str, Any] = {"local__lr": 0.5}  # what suits training without clipping
-TRICKS: Mapping[str, dict[str, Any]] = {
+UNPROTECTED_OVERRIDES: dict[str, Any] = {"privacy": {}}  # nobody is protected
+UNCLIPPED_OVERRIDES: dict[str, Any] = {"local__lr": 0.5}  # what suits training without clipping
+TRAINING_VARIANTS: Mapping[str, dict[str, Any]] = {
     "as packaged: batches of 100, long steps": {},
     "batches of 600": {"local__batch": 600},
     "short steps (lr 0.5)": {"local__lr": 0.5},
 }
-COLD = "8, without rendered cells"
-WHOLE: dict[str, Any] = {"local__batch": 16, "local__trains": ["body", "norm", "head"], "local__schedule": "cosine"}
+NO_WARMUP_LABEL = "8, without rendered cells"
+FULL_TRAINING_OVERRIDES: dict[str, Any] = {
+    "local__batch": 16,
+    "local__trains": ["body", "norm", "head"],
+    "local__schedule": "cosine",
+}
 
 
-def run(context: Context) -> Reproduction:
-    images = {e: context.run("privacy", f"images-{e:g}", privacy__at_site__epsilon=e) for e in EPSILONS}
-    images[math.inf] = context.run("privacy", "images-open", **OPEN, **PLAIN)
-    tricks = {
-        name: context.run("privacy", f"trick-{n}", privacy__at_site__epsilon=2.0, **sets)
-        for n, (name, sets) in enumerate(TRICKS.items())
-        if sets
+def run(context: ReproductionContext) -> ReproductionResult:
+    image_runs = {e: context.run_study("privacy", f"images-{e:g}", privacy__dp_sgd__epsilon=e) for e in EPSILONS}
+    image_runs[math.inf] = context.run_study("privacy", "images-open", **UNPROTECTED_OVERRIDES, **UNCLIPPED_OVERRIDES)
+    variant_runs = {
+        name: context.run_study("privacy", f"trick-{n}", privacy__dp_sgd__epsilon=2.0, **overrides)
+        for n, (name, overrides) in enumerate(TRAINING_VARIANTS.items())
+        if overrides
     }
-    tricks = {next(iter(TRICKS)): images[2.0], **tricks}
-    accuracy = {e: 100 * done.results["test"]["coordinator"]["accuracy"] for e, done in images.items()}
+    variant_runs = {next(iter(TRAINING_VARIANTS)): image_runs[2.0], **variant_runs}
+    accuracy = {e: 100 * study_run.results["test"]["coordinator"]["accuracy"] for e, study_run in image_runs.items()}
     try:
-        cells = _cells(context)
-    except MissingData as error:
-        cells, missing = {}, [f"The cells were left out: {error}"]
+        cell_runs = _run_cells(context)
+    except MissingDataError as error:
+        cell_runs, missing_notes = {}, [f"The cells were left out: {error}"]
     else:
-        missing = []
-    auroc = {key: done.results["test"]["pooled"]["positive_auroc"] for key, done in cells.items()}
-    by_epsilon = {e: auroc[words(e)] for e in (*EPSILONS, math.inf) if words(e) in auroc}
-    return Reproduction(
-        payload={"images": {words(e): round(a, 2) for e, a in accuracy.items()},
+        missing_notes = []
+    auroc = {key: study_run.results["test"]["pooled"]["positive_auroc"] for key, study_run in cell_runs.items()}
+    by_epsilon = {e: auroc[epsilon_label(e)] for e in (*EPSILONS, math.inf) if epsilon_label(e) in auroc}
+    return ReproductionResult(
+        payload={"images": {epsilon_label(e): round(a, 2) for e, a in accuracy.items()},
                  "cells": {key: round(a, 4) for key, a in auroc.items()},
-                 "tricks": {name: round(_test(done), 2) for name, done in tricks.items()}},
+                 "tricks": {name: round(_test_accuracy(study_run), 2) for name, study_run in variant_runs.items()}},
         notes=[
             "Test accuracy (images) and test AUROC for schistocytes (cells, pooled over sites) of the round that was best on val. One seed.",
             "Fashion-MNIST: ten sites of 5,400 training images, unit = image. Open: the same passes without clipping and noise, at a rate that suits them.",
             "Cells: four sites of 28 to 129 groups, unit = group; sites train the last layer of a network that has learnt on rendered cells. Open: they train all of it, in small batches.",
-            *missing,
+            *missing_notes,
         ],
-        grids=[
-            Grid("Fashion-MNIST", ["epsilon", "noise", "accuracy", "to open"],
-                 [[words(e), _noise(images[e]), f"{a:.2f}", f"{a - accuracy[math.inf]:+.2f}"] for e, a in accuracy.items()]),
-            Grid("What pays at epsilon 2", ["setting", "noise", "accuracy"],
-                 [[name, _noise(done), f"{_test(done):.2f}"] for name, done in tricks.items()]),
-            *([Grid("Cells", ["", "noise", "AUROC"],
-                    [[key, _noise(cells[key]), f"{a:.4f}"] for key, a in auroc.items()])] if cells else []),
+        tables=[
+            ResultTable("Fashion-MNIST", ["epsilon", "noise", "accuracy", "to open"],
+                 [[epsilon_label(e), _noise_multiplier_text(image_runs[e]), f"{a:.2f}", f"{a - accuracy[math.inf]:+.2f}"] for e, a in accuracy.items()]),
+            ResultTable("What pays at epsilon 2", ["setting", "noise", "accuracy"],
+                 [[name, _noise_multiplier_text(study_run), f"{_test_accuracy(study_run):.2f}"] for name, study_run in variant_runs.items()]),
+            *([ResultTable("Cells", ["", "noise", "AUROC"],
+                    [[key, _noise_multiplier_text(cell_runs[key]), f"{a:.4f}"] for key, a in auroc.items()])] if cell_runs else []),
         ],
         figures=[
-            ("Fashion-MNIST: test accuracy against epsilon", against(accuracy, "Test accuracy, %")),
-            *([("Cells: test AUROC against epsilon", against(by_epsilon, "Test AUROC, schistocytes"))] if cells else []),
+            ("Fashion-MNIST: test accuracy against epsilon", plot_by_epsilon(accuracy, "Test accuracy, %")),
+            *([("Cells: test AUROC against epsilon", plot_by_epsilon(by_epsilon, "Test AUROC, schistocytes"))] if cell_runs else []),
         ],
         checks=[
-            Check("no site spends more than its epsilon", all(map(_kept, (*images.values(), *tricks.values(), *cells.values()))), "all ledgers"),
-            Check("more epsilon does not hurt: 8 at least as good as 1", accuracy[8.0] >= accuracy[1.0], f"{accuracy[8.0] - accuracy[1.0]:+.2f} points"),
-            Check("long steps pay at equal epsilon", _test(images[2.0]) > _test(list(tricks.values())[-1]), f"{_test(images[2.0]) - _test(list(tricks.values())[-1]):+.2f} points"),
-            *([Check("rendered cells pay at equal epsilon", auroc["8"] > auroc[COLD], f"{auroc['8'] - auroc[COLD]:+.4f}")] if cells else []),
+            ClaimCheck("no site spends more than its epsilon", all(map(_is_within_budget, (*image_runs.values(), *variant_runs.values(), *cell_runs.values()))), "all ledgers"),
+            ClaimCheck("more epsilon does not hurt: 8 at least as good as 1", accuracy[8.0] >= accuracy[1.0], f"{accuracy[8.0] - accuracy[1.0]:+.2f} points"),
+            ClaimCheck("long steps pay at equal epsilon", _test_accuracy(image_runs[2.0]) > _test_accuracy(list(variant_runs.values())[-1]), f"{_test_accuracy(image_runs[2.0]) - _test_accuracy(list(variant_runs.values())[-1]):+.2f} points"),
+            *([ClaimCheck("rendered cells pay at equal epsilon", auroc["8"] > auroc[NO_WARMUP_LABEL], f"{auroc['8'] - auroc[NO_WARMUP_LABEL]:+.4f}")] if cell_runs else []),
         ],
     )  # fmt: skip
 
 
-def _cells(context: Context) -> dict[str, Run]:
-    found = {
-        words(e): context.run("smear-private", f"cells-{e:g}", privacy__at_site__epsilon=e) for e in reversed(EPSILONS)
+def _run_cells(context: ReproductionContext) -> dict[str, ReproductionRun]:
+    runs_by_epsilon = {
+        epsilon_label(e): context.run_study("smear-private", f"cells-{e:g}", privacy__dp_sgd__epsilon=e)
+        for e in reversed(EPSILONS)
     }
-    found = dict(reversed(found.items()))
-    found[words(math.inf)] = context.run("smear-private", "cells-open", **OPEN, **WHOLE)
-    found[COLD] = context.run("smear-private", "cells-8-cold", public__warmup_epochs=0, local__lr=0.01)
-    return found
+    runs_by_epsilon = dict(reversed(runs_by_epsilon.items()))
+    runs_by_epsilon[epsilon_label(math.inf)] = context.run_study(
+        "smear-private", "cells-open", **UNPROTECTED_OVERRIDES, **FULL_TRAINING_OVERRIDES
+    )
+    runs_by_epsilon[NO_WARMUP_LABEL] = context.run_study(
+        "smear-private", "cells-8-cold", public__warmup_epochs=0, local__lr=0.01
+    )
+    return runs_by_epsilon
 
 
-def words(epsilon: float) -> str:
+def epsilon_label(epsilon: float) -> str:
     return "open" if math.isinf(epsilon) else f"{epsilon:g}"
 
 
-def _test(done: Run) -> float:
-    return 100 * float(done.results["test"]["coordinator"]["accuracy"])
+def _test_accuracy(study_run: ReproductionRun) -> float:
+    return 100 * float(study_run.results["test"]["coordinator"]["accuracy"])
 
 
-def _noise(done: Run) -> str:
+def _noise_multiplier_text(study_run: ReproductionRun) -> str:
     from pipeline.coordinator.run_folder import RunFolder
 
-    if not (done.path / "privacy.json").is_file():
+    if not (study_run.path / "privacy.json").is_file():
         return "–"
-    told = [site["noise"] for site in RunFolder(done.path).read_json("privacy.json")["at_site"].values()]
-    low, high = f"{min(told):.2f}", f"{max(told):.2f}"
+    noise_multipliers = [
+        site["noise"] for site in RunFolder(study_run.path).read_json("privacy.json")["dp_sgd"].values()
+    ]
+    low, high = f"{min(noise_multipliers):.2f}", f"{max(noise_multipliers):.2f}"
     return low if low == high else f"{low} to {high}"
 
 
-def _kept(done: Run) -> bool:
+def _is_within_budget(study_run: ReproductionRun) -> bool:
     """Read from the ledgers themselves."""
-    from privacy.ledger.verify import verify
+    from privacy.ledger.verify import verify_ledger
 
-    ledgers = [verify(path) for path in (done.path / "homes").glob("*/ledger.jsonl")]
-    return all(v.ok and v.standing is not None and _spent(v.entries) <= v.standing.budget.epsilon for v in ledgers)
+    ledgers = [verify_ledger(path) for path in (study_run.path / "homes").glob("*/ledger.jsonl")]
+    return all(
+        verification.is_valid
+        and verification.state is not None
+        and _max_epsilon_spent(verification.entries) <= verification.state.budget.epsilon
+        for verification in ledgers
+    )
 
 
-def _spent(entries: Any) -> float:
-    from privacy.ledger.summary import charges
+def _max_epsilon_spent(entries: Any) -> float:
+    from privacy.ledger.summary import list_charges
 
-    return max((charge.epsilon for charge in charges(entries)), default=0.0)
+    return max((charge.total_epsilon for charge in list_charges(entries)), default=0.0)
 
 
-@styled()
-def against(values: Mapping[float, float], label: str) -> Figure:
-    figure, axes = new_figure(HALF)
-    known = [(e, v) for e, v in values.items() if math.isfinite(e)]
-    axes.plot([e for e, _ in known], [v for _, v in known], color=PALETTE[0], marker="o", label="protected")
+@apply_figure_style()
+def plot_by_epsilon(values: Mapping[float, float], label: str) -> Figure:
+    figure, axes = new_figure(HALF_WIDTH_INCHES)
+    finite_values = [(e, v) for e, v in values.items() if math.isfinite(e)]
+    axes.plot(
+        [e for e, _ in finite_values], [v for _, v in finite_values], color=PALETTE[0], marker="o", label="protected"
+    )
     if math.inf in values:
         axes.axhline(values[math.inf], color=PALETTE[1], linestyle="--", label="open")
     axes.set_xscale("log", base=2)

@@ -5,45 +5,61 @@ from __future__ import annotations
 from statistics import fmean
 
 from pipeline.reports.document.figure_style import PALETTE
-from pipeline.reports.run.curves import Series, curves
-from pipeline.reproductions.base import Check, Context, Grid, Reproduction
+from pipeline.reports.run.curves import CurveSeries, plot_curves
+from pipeline.reproductions.base import ClaimCheck, ReproductionContext, ReproductionResult, ResultTable
 
 NAME = "stragglers"
-ABOUT = "FedAvg against FedProx at 0, 50 and 90 % stragglers, two classes a site (lecture; other data)"
-PUBLISHED = {"fedavg": {0: 95.2, 50: 91.1, 90: 82.3}, "fedprox": {0: 95.4, 50: 94.8, 90: 93.5}}  # FEMNIST, indicative
+DESCRIPTION = "FedAvg against FedProx at 0, 50 and 90 % stragglers, two classes a site (lecture; other data)"
+PUBLISHED_ACCURACY = {
+    "fedavg": {0: 95.2, 50: 91.1, 90: 82.3},
+    "fedprox": {0: 95.4, 50: 94.8, 90: 93.5},
+}  # FEMNIST, indicative
 STRATEGIES = {"fedavg": {"name": "fedavg"}, "fedprox": {"name": "fedprox", "mu": 0.1}}
-LAST = 5  # looks that a final accuracy is the mean of: with few sites a round single rounds jump
+NUM_FINAL_EVALUATIONS = 5  # looks that a final accuracy is the mean of: with few sites a round single rounds jump
 
 
-def run(context: Context) -> Reproduction:
-    ours: dict[str, dict[int, float]] = {name: {} for name in STRATEGIES}
-    lines = []
-    for colour, share in zip(PALETTE, (0, 50, 90), strict=False):
+def run(context: ReproductionContext) -> ReproductionResult:
+    final_accuracy: dict[str, dict[int, float]] = {name: {} for name in STRATEGIES}
+    series = []
+    for color, percent_stragglers in zip(PALETTE, (0, 50, 90), strict=False):
         for name, strategy in STRATEGIES.items():
-            done = context.run("stragglers", f"{name}-{share}", strategy=strategy, sites__stragglers=share / 100)
-            curve = done.curve("test")
-            ours[name][share] = 100 * fmean(curve[-LAST:])
-            lines.append(
-                Series(
-                    f"{name}, {share} % stragglers", done.judged_rounds(), curve, dashed=name == "fedavg", colour=colour
+            study_run = context.run_study(
+                "stragglers",
+                f"{name}-{percent_stragglers}",
+                strategy=strategy,
+                sites__stragglers=percent_stragglers / 100,
+            )
+            curve = study_run.curve("test")
+            final_accuracy[name][percent_stragglers] = 100 * fmean(curve[-NUM_FINAL_EVALUATIONS:])
+            series.append(
+                CurveSeries(
+                    f"{name}, {percent_stragglers} % stragglers",
+                    study_run.evaluated_rounds(),
+                    curve,
+                    is_dashed=name == "fedavg",
+                    color=color,
                 )
             )
-    gap = ours["fedprox"][90] - ours["fedavg"][90]
-    loss = {name: ours[name][0] - ours[name][90] for name in STRATEGIES}
+    gap = final_accuracy["fedprox"][90] - final_accuracy["fedavg"][90]
+    loss = {name: final_accuracy[name][0] - final_accuracy[name][90] for name in STRATEGIES}
     rows = [
-        [f"{share} %", *(f"{t[n][share]:.2f}" for n in STRATEGIES for t in (ours, PUBLISHED))] for share in (0, 50, 90)
+        [
+            f"{percent_stragglers} %",
+            *(f"{t[n][percent_stragglers]:.2f}" for n in STRATEGIES for t in (final_accuracy, PUBLISHED_ACCURACY)),
+        ]
+        for percent_stragglers in (0, 50, 90)
     ]
-    return Reproduction(
-        payload={name: {str(k): round(v, 2) for k, v in by.items()} for name, by in ours.items()},
+    return ReproductionResult(
+        payload={name: {str(k): round(v, 2) for k, v in accuracy_by_share.items()} for name, accuracy_by_share in final_accuracy.items()},
         notes=[
             "The lecture's figures are FEMNIST; these are Fashion-MNIST, 100 sites with two classes each, ten asked a round: other data, so only the ordering can be compared.",
-            f"Accuracy is the mean of the last {LAST} looks. FedAvg drops who is late, FedProx (mu 0.1) counts partial work.",
+            f"Accuracy is the mean of the last {NUM_FINAL_EVALUATIONS} looks. FedAvg drops who is late, FedProx (mu 0.1) counts partial work.",
         ],
-        grids=[Grid("Test accuracy in per cent", ["stragglers", "FedAvg", "lecture (FEMNIST)", "FedProx", "lecture (FEMNIST)"], rows)],
-        figures=[("Accuracy on the coordinator's test images", curves(lines, "Test accuracy", percent=True, wide=True))],
+        tables=[ResultTable("Test accuracy in per cent", ["stragglers", "FedAvg", "lecture (FEMNIST)", "FedProx", "lecture (FEMNIST)"], rows)],
+        figures=[("Accuracy on the coordinator's test images", plot_curves(series, "Test accuracy", percent=True, wide=True))],
         checks=[
-            Check("at 90 % stragglers FedProx is ahead of FedAvg", gap > 0, f"{gap:+.2f} points"),
-            Check("stragglers cost FedAvg more than FedProx", loss["fedavg"] > loss["fedprox"],
+            ClaimCheck("at 90 % stragglers FedProx is ahead of FedAvg", gap > 0, f"{gap:+.2f} points"),
+            ClaimCheck("stragglers cost FedAvg more than FedProx", loss["fedavg"] > loss["fedprox"],
                   f"from 0 to 90 %: FedAvg loses {loss['fedavg']:.2f}, FedProx {loss['fedprox']:.2f} points"),
         ],
     )  # fmt: skip

@@ -11,92 +11,104 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from pipeline.aggregation.rules import MEAN
-from pipeline.coordinator.evaluation import headline
-from pipeline.study.privacy import Privacy
+from pipeline.aggregation.rules import WEIGHTED_MEAN
+from pipeline.coordinator.evaluation import headline_metrics
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.runs.simulation import Watch, run
+from pipeline.runs.simulation import RoundCallback, run_simulation
 from pipeline.strategies.base import Strategy
-from pipeline.strategies.centralized import Central
-from pipeline.strategies.local_only import Local
-from pipeline.study.schema import Selection, Sites, Study, Travel, Waiting
-from sites.population.color_normalization import NoNormalise, Site
-from sites.population.feature_skew import Microscope, NoSkew
+from pipeline.strategies.centralized import CentralizedTraining
+from pipeline.strategies.local_only import LocalOnly
+from pipeline.study.privacy import PrivacyConfig
+from pipeline.study.schema import ClientSamplingConfig, CompressionConfig, RoundConfig, SitesConfig, Study
+from sites.population.color_normalization import NoColorNormalization, SiteNormalization
+from sites.population.feature_skew import AcquisitionSkew, NoFeatureSkew
 
-Watching = Callable[[Study], AbstractContextManager[Watch]]
+RoundCallbackFactory = Callable[[Study], AbstractContextManager[RoundCallback]]
 
 
-def measure(
-    study: Study, folder: RunFolder, data: Path | None, watching: Watching, only: Collection[str] | None = None
+def run_baselines(
+    study: Study,
+    folder: RunFolder,
+    data_path: Path | None,
+    open_callback: RoundCallbackFactory,
+    baseline_names: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    about = folder.read_json("sites.json")
-    wanted = yardsticks(study, len(about["sites"]))
-    return {name: _one(other, folder, data, watching) for name, other in wanted.items() if only is None or name in only}
+    site_record = folder.read_json("sites.json")
+    baseline_studies = build_baseline_studies(study, len(site_record["sites"]))
+    return {
+        name: _run_baseline(baseline, folder, data_path, open_callback)
+        for name, baseline in baseline_studies.items()
+        if baseline_names is None or name in baseline_names
+    }
 
 
-def yardsticks(study: Study, sites: int) -> dict[str, Study]:
+def build_baseline_studies(study: Study, num_sites: int) -> dict[str, Study]:
     """The same data, model and passes: alone, in one place, and, where scanners differ, without them or normalised.
 
     Of a private study: the same without privacy, which tells what it costs. Nobody sees these models.
     """
-    found: dict[str, Study] = {s.name: _with(study, s, sites) for s in (Local(), Central())}
-    if study.privacy != Privacy():
-        found = {name: other.model_copy(update={"privacy": Privacy()}) for name, other in found.items()}
-        found["unprotected"] = study.model_copy(update={"privacy": Privacy()})
-    elif isinstance(study.skew, Microscope):
-        found["unskewed"] = study.model_copy(update={"skew": NoSkew()})
-        if isinstance(study.normalise, NoNormalise):
-            found["normalised"] = study.model_copy(update={"normalise": Site()})
-    return {name: other.model_copy(update={"name": f"{study.name}-{name}"}) for name, other in found.items()}
+    studies: dict[str, Study] = {
+        s.name: _with_strategy(study, s, num_sites) for s in (LocalOnly(), CentralizedTraining())
+    }
+    if study.privacy != PrivacyConfig():
+        studies = {name: baseline.model_copy(update={"privacy": PrivacyConfig()}) for name, baseline in studies.items()}
+        studies["unprotected"] = study.model_copy(update={"privacy": PrivacyConfig()})
+    elif isinstance(study.feature_skew, AcquisitionSkew):
+        studies["unskewed"] = study.model_copy(update={"feature_skew": NoFeatureSkew()})
+        if isinstance(study.normalization, NoColorNormalization):
+            studies["normalised"] = study.model_copy(update={"normalization": SiteNormalization()})
+    return {name: baseline.model_copy(update={"name": f"{study.name}-{name}"}) for name, baseline in studies.items()}
 
 
-def _with(study: Study, strategy: Strategy, sites: int) -> Study:
+def _with_strategy(study: Study, strategy: Strategy, num_sites: int) -> Study:
     """Everybody takes part, on time, to the last round."""
     local = study.local
-    if strategy.pools and local.steps is not None:  # as many steps as all sites take together
-        local = local.model_copy(update={"steps": local.steps * sites})
+    if strategy.requires_pooled_data and local.steps is not None:  # as many steps as all sites take together
+        local = local.model_copy(update={"steps": local.steps * num_sites})
     return study.model_copy(
         update={
             "strategy": strategy,
             "local": local,
-            "sites": Sites(count=study.sites.count),
-            "selection": Selection(),
-            "waiting": Waiting(),
-            "codec": Travel(),
-            "combine": MEAN,
+            "sites": SitesConfig(count=study.sites.count),
+            "client_sampling": ClientSamplingConfig(),
+            "round": RoundConfig(),
+            "compression": CompressionConfig(),
+            "aggregation": WEIGHTED_MEAN,
             "evaluation": study.evaluation.model_copy(update={"patience": None, "target": None}),
         }
     )
 
 
-def _one(study: Study, folder: RunFolder, data: Path | None, watching: Watching) -> dict[str, Any]:
-    cached = _entry(study, folder)
-    with watching(study) as watch:
-        results = run(study, cached, data, watch, aside=True)
-    metric = "positive_auroc" if study.evaluation.positive else "accuracy"
-    curve = [[r["round"], _followed(r, metric, study.strategy)] for r in cached.rounds() if r["metrics"]]
+def _run_baseline(
+    study: Study, folder: RunFolder, data_path: Path | None, open_callback: RoundCallbackFactory
+) -> dict[str, Any]:
+    cache_folder = _open_cache_folder(study, folder)
+    with open_callback(study) as on_round_end:
+        results = run_simulation(study, cache_folder, data_path, on_round_end, is_baseline=True)
+    metric = "positive_auroc" if study.evaluation.positive_class else "accuracy"
+    curve = [[r["round"], _round_score(r, metric, study.strategy)] for r in cache_folder.load_rounds() if r["metrics"]]
     return {"test": results["test"], "intervals": results.get("intervals"), "metric": metric, "curve": curve}
 
 
-def _followed(record: dict[str, Any], metric: str, strategy: Strategy) -> float | None:
+def _round_score(record: dict[str, Any], metric: str, strategy: Strategy) -> float | None:
     """One number a round; where every site has a model of its own, their scores have no common order: the mean."""
-    split, whole = headline(record)
-    if metric == "accuracy" or not strategy.remembers:
-        value: float | None = whole.get(metric)
+    split, pooled = headline_metrics(record)
+    if metric == "accuracy" or not strategy.stateful_clients:
+        value: float | None = pooled.get(metric)
         return value
     sites = record["metrics"][split].get("sites", {}).values()
-    known = [m[metric] for m in sites if m.get(metric) is not None]
-    return fmean(known) if known else None
+    site_scores = [m[metric] for m in sites if m.get(metric) is not None]
+    return fmean(site_scores) if site_scores else None
 
 
-def _entry(study: Study, folder: RunFolder) -> RunFolder:
+def _open_cache_folder(study: Study, folder: RunFolder) -> RunFolder:
     """In the user's cache, by study and data; beside the run where there is no cache to write to."""
-    data = folder.read_json("sites.json")["fingerprint"]
-    path = user_cache_path("hemofed") / "yardsticks" / f"{study.hash[:24]}-{data[:12]}"
+    fingerprint = folder.read_json("sites.json")["fingerprint"]
+    path = user_cache_path("hemofed") / "baselines" / f"{study.hash[:24]}-{fingerprint[:12]}"
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
-        path = folder.path / "yardsticks" / study.hash[:24]
+        path = folder.path / "baselines" / study.hash[:24]
     if (path / "study.toml").is_file():
         return RunFolder.open(path)
     shutil.rmtree(path, ignore_errors=True)  # what a kill left of one that was never begun

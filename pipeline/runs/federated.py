@@ -10,170 +10,207 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.study.run_spec import Blueprint
-from pipeline.aggregation.rules import Combine
-from pipeline.coordinator.round_loop import Coordinator, Simulated
-from pipeline.core.errors import BadReply, BadRun, Halted, Refused
-from pipeline.coordinator.live_status import Live, wanted
-from pipeline.aggregation.secure_aggregation import Masking
-from pipeline.protocol.messages import SiteId
-from pipeline.coordinator.metrics import Focus
-from pipeline.study.offer import RUN_NAME, Offer
-from pipeline.protocol.serialization import HEAVIEST
-from pipeline.reports.run.report import write_report
+from pipeline.aggregation.rules import AggregationRule
+from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
+from pipeline.coordinator.live_status import LiveStatus, requested_state
+from pipeline.coordinator.metrics import PositiveClass
 from pipeline.coordinator.results import write_results
+from pipeline.coordinator.round_loop import CheckpointableEngine, RoundLoop
 from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.errors import IncompatibleStudyError, ReplyError, RunFolderError, RunHaltedError
+from pipeline.protocol.messages import SiteId
+from pipeline.protocol.serialization import MAX_CLIENT_WEIGHT
+from pipeline.protocol.tasks import JobResult, LocalJob
+from pipeline.reports.run.report import write_report
+from pipeline.study.offer import RUN_NAME_PATTERN, StudyOffer
+from pipeline.study.run_spec import RunSpec
 from pipeline.study.schema import Study
-from pipeline.protocol.tasks import Job, Result
-from sites.population.simulated_sites import COORDINATOR, Population, public_population
-from sites.training.base import Ticket
-from sites.training.select_trainer import bench_of, choose, device_of, make_trainer, recipe_of, threads_for
+from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_public_federated_data
+from sites.training.base import TrainRequest
+from sites.training.select_trainer import (
+    make_trainer,
+    make_trainer_context,
+    make_training_config,
+    select_device,
+    select_num_threads,
+    select_trainer_kind,
+)
 
-Told = Callable[[], Mapping[str, Any]]
+PrivacySpentCallback = Callable[[], Mapping[str, Any]]
 
 
-class Remote(Simulated, Protocol):
+class RemoteEngine(CheckpointableEngine, Protocol):
     """An engine to real sites."""
 
-    def about(self) -> Mapping[SiteId, Mapping[str, Any]]:
+    def collect_data_summaries(self) -> Mapping[SiteId, Mapping[str, Any]]:
         """What each site that is there says of its data."""
 
 
-def check_hospital_study(study: Study) -> None:
+def validate_federated_study(study: Study) -> None:
     """Before anything is offered: parts of a study that only a simulation has."""
-    found = list(_unfit(study))
-    if found:
-        raise Refused("\n".join(found))
+    problems = list(_simulation_only_settings(study))
+    if problems:
+        raise IncompatibleStudyError("\n".join(problems))
 
 
-def _unfit(study: Study) -> Iterator[str]:
-    if study.evaluation.where != "sites":
-        yield "across hospitals the coordinator holds no test images; set evaluation.where = 'sites'"
-    if study.public.share:
-        yield "public.share sets images of the sites apart at the coordinator; across hospitals use public.data, or none"
-    if study.strategy.pools:
+def _simulation_only_settings(study: Study) -> Iterator[str]:
+    if study.evaluation.evaluate_at != "sites":
+        yield "across hospitals the coordinator holds no test images; set evaluation.evaluate_at = 'sites'"
+    if study.public.fraction:
+        yield "public.fraction sets images of the sites apart at the coordinator; across hospitals use public.data, or none"
+    if study.strategy.requires_pooled_data:
         yield f"{study.strategy.name} trains on all images in one place; across hospitals use a federated strategy"
     if study.sites.stragglers or study.sites.dropout:
         yield "sites.stragglers and sites.dropout play unreliable sites; real ones need no such settings: leave them out"
 
 
-def conduct(folder: RunFolder, offer: Offer, engine: Remote, live: Live, told: Told) -> dict[str, Any]:
+def run_federated(
+    folder: RunFolder,
+    offer: StudyOffer,
+    engine: RemoteEngine,
+    live_status: LiveStatus,
+    privacy_spent: PrivacySpentCallback,
+) -> dict[str, Any]:
     """From the start, or from the last checkpoint; what results.json holds. `told`: what sites let be known of spending."""
-    study = folder.study()
-    abouts = engine.about()
-    shape, classes = _agreed(abouts)
-    drawn_up = Blueprint(study, shape, classes, len(offer.sites))
-    people = public_population(study, None, device_of(study), tuple(offer.sites), shape, classes)
-    coordinator = _coordinator(drawn_up, folder, offer, engine, people, told, live)
-    if folder.begun:
-        progress = coordinator.restore(*folder.load_checkpoint())
-        folder.cut_back(progress.round)
+    study = folder.load_study()
+    data_summaries = engine.collect_data_summaries()
+    shape, classes = _agree_on_data_format(data_summaries)
+    run_spec = RunSpec(study, shape, classes, len(offer.site_keys))
+    dataset = load_public_federated_data(study, None, select_device(study), tuple(offer.site_keys), shape, classes)
+    round_loop = _create_round_loop(run_spec, folder, offer, engine, dataset, privacy_spent, live_status)
+    if folder.has_checkpoint:
+        run_state = round_loop.restore(*folder.load_checkpoint())
+        folder.truncate_rounds(run_state.round)
     else:
-        folder.cut_back(-1)
-        folder.write_json("sites.json", _sites(abouts, shape, classes))
-        folder.write_json("privacy.json", _privacy(study, offer, abouts, coordinator.masking))
-        progress = coordinator.start(drawn_up.start)
-    progress, why = coordinator.run(progress)
-    state = coordinator.result(progress)[0]
-    if study.strategy.personalised or study.strategy.remembers:
-        coordinator.keep(state, progress)
-    results = write_results(coordinator, folder, progress, why, shape, classes, None)
+        folder.truncate_rounds(-1)
+        folder.write_json("sites.json", _describe_sites(data_summaries, shape, classes))
+        folder.write_json(
+            "privacy.json", _describe_privacy(study, offer, data_summaries, round_loop.secure_aggregation)
+        )
+        run_state = round_loop.start_run(run_spec.initial_state)
+    run_state, stop_reason = round_loop.run(run_state)
+    state = round_loop.select_result(run_state)[0]
+    if study.strategy.personalized or study.strategy.stateful_clients:
+        round_loop.save_personal_models(state, run_state)
+    results = write_results(round_loop, folder, run_state, stop_reason, shape, classes, None)
     write_report(folder.path)
     return results
 
 
-class About(BaseModel):
+class SiteDataSummary(BaseModel):
     """What a site says of its data; within bounds, for a model is built from it."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     shape: list[Annotated[int, Field(gt=0, le=4096)]] = Field(min_length=1, max_length=4)
     classes: list[Annotated[str, Field(max_length=100)]] = Field(min_length=2, max_length=1000)
-    examples: dict[Literal["train", "val", "test"], Annotated[int, Field(ge=0, le=int(HEAVIEST))]]
+    examples: dict[Literal["train", "val", "test"], Annotated[int, Field(ge=0, le=int(MAX_CLIENT_WEIGHT))]]
 
 
-def _agreed(abouts: Mapping[SiteId, Mapping[str, Any]]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    for site, about in abouts.items():
+def _agree_on_data_format(
+    data_summaries: Mapping[SiteId, Mapping[str, Any]],
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    for site, summary in data_summaries.items():
         try:
-            About.model_validate(about)
+            SiteDataSummary.model_validate(summary)
         except ValidationError as error:
-            wrong = ", ".join(sorted({str(e["loc"][0]) for e in error.errors()}))
-            raise BadReply(f"{site} says of its data what cannot be ({wrong}); is it of the same version?") from error
-    forms = {site: (tuple(a["shape"]), tuple(a["classes"])) for site, a in abouts.items()}
-    first = next(iter(forms))
-    for site, form in forms.items():
-        if form != forms[first]:
-            raise BadReply(
-                f"{site} has images of shape {form[0]} and the classes {', '.join(form[1])}, {first} {forms[first][0]} and "
-                f"{', '.join(forms[first][1])}; set data.size and data.classes in the study"
+            invalid_fields = ", ".join(sorted({str(e["loc"][0]) for e in error.errors()}))
+            raise ReplyError(
+                f"{site} says of its data what cannot be ({invalid_fields}); is it of the same version?"
+            ) from error
+    data_formats = {site: (tuple(a["shape"]), tuple(a["classes"])) for site, a in data_summaries.items()}
+    first_site = next(iter(data_formats))
+    for site, data_format in data_formats.items():
+        if data_format != data_formats[first_site]:
+            raise ReplyError(
+                f"{site} has images of shape {data_format[0]} and the classes {', '.join(data_format[1])}, {first_site} {data_formats[first_site][0]} and "
+                f"{', '.join(data_formats[first_site][1])}; set data.size and data.classes in the study"
             )
-    return forms[first]
+    return data_formats[first_site]
 
 
-def _coordinator(
-    drawn_up: Blueprint,
+def _create_round_loop(
+    run_spec: RunSpec,
     folder: RunFolder,
-    offer: Offer,
-    engine: Remote,
-    people: Population,
-    told: Told,
-    live: Live,
-) -> Coordinator:
-    study, recipe = drawn_up.study, recipe_of(drawn_up.study, drawn_up.lr)
-    bench = bench_of(drawn_up, people, recipe)
-    threads = threads_for(study.threads, bench)
-    torch.set_num_threads(threads)
-    kind = choose(study.trainer, bench, threads)
-    trainer = make_trainer(kind, bench)
+    offer: StudyOffer,
+    engine: RemoteEngine,
+    dataset: FederatedDataset,
+    privacy_spent: PrivacySpentCallback,
+    live_status: LiveStatus,
+) -> RoundLoop:
+    study, training_config = run_spec.study, make_training_config(run_spec.study, run_spec.lr)
+    trainer_context = make_trainer_context(run_spec, dataset, training_config)
+    num_threads = select_num_threads(study.num_threads, trainer_context)
+    torch.set_num_threads(num_threads)
+    trainer_kind = select_trainer_kind(study.trainer, trainer_context, num_threads)
+    trainer = make_trainer(trainer_kind, trainer_context)
 
-    def run_here(jobs: Sequence[Job], turn: int) -> list[Result]:
-        return trainer.run([Ticket(COORDINATOR, turn, nth, job) for nth, job in enumerate(jobs)])
+    def run_local(jobs: Sequence[LocalJob], round_number: int) -> list[JobResult]:
+        return trainer.run([TrainRequest(COORDINATOR, round_number, index, job) for index, job in enumerate(jobs)])
 
-    def watch(record: dict[str, Any]) -> None:
+    def on_round_end(record: dict[str, Any]) -> None:
         """A round is over and on disk: here the run may rest."""
-        live.round = record["round"]
-        live.tell()
-        if (want := wanted(folder.path)) != "run":
-            raise Halted(want)
+        live_status.round = record["round"]
+        live_status.write()
+        if (desired_state := requested_state(folder.path)) != "run":
+            raise RunHaltedError(desired_state)
 
-    machine = {"trainer": kind, "threads": threads, "device": people.pool.device.type, "torch": torch.__version__}
-    combine, masking = _protection(drawn_up, offer)
-    positive = study.evaluation.positive
-    focus = Focus(None if positive is None else people.classes.index(positive), study.evaluation.specificity)
-    return Coordinator(study, drawn_up.plan, tuple(offer.sites), engine, run_here, folder, focus, machine, drawn_up.wire,
-                       combine, masking, watch, patient=True, frugal=True, told=told)  # fmt: skip
+    environment = {
+        "trainer": trainer_kind,
+        "threads": num_threads,
+        "device": dataset.pool.device.type,
+        "torch": torch.__version__,
+    }
+    aggregation_rule, secure_aggregation = _setup_privacy(run_spec, offer)
+    class_name = study.evaluation.positive_class
+    positive_class = PositiveClass(
+        None if class_name is None else dataset.classes.index(class_name), study.evaluation.target_specificity
+    )
+    return RoundLoop(study, run_spec.context, tuple(offer.site_keys), engine, run_local, folder, positive_class, environment, run_spec.compression,
+                       aggregation_rule, secure_aggregation, on_round_end, retry_below_quorum=True, stream_aggregation=True, privacy_spent=privacy_spent)  # fmt: skip
 
 
-def _protection(drawn_up: Blueprint, offer: Offer) -> tuple[Combine | None, Masking | None]:
-    if not drawn_up.turns:
+def _setup_privacy(
+    run_spec: RunSpec, offer: StudyOffer
+) -> tuple[AggregationRule | None, SecureAggregationSetup | None]:
+    if not run_spec.dry_run_rounds:
         return None, None
-    from pipeline.runs.privacy_setup import about_privacy, masking_of, site_noise
+    from pipeline.runs.privacy_setup import create_client_level_dp, create_secure_aggregation, describe_privacy
 
-    roster = {site: bytes.fromhex(key) for site, key in offer.sites.items()}
-    masking = masking_of(drawn_up.study, roster, drawn_up.turns, offer.digest)
-    return site_noise(drawn_up.study, about_privacy(drawn_up.study, tuple(offer.sites), {}, masking)), masking
+    public_keys = {site: bytes.fromhex(key) for site, key in offer.site_keys.items()}
+    secure_aggregation = create_secure_aggregation(run_spec.study, public_keys, run_spec.dry_run_rounds, offer.digest)
+    return create_client_level_dp(
+        run_spec.study, describe_privacy(run_spec.study, tuple(offer.site_keys), {}, secure_aggregation)
+    ), secure_aggregation
 
 
-def _sites(abouts: Mapping[SiteId, Mapping[str, Any]], shape: Sequence[int], classes: Sequence[str]) -> dict[str, Any]:
+def _describe_sites(
+    data_summaries: Mapping[SiteId, Mapping[str, Any]], shape: Sequence[int], classes: Sequence[str]
+) -> dict[str, Any]:
     """As a simulation writes it, without counts by class: sites tell how many examples they have, and no more."""
-    counts = {site: {split: [n] for split, n in about["examples"].items()} for site, about in abouts.items()}
+    counts = {
+        site: {split: [n] for split, n in summary["examples"].items()} for site, summary in data_summaries.items()
+    }
     return {"classes": list(classes), "shape": list(shape), "sites": counts, "fingerprint": "", "skipped": []}
 
 
-def _privacy(
-    study: Study, offer: Offer, abouts: Mapping[SiteId, Mapping[str, Any]], masking: Masking | None
+def _describe_privacy(
+    study: Study,
+    offer: StudyOffer,
+    data_summaries: Mapping[SiteId, Mapping[str, Any]],
+    secure_aggregation: SecureAggregationSetup | None,
 ) -> dict[str, Any]:
-    promised = {site: about["promise"] for site, about in abouts.items() if "promise" in about}
-    if not promised and masking is None and study.privacy.at_coordinator is None:
+    privacy_plans = {site: summary["promise"] for site, summary in data_summaries.items() if "promise" in summary}
+    if not privacy_plans and secure_aggregation is None and study.privacy.client_level_dp is None:
         return {}
-    from pipeline.runs.privacy_setup import about_privacy
+    from pipeline.runs.privacy_setup import describe_privacy
 
-    return about_privacy(study, tuple(offer.sites), {}, masking) | {"at_site": promised}
+    return describe_privacy(study, tuple(offer.site_keys), {}, secure_aggregation) | {"dp_sgd": privacy_plans}
 
 
-def run_path(home: Path, run: str) -> Path:
+def find_run_folder(home: Path, run: str) -> Path:
     """Of a run that there is: a job's words lead nowhere else, and leave nothing behind where there is none."""
     folder = home / "runs" / run
-    if not re.fullmatch(RUN_NAME, run) or not (folder / "offer.json").is_file():
-        raise BadRun(f"there is no run {run!r} in {home}; a job is for one that was offered")
+    if not re.fullmatch(RUN_NAME_PATTERN, run) or not (folder / "offer.json").is_file():
+        raise RunFolderError(f"there is no run {run!r} in {home}; a job is for one that was offered")
     return folder

@@ -14,133 +14,161 @@ from urllib.parse import quote
 
 import torch
 
-from pipeline.study.run_spec import model_header
 from pipeline.coordinator.checkpoint import save_tensors
-from pipeline.core.errors import BadData, BadRun, BadStudy
-from pipeline.protocol.messages import Identity, SiteId, Wait
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.runs.simulation import Simulation, assemble, run
-from pipeline.strategies.local_only import Local
+from pipeline.core.errors import DataError, RunFolderError, StudyError
+from pipeline.protocol.messages import RoundAttempt, RoundPolicy, SiteId
+from pipeline.protocol.tasks import EvaluateJob, EvaluationSums
+from pipeline.runs.simulation import Simulation, build_simulation, run_simulation
+from pipeline.strategies.local_only import LocalOnly
+from pipeline.study.run_spec import model_header
 from pipeline.study.schema import Study, load_study
-from pipeline.protocol.tasks import Evaluate, Evaluated
-from sites.population.simulated_sites import COORDINATOR, Population, populate
-from sites.training.base import Ticket
+from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
+from sites.training.base import TrainRequest
 
 
 @dataclass(frozen=True)
-class Newcomer:
+class LateJoiner:
     name: SiteId
-    data: Path | None
-    sets: Mapping[str, Any]
-    turns: int  # of local training
+    data_path: Path | None
+    overrides: Mapping[str, Any]
+    num_rounds: int  # of local training
 
 
-def join(folder: RunFolder, newcomer: Newcomer) -> dict[str, Any]:
+def join_run(folder: RunFolder, late_joiner: LateJoiner) -> dict[str, Any]:
     """What came of it, as joined/NAME/results.json in the run's folder has it; the model lies beside it."""
-    if not folder.finished:
-        raise BadRun(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")
-    study = _study(folder, newcomer)
-    if study.strategy.pools:
-        raise BadStudy(f"{study.strategy.name} knows no sites that could join; use a federated run")
-    people = _alone(populate(study, newcomer.data, torch.device("cpu")), newcomer.name)
-    _fits(folder, people)
-    was = folder.study()
-    if newcomer.data is None and (study.data, study.seed) == (was.data, was.seed):
-        raise BadData(
+    if not folder.is_finished:
+        raise RunFolderError(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")
+    study = _late_join_study(folder, late_joiner)
+    if study.strategy.requires_pooled_data:
+        raise StudyError(f"{study.strategy.name} knows no sites that could join; use a federated run")
+    dataset = _select_only_site(
+        load_federated_data(study, late_joiner.data_path, torch.device("cpu")), late_joiner.name
+    )
+    _check_data_format(folder, dataset)
+    run_study = folder.load_study()
+    if late_joiner.data_path is None and (study.data, study.seed) == (run_study.data, run_study.seed):
+        raise DataError(
             "these are the run's own examples; say where the new site's lie (--data), or draw others: --set seed=7"
         )
-    if not issubclass(was.strategy.state, study.strategy.state):
-        raise BadStudy(
-            f"a run of {was.strategy.name} cannot be gone on with by {study.strategy.name}: it keeps other things"
+    if not issubclass(run_study.strategy.state_type, study.strategy.state_type):
+        raise StudyError(
+            f"a run of {run_study.strategy.name} cannot be gone on with by {study.strategy.name}: it keeps other things"
         )
-    out = folder.path / "joined" / quote(newcomer.name, safe="")
-    if out.exists():
-        raise BadRun(f"{out} is there already; give the new site another --name, or remove that folder")
+    joined_folder = folder.path / "joined" / quote(late_joiner.name, safe="")
+    if joined_folder.exists():
+        raise RunFolderError(
+            f"{joined_folder} is there already; give the new site another --name, or remove that folder"
+        )
     try:
-        return _join(folder, study, was, people, newcomer, out)
+        return _train_and_save(folder, study, run_study, dataset, late_joiner, joined_folder)
     except BaseException:
-        shutil.rmtree(out, ignore_errors=True)  # half a site is none, and its name stays free
+        shutil.rmtree(joined_folder, ignore_errors=True)  # half a site is none, and its name stays free
         raise
 
 
-def _join(
-    folder: RunFolder, study: Study, was: Study, people: Population, newcomer: Newcomer, out: Path
+def _train_and_save(
+    folder: RunFolder,
+    study: Study,
+    run_study: Study,
+    dataset: FederatedDataset,
+    late_joiner: LateJoiner,
+    joined_folder: Path,
 ) -> dict[str, Any]:
-    sim = assemble(study, RunFolder(out), newcomer.data, None, lambda record: None, people)
-    progress = sim.coordinator.saved(*folder.load_checkpoint(), was.strategy.state)
-    state, at, _ = sim.coordinator.result(progress)
-    state, group = _placed(sim, state, newcomer.name)
-    if group is None and not study.strategy.personalised:
-        raise BadStudy(
+    simulation = build_simulation(
+        study, RunFolder(joined_folder), late_joiner.data_path, None, lambda record: None, dataset
+    )
+    run_state = simulation.round_loop.read_run_state(*folder.load_checkpoint(), run_study.strategy.state_type)
+    state, best_round, _ = simulation.round_loop.select_result(run_state)
+    state, cluster = _assign_best_cluster(simulation, state, late_joiner.name)
+    if cluster is None and not study.strategy.personalized:
+        raise StudyError(
             f"{study.strategy.name} gives sites no model of their own; score the common one with `hemofed evaluate`, or "
             "fine-tune it: --set strategy=finetune"
         )
-    counted: dict[SiteId, Identity] = {}
-    for turn in range(at + 1, at + 1 + newcomer.turns):
-        asking = sim.coordinator.asking("train", replace(progress, round=turn, counted=counted), Wait())
-        (reply,) = replace(asking, sees="each").each({newcomer.name: study.strategy.brief(state, newcomer.name)})
-        state = study.strategy.welcome(state, reply)
-        counted = {newcomer.name: (turn, progress.attempt)}
-    there = replace(progress, counted=counted)
-    test = sim.coordinator.judge(state, ("test",), there).final(sim.coordinator.focus)
-    sim.coordinator.keep(state, there)
-    kept = sim.engine.memories[newcomer.name].kept
-    save_tensors(out / "models" / "own.safetensors", model_header(study, people.shape, people.classes, at), kept)
+    last_accepted: dict[SiteId, RoundAttempt] = {}
+    for round_number in range(best_round + 1, best_round + 1 + late_joiner.num_rounds):
+        request = simulation.round_loop.create_request(
+            "train", replace(run_state, round=round_number, last_accepted=last_accepted), RoundPolicy()
+        )
+        (reply,) = replace(request, visibility="each").collect(
+            {late_joiner.name: study.strategy.train_payload(state, late_joiner.name)}
+        )
+        state = study.strategy.on_client_joined(state, reply)
+        last_accepted = {late_joiner.name: (round_number, run_state.attempt)}
+    joined_state = replace(run_state, last_accepted=last_accepted)
+    test_metrics = simulation.round_loop.evaluate(state, ("test",), joined_state).final_metrics(
+        simulation.round_loop.positive_class
+    )
+    simulation.round_loop.save_personal_models(state, joined_state)
+    personal_tensors = simulation.engine.client_states[late_joiner.name].personal_model
+    save_tensors(
+        joined_folder / "models" / "own.safetensors",
+        model_header(study, dataset.shape, dataset.classes, best_round),
+        personal_tensors,
+    )
     results = {
-        "site": newcomer.name,
+        "site": late_joiner.name,
         "run": str(folder.path),
         "strategy": study.strategy.name,
-        "group": group,
-        "turns": newcomer.turns,
-        "examples": people.counts(newcomer.name),
-        "own": test.get("pooled"),
-        "global": test.get("views", {}).get("global", {}).get("pooled"),
-        "alone": _by_itself(study, newcomer, out),
-        "model": str(out / "models" / "own.safetensors"),
+        "group": cluster,
+        "turns": late_joiner.num_rounds,
+        "examples": dataset.class_counts(late_joiner.name),
+        "own": test_metrics.get("pooled"),
+        "global": test_metrics.get("views", {}).get("global", {}).get("pooled"),
+        "alone": _train_alone(study, late_joiner, joined_folder),
+        "model": str(joined_folder / "models" / "own.safetensors"),
     }
-    RunFolder(out).write_json("results.json", results)
+    RunFolder(joined_folder).write_json("results.json", results)
     return results
 
 
-def _study(folder: RunFolder, newcomer: Newcomer) -> Study:
+def _late_join_study(folder: RunFolder, late_joiner: LateJoiner) -> Study:
     """The run's study with the new site as its only one, at a rate that has not run out."""
-    fixed = {"sites": {"count": 1}, "partition": "iid", "public": {}, "local.schedule": "constant", "selection": {},
-             "waiting": {}, "evaluation.where": "sites", "codec": {"up": []}, "combine": "mean", "skew": "none",
+    overrides = {"sites": {"count": 1}, "partition": "iid", "public": {}, "local.lr_schedule": "constant", "client_sampling": {},
+             "round": {}, "evaluation.evaluate_at": "sites", "compression": {"uplink": []}, "aggregation": "mean", "feature_skew": "none",
              "trainer": "auto", "privacy": {}}  # fmt: skip
-    return load_study(folder.path / "study.toml", fixed | dict(newcomer.sets))
+    return load_study(folder.path / "study.toml", overrides | dict(late_joiner.overrides))
 
 
-def _alone(people: Population, name: SiteId) -> Population:
-    (was,) = people.sites
-    examples = {name: people.examples[was], COORDINATOR: people.examples[COORDINATOR]}
-    return replace(people, sites=(name,), examples=examples)
+def _select_only_site(dataset: FederatedDataset, name: SiteId) -> FederatedDataset:
+    (original_name,) = dataset.sites
+    examples = {name: dataset.split_indices[original_name], COORDINATOR: dataset.split_indices[COORDINATOR]}
+    return replace(dataset, sites=(name,), split_indices=examples)
 
 
-def _fits(folder: RunFolder, people: Population) -> None:
-    about = folder.read_json("sites.json")
-    if (list(people.classes), list(people.shape)) != (list(about["classes"]), list(about["shape"])):
-        raise BadData(
-            f"the new site's data have shape {people.shape} and the classes {', '.join(people.classes)}, the run's "
-            f"{tuple(about['shape'])} and {', '.join(about['classes'])}; set data.size or data.classes alike"
+def _check_data_format(folder: RunFolder, dataset: FederatedDataset) -> None:
+    site_record = folder.read_json("sites.json")
+    if (list(dataset.classes), list(dataset.shape)) != (list(site_record["classes"]), list(site_record["shape"])):
+        raise DataError(
+            f"the new site's data have shape {dataset.shape} and the classes {', '.join(dataset.classes)}, the run's "
+            f"{tuple(site_record['shape'])} and {', '.join(site_record['classes'])}; set data.size or data.classes alike"
         )
 
 
-def _placed(sim: Simulation, state: Any, name: SiteId) -> tuple[Any, str | None]:
+def _assign_best_cluster(simulation: Simulation, state: Any, name: SiteId) -> tuple[Any, str | None]:
     """In the group whose model fits the new site's training examples best."""
-    strategy = sim.coordinator.study.strategy
-    models = strategy.candidates(state)
-    if not models:
+    strategy = simulation.round_loop.study.strategy
+    candidates = strategy.joinable_clusters(state)
+    if not candidates:
         return state, None
-    jobs = [Ticket(name, 0, n, Evaluate(m.weights, "train", m.stats)) for n, m in enumerate(models.values())]
-    losses = [float(seen.loss) for seen in sim.engine.trainer.run(jobs) if isinstance(seen, Evaluated)]
-    group = list(models)[losses.index(min(losses))]
-    return strategy.place(state, name, group), group
+    train_requests = [
+        TrainRequest(name, 0, n, EvaluateJob(m.weights, "train", m.norm_stats))
+        for n, m in enumerate(candidates.values())
+    ]
+    losses = [
+        float(result.loss)
+        for result in simulation.engine.trainer.run(train_requests)
+        if isinstance(result, EvaluationSums)
+    ]
+    cluster = list(candidates)[losses.index(min(losses))]
+    return strategy.assign_cluster(state, name, cluster), cluster
 
 
-def _by_itself(study: Study, newcomer: Newcomer, out: Path) -> dict[str, Any] | None:
+def _train_alone(study: Study, late_joiner: LateJoiner, joined_folder: Path) -> dict[str, Any] | None:
     """What the site reaches with its own examples alone, in as many rounds as the run had."""
-    alone = study.model_copy(update={"strategy": Local(), "name": f"{study.name}-alone"})
-    found: dict[str, Any] | None = run(alone, RunFolder.create(out / "alone", alone), newcomer.data)["test"].get(
-        "pooled"
-    )
-    return found
+    local_study = study.model_copy(update={"strategy": LocalOnly(), "name": f"{study.name}-alone"})
+    pooled_metrics: dict[str, Any] | None = run_simulation(
+        local_study, RunFolder.create(joined_folder / "alone", local_study), late_joiner.data_path
+    )["test"].get("pooled")
+    return pooled_metrics

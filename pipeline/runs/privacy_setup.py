@@ -10,229 +10,338 @@ from urllib.parse import quote
 
 import torch
 
-from pipeline.aggregation.rules import Combine
-from pipeline.aggregation.secure_aggregation import Form, Masking
+from pipeline.aggregation.client_level_dp import ClientLevelDpMean
+from pipeline.aggregation.client_sampling import num_sampled_clients, sample_clients
+from pipeline.aggregation.rules import AggregationRule
+from pipeline.aggregation.secure_aggregation import SecureAggregationSetup, UpdateLayout
 from pipeline.protocol.messages import SiteId
-from pipeline.study.privacy import AtCoordinator, AtSite
-from pipeline.strategies.dry_run import Turn
-from pipeline.aggregation.client_sampling import how_many, select
+from pipeline.strategies.dry_run import DryRunRound
+from pipeline.study.privacy import ClientLevelDpConfig, DpSgdConfig
 from pipeline.study.schema import Study
+from privacy.accounting.accountant import DpEvent, calibrate_noise_multiplier, compute_privacy_spent
 from privacy.ledger import keys
-from privacy.accounting.accountant import Event, account, noise_for
-from privacy.ledger.records import Budget, Commit, Data
-from privacy.ledger.countersigner import Countersigner
-from privacy.secure_aggregation.protocol import threshold
-from pipeline.aggregation.client_level_dp import SiteNoise
-from sites.population.simulated_sites import Population
-from sites.privacy.secure_agg_client import Desk
-from sites.privacy.budget_guard import Guard
-from sites.governance.home import Home
-from sites.privacy.plan import Promise, each, promise, steps_of, unit_of, units_in
-from sites.training.base import Bench, Recipe, Trainer
-from sites.training.select_trainer import Kind, make_trainer
-from sites.training.unit_clipping import Mode, way_for
+from privacy.ledger.countersigner import LedgerCountersigner
+from privacy.ledger.records import DatasetSnapshot, LedgerBudget, StudyCommitment
+from privacy.secure_aggregation.shamir import reconstruction_threshold
+from sites.governance.home import SiteHome
+from sites.population.simulated_sites import FederatedDataset
+from sites.privacy.budget_guard import BudgetGuard
+from sites.privacy.plan import (
+    PrivacyPlan,
+    count_units,
+    max_steps_per_round,
+    plan_privacy,
+    resolve_privacy_unit,
+    values_by_site,
+)
+from sites.privacy.secure_agg_client import SecureAggClient
+from sites.training.base import Trainer, TrainerContext, TrainingConfig
+from sites.training.select_trainer import TrainerKind, make_trainer
+from sites.training.unit_clipping import ClippingMode, select_clipping
 
-UNLIMITED = 1e6  # epsilon of a simulated site for which the study names none: only counted
+UNLIMITED_EPSILON = 1e6  # epsilon of a simulated site for which the study names none: only counted
 
 
 @dataclass(frozen=True)
-class Protection:
-    people: Population  # without those who withdrew
-    promises: Mapping[SiteId, Promise] = field(default_factory=dict)
-    desks: Mapping[SiteId, Desk] = field(default_factory=dict)
-    masking: Masking | None = None
-    combine: Combine | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)  # for privacy.json
+class PrivacySetup:
+    dataset: FederatedDataset  # without those who withdrew
+    privacy_plans: Mapping[SiteId, PrivacyPlan] = field(default_factory=dict)
+    secure_agg_clients: Mapping[SiteId, SecureAggClient] = field(default_factory=dict)
+    secure_aggregation: SecureAggregationSetup | None = None
+    aggregation_rule: AggregationRule | None = None
+    privacy_record: Mapping[str, Any] = field(default_factory=dict)  # for privacy.json
 
-    def told(self) -> dict[str, Any]:
+    def privacy_spent(self) -> dict[str, Any]:
         """Epsilon spent at each site so far, over all studies on its data."""
-        if not self.promises:
+        if not self.privacy_plans:
             return {}
-        spent = {site: desk.home.ledger.spent_events() for site, desk in self.desks.items()}
-        return {"epsilon": {site: charges[-1].epsilon if charges else 0.0 for site, charges in spent.items()}}
+        charges_by_site = {
+            site: secure_agg_client.home.ledger.list_charges()
+            for site, secure_agg_client in self.secure_agg_clients.items()
+        }
+        return {
+            "epsilon": {
+                site: charges[-1].total_epsilon if charges else 0.0 for site, charges in charges_by_site.items()
+            }
+        }
 
-    def trainer(self, kind: Kind, bench: Bench, study: Study) -> Trainer:
-        terms = {site: made.terms for site, made in self.promises.items()}
-        return make_trainer(kind, bench, terms, mode_of(study, bench, self.promises))
+    def create_trainer(self, trainer_kind: TrainerKind, trainer_context: TrainerContext, study: Study) -> Trainer:
+        dp_params = {site: privacy_plan.dp_sgd_params for site, privacy_plan in self.privacy_plans.items()}
+        return make_trainer(
+            trainer_kind, trainer_context, dp_params, select_clipping_mode(study, trainer_context, self.privacy_plans)
+        )
 
 
-def promises_of(study: Study, people: Population, turns: Sequence[Turn], recipe: Recipe) -> dict[SiteId, Promise]:
-    asked = study.privacy.at_site
-    if asked is None:
+def build_privacy_plans(
+    study: Study, dataset: FederatedDataset, dry_run_rounds: Sequence[DryRunRound], training_config: TrainingConfig
+) -> dict[SiteId, PrivacyPlan]:
+    dp_sgd = study.privacy.dp_sgd
+    if dp_sgd is None:
         return {}
-    return {site: promise_for(study, asked, people, site, people.sites, turns, recipe) for site in people.sites}
+    return {
+        site: build_privacy_plan(study, dp_sgd, dataset, site, dataset.sites, dry_run_rounds, training_config)
+        for site in dataset.sites
+    }
 
 
-def promise_for(
+def build_privacy_plan(
     study: Study,
-    asked: AtSite,
-    people: Population,
+    dp_sgd: DpSgdConfig,
+    dataset: FederatedDataset,
     site: SiteId,
     sites: Sequence[SiteId],
-    turns: Sequence[Turn],
-    recipe: Recipe,
-) -> Promise:
+    dry_run_rounds: Sequence[DryRunRound],
+    training_config: TrainingConfig,
+) -> PrivacyPlan:
     """`sites`: all of the study, of which `people` may be this one alone."""
-    unit = unit_of(asked, people.unit)
-    examples = people.examples[site]
-    n, units = examples.n, units_in(examples.train, None if unit == "example" else people.pool.unit)
-    invited = times_asked(study, sites, site)
-    taken = min(asked.participations or invited, invited)
-    steps, batch = steps_of(turns, examples, recipe), min(recipe.batch or n, n)
-    return promise(asked, each(asked.epsilon, sites)[site], unit, units, n, batch, steps, taken)
+    unit = resolve_privacy_unit(dp_sgd, dataset.privacy_unit)
+    examples = dataset.split_indices[site]
+    num_examples, num_units = (
+        examples.num_examples,
+        count_units(examples.train, None if unit == "example" else dataset.pool.unit_ids),
+    )
+    num_invitations = max_participations(study, sites, site)
+    num_participations = min(dp_sgd.max_participations or num_invitations, num_invitations)
+    steps_per_round, batch_size = (
+        max_steps_per_round(dry_run_rounds, examples, training_config),
+        min(training_config.batch_size or num_examples, num_examples),
+    )
+    return plan_privacy(
+        dp_sgd,
+        values_by_site(dp_sgd.epsilon, sites)[site],
+        unit,
+        num_units,
+        num_examples,
+        batch_size,
+        steps_per_round,
+        num_participations,
+    )
 
 
-def protect(
-    study: Study, people: Population, turns: Sequence[Turn], recipe: Recipe, run: Path | None, homes: Path | None
-) -> Protection:
+def setup_privacy(
+    study: Study,
+    dataset: FederatedDataset,
+    dry_run_rounds: Sequence[DryRunRound],
+    training_config: TrainingConfig,
+    run_path: Path | None,
+    homes_folder: Path | None,
+) -> PrivacySetup:
     """`homes`: where simulated sites live between runs; in the run's folder, new, if not given. Without a run, promises
     are only worked out."""
-    if run is None:
-        promises = promises_of(study, people, turns, recipe)
-        return Protection(people, promises, about=about_privacy(study, people.sites, promises, None))
-    own = _homes(study, people, homes or run / "homes")
-    people = without_withdrawn(people, own)
-    for site, home in own.items():
-        note_data(home, people, site)
-    promises = {
-        site: as_committed(made, own[site], study.hash)
-        for site, made in promises_of(study, people, turns, recipe).items()
+    if run_path is None:
+        privacy_plans = build_privacy_plans(study, dataset, dry_run_rounds, training_config)
+        return PrivacySetup(
+            dataset, privacy_plans, privacy_record=describe_privacy(study, dataset.sites, privacy_plans, None)
+        )
+    site_homes = _open_site_homes(study, dataset, homes_folder or run_path / "homes")
+    dataset = exclude_withdrawn(dataset, site_homes)
+    for site, home in site_homes.items():
+        record_data(home, dataset, site)
+    privacy_plans = {
+        site: restore_committed_plan(privacy_plan, site_homes[site], study.hash)
+        for site, privacy_plan in build_privacy_plans(study, dataset, dry_run_rounds, training_config).items()
     }
-    roster = {site: keys.public_bytes(home.key) for site, home in own.items()}
-    masking = masking_of(study, roster, turns, study.hash)
-    key, signer = countersigner_in(run / "coordinator" if homes is None else homes / ".coordinator")
-    desks = {}
-    for site, home in own.items():
-        made = promises.get(site)
-        guard = None if made is None else Guard(home, made, study.name, study.hash, signer.countersign, key)
-        desks[site] = Desk(site, home, guard, masking, study.weighting)
-    about = about_privacy(study, people.sites, promises, masking)
-    return Protection(people, promises, desks, masking, site_noise(study, about), about)
-
-
-def as_committed(made: Promise, home: Home, plan: str) -> Promise:
-    """A plan that has begun goes on as it began, whoever withdrew since."""
-    begun, data = None, None
-    for entry in home.ledger.entries():
-        if isinstance(entry.what, Data):
-            data = entry.what
-        if isinstance(entry.what, Commit) and entry.what.plan == plan:
-            begun = entry.what
-            break
-    if begun is None or data is None:
-        return made
-    terms = replace(
-        made.terms, noise=begun.noise, rate=begun.rate, units=data.units, scale=data.units / max(data.examples, 1)
+    public_keys = {site: keys.public_bytes(home.agent_key) for site, home in site_homes.items()}
+    secure_aggregation = create_secure_aggregation(study, public_keys, dry_run_rounds, study.hash)
+    coordinator_key, signer = open_countersigner(
+        run_path / "coordinator" if homes_folder is None else homes_folder / ".coordinator"
     )
-    return replace(made, terms=terms, steps=begun.steps_per_turn, turns=begun.turns)
+    secure_agg_clients = {}
+    for site, home in site_homes.items():
+        privacy_plan = privacy_plans.get(site)
+        guard = (
+            None
+            if privacy_plan is None
+            else BudgetGuard(home, privacy_plan, study.name, study.hash, signer.countersign, coordinator_key)
+        )
+        secure_agg_clients[site] = SecureAggClient(site, home, guard, secure_aggregation, study.weighting)
+    privacy_record = describe_privacy(study, dataset.sites, privacy_plans, secure_aggregation)
+    return PrivacySetup(
+        dataset,
+        privacy_plans,
+        secure_agg_clients,
+        secure_aggregation,
+        create_client_level_dp(study, privacy_record),
+        privacy_record,
+    )
 
 
-def masking_of(study: Study, roster: Mapping[SiteId, bytes], turns: Sequence[Turn], identity: str) -> Masking | None:
+def restore_committed_plan(privacy_plan: PrivacyPlan, home: SiteHome, study_hash: str) -> PrivacyPlan:
+    """A plan that has begun goes on as it began, whoever withdrew since."""
+    commitment, data_record = None, None
+    for entry in home.ledger.entries():
+        if isinstance(entry.record, DatasetSnapshot):
+            data_record = entry.record
+        if isinstance(entry.record, StudyCommitment) and entry.record.study_hash == study_hash:
+            commitment = entry.record
+            break
+    if commitment is None or data_record is None:
+        return privacy_plan
+    dp_params = replace(
+        privacy_plan.dp_sgd_params,
+        noise_multiplier=commitment.noise_multiplier,
+        sampling_rate=commitment.sampling_rate,
+        num_units=data_record.num_units,
+        loss_scale=data_record.num_units / max(data_record.num_examples, 1),
+    )
+    return replace(
+        privacy_plan,
+        dp_sgd_params=dp_params,
+        steps_per_round=commitment.steps_per_round,
+        max_rounds=commitment.max_participations,
+    )
+
+
+def create_secure_aggregation(
+    study: Study, public_keys: Mapping[SiteId, bytes], dry_run_rounds: Sequence[DryRunRound], session_id: str
+) -> SecureAggregationSetup | None:
     """`roster`: public keys of all sites of the study; `identity`: what sums are bound to, so that none is made twice."""
-    settings = study.privacy.secure_sum
+    settings = study.privacy.secure_aggregation
     if settings is None:
         return None
-    if study.privacy.at_coordinator is not None:
-        settings = settings.model_copy(update={"clip": study.privacy.at_coordinator.clip})
-    update = turns[-1].update
-    if study.privacy.at_site is not None:  # a training loss is no mechanism's: it stays at the site
-        update = replace(update, sum={k: v for k, v in update.sum.items() if k != "train_loss"})
-    asked = how_many(len(roster), study.selection.fraction)
-    return Masking(Form.of(update, asked, settings), roster, identity, threshold(asked))
+    if study.privacy.client_level_dp is not None:
+        settings = settings.model_copy(update={"max_update_norm": study.privacy.client_level_dp.max_update_norm})
+    update = dry_run_rounds[-1].update
+    if study.privacy.dp_sgd is not None:  # a training loss is no mechanism's: it stays at the site
+        update = replace(update, summed={k: v for k, v in update.summed.items() if k != "train_loss"})
+    num_clients = num_sampled_clients(len(public_keys), study.client_sampling.fraction)
+    return SecureAggregationSetup(
+        UpdateLayout.from_update(update, num_clients, settings),
+        public_keys,
+        session_id,
+        reconstruction_threshold(num_clients),
+    )
 
 
-def without_withdrawn(people: Population, homes: Mapping[SiteId, Home]) -> Population:
+def exclude_withdrawn(dataset: FederatedDataset, homes: Mapping[SiteId, SiteHome]) -> FederatedDataset:
     """Nobody who withdrew is trained on, or judged on, any more."""
-    unit = people.pool.unit
-    if unit is None or not any(home.forgotten for home in homes.values()):
-        return people
-    examples = dict(people.examples)
+    unit = dataset.pool.unit_ids
+    if unit is None or not any(home.withdrawn_units for home in homes.values()):
+        return dataset
+    examples = dict(dataset.split_indices)
     for site, home in homes.items():
-        left = torch.tensor(home.remaining(people.unit_names), device=unit.device)
-        mine = examples[site]
-        train, val, test = (rows[left[unit[rows]]] for rows in (mine.train, mine.val, mine.test))
-        examples[site] = replace(mine, train=train, val=val, test=test)
-    return replace(people, examples=examples)
+        is_remaining = torch.tensor(home.retained_mask(dataset.unit_names), device=unit.device)
+        indices = examples[site]
+        train, val, test = (rows[is_remaining[unit[rows]]] for rows in (indices.train, indices.val, indices.test))
+        examples[site] = replace(indices, train=train, val=val, test=test)
+    return replace(dataset, split_indices=examples)
 
 
-def _homes(study: Study, people: Population, where: Path) -> dict[SiteId, Home]:
-    asked = study.privacy.at_site
-    unit = unit_of(asked, people.unit) if asked else people.unit or "example"
-    wanted = dict.fromkeys(people.sites, None) if asked is None else each(asked.budget or asked.epsilon, people.sites)
-    found = {}
-    for site in people.sites:
-        path = where / quote(site, safe="")
+def _open_site_homes(study: Study, dataset: FederatedDataset, homes_folder: Path) -> dict[SiteId, SiteHome]:
+    dp_sgd = study.privacy.dp_sgd
+    unit = resolve_privacy_unit(dp_sgd, dataset.privacy_unit) if dp_sgd else dataset.privacy_unit or "example"
+    epsilon_by_site = (
+        dict.fromkeys(dataset.sites, None)
+        if dp_sgd is None
+        else values_by_site(dp_sgd.epsilon_budget or dp_sgd.epsilon, dataset.sites)
+    )
+    homes = {}
+    for site in dataset.sites:
+        path = homes_folder / quote(site, safe="")
         if (path / "ledger.jsonl").is_file():
-            found[site] = Home.open(path)
+            homes[site] = SiteHome.open(path)
         else:
-            budget = Budget(epsilon=wanted[site] or UNLIMITED, delta=asked.delta if asked else 1e-5)
-            found[site] = Home.create(path, site, f"{site}:{study.data.name}", unit, budget)
-    return found
+            budget = LedgerBudget(
+                epsilon=epsilon_by_site[site] or UNLIMITED_EPSILON, delta=dp_sgd.delta if dp_sgd else 1e-5
+            )
+            homes[site] = SiteHome.create(path, site, f"{site}:{study.data.name}", unit, budget)
+    return homes
 
 
-def note_data(home: Home, people: Population, site: SiteId) -> None:
+def record_data(home: SiteHome, dataset: FederatedDataset, site: SiteId) -> None:
     """What the data set is made of now, if that is news."""
-    codes = None if home.ledger.standing.opening.unit == "example" else people.pool.unit
-    train = people.examples[site].train
-    now = Data(fingerprint=people.fingerprint, units=units_in(train, codes), examples=len(train))
-    seen = [entry.what for entry in home.ledger.entries("data")]
-    if not seen or seen[-1] != now:
-        home.ledger.append(now)
+    unit_codes = None if home.ledger.state.opening.privacy_unit == "example" else dataset.pool.unit_ids
+    train = dataset.split_indices[site].train
+    data_record = DatasetSnapshot(
+        fingerprint=dataset.fingerprint, num_units=count_units(train, unit_codes), num_examples=len(train)
+    )
+    recorded = [entry.record for entry in home.ledger.entries("data")]
+    if not recorded or recorded[-1] != data_record:
+        home.ledger.append(data_record)
 
 
-def countersigner_in(folder: Path) -> tuple[str, Countersigner]:
+def open_countersigner(folder: Path) -> tuple[str, LedgerCountersigner]:
     """One coordinator, with its public key, for all runs that share the sites' homes."""
     path = folder / "key.pem"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        keys.save(keys.generate(), path)
-    key = keys.load(path)
-    return keys.public_hex(key), Countersigner(folder / "receipts", key)
+        keys.save_key(keys.generate_key(), path)
+    key = keys.load_key(path)
+    return keys.public_hex(key), LedgerCountersigner(folder / "receipts", key)
 
 
-def about_privacy(
-    study: Study, sites: Sequence[SiteId], promises: Mapping[SiteId, Promise], masking: Masking | None
+def describe_privacy(
+    study: Study,
+    sites: Sequence[SiteId],
+    privacy_plans: Mapping[SiteId, PrivacyPlan],
+    secure_aggregation: SecureAggregationSetup | None,
 ) -> dict[str, Any]:
     """privacy.json: what was promised before anything was trained."""
-    told: dict[str, Any] = {"at_site": {site: made.dump() for site, made in promises.items()}}
-    if study.privacy.at_coordinator is not None:
-        told["at_coordinator"] = _at_coordinator(study, study.privacy.at_coordinator, sites, masking)
-    if masking is not None:
-        form = masking.form
-        many = how_many(len(sites), study.selection.fraction)
-        told["secure_sum"] = {"asked": many, "threshold": threshold(many), "clip": form.settings.clip,
-                              "bits": form.grid.bits, "step": form.grid.step,
-                              "fingerprints": {s: keys.fingerprint(k) for s, k in masking.roster.items()}}  # fmt: skip
-    return told
+    privacy_record: dict[str, Any] = {
+        "dp_sgd": {site: privacy_plan.to_dict() for site, privacy_plan in privacy_plans.items()}
+    }
+    if study.privacy.client_level_dp is not None:
+        privacy_record["client_level_dp"] = _describe_client_level_dp(
+            study, study.privacy.client_level_dp, sites, secure_aggregation
+        )
+    if secure_aggregation is not None:
+        layout = secure_aggregation.update_layout
+        num_clients = num_sampled_clients(len(sites), study.client_sampling.fraction)
+        privacy_record["secure_aggregation"] = {"asked": num_clients, "threshold": reconstruction_threshold(num_clients), "clip": layout.settings.max_update_norm,
+                              "bits": layout.grid.num_bits, "step": layout.grid.step_size,
+                              "fingerprints": {s: keys.fingerprint(k) for s, k in secure_aggregation.public_keys.items()}}  # fmt: skip
+    return privacy_record
 
 
-def _at_coordinator(
-    study: Study, asked: AtCoordinator, sites: Sequence[SiteId], masking: Masking | None
+def _describe_client_level_dp(
+    study: Study,
+    client_level_dp: ClientLevelDpConfig,
+    sites: Sequence[SiteId],
+    secure_aggregation: SecureAggregationSetup | None,
 ) -> dict[str, Any]:
-    turns = max(times_asked(study, sites, site) for site in sites)
-    noise = asked.noise or noise_for(asked.epsilon or 0.0, asked.delta, 1.0, turns)
-    spent = account([Event(noise, 1.0, turns)], asked.delta)
-    many = how_many(len(sites), study.selection.fraction)
-    longest = asked.clip if masking is None else masking.form.grid.longest
-    return {"noise": noise, "clip": asked.clip, "longest": longest, "delta": asked.delta, "epsilon": spent.epsilon,
-            "accountant": spent.how, "turns": turns, "sites": len(sites), "asked": many}  # fmt: skip
+    num_rounds = max(max_participations(study, sites, site) for site in sites)
+    noise_multiplier = client_level_dp.noise_multiplier or calibrate_noise_multiplier(
+        client_level_dp.epsilon or 0.0, client_level_dp.delta, 1.0, num_rounds
+    )
+    spent = compute_privacy_spent([DpEvent(noise_multiplier, 1.0, num_rounds)], client_level_dp.delta)
+    num_clients = num_sampled_clients(len(sites), study.client_sampling.fraction)
+    max_norm = (
+        client_level_dp.max_update_norm
+        if secure_aggregation is None
+        else secure_aggregation.update_layout.grid.max_rounded_norm
+    )
+    return {"noise": noise_multiplier, "clip": client_level_dp.max_update_norm, "longest": max_norm, "delta": client_level_dp.delta, "epsilon": spent.epsilon,
+            "accountant": spent.accountant, "turns": num_rounds, "sites": len(sites), "asked": num_clients}  # fmt: skip
 
 
-def site_noise(study: Study, about: Mapping[str, Any]) -> Combine | None:
-    made = about.get("at_coordinator")
-    return made and SiteNoise(clip=made["clip"], noise=made["noise"], longest=made["longest"], asked=made["asked"])
+def create_client_level_dp(study: Study, privacy_record: Mapping[str, Any]) -> AggregationRule | None:
+    settings = privacy_record.get("client_level_dp")
+    return settings and ClientLevelDpMean(
+        max_update_norm=settings["clip"],
+        noise_multiplier=settings["noise"],
+        sensitivity=settings["longest"],
+        num_sampled_clients=settings["asked"],
+    )
 
 
-def times_asked(study: Study, sites: Sequence[SiteId], site: SiteId) -> int:
+def max_participations(study: Study, sites: Sequence[SiteId], site: SiteId) -> int:
     """Known beforehand: who is asked when follows from the study's seed. At least 1, for a plan of no steps is none."""
-    turns = range(1, study.rounds + 1)
-    return max(1, sum(site in select(sites, study.selection.fraction, study.seed, turn) for turn in turns))
+    round_numbers = range(1, study.rounds + 1)
+    return max(
+        1,
+        sum(
+            site in sample_clients(sites, study.client_sampling.fraction, study.seed, round_number)
+            for round_number in round_numbers
+        ),
+    )
 
 
-def mode_of(study: Study, bench: Bench, promises: Mapping[SiteId, Promise]) -> Mode:
-    asked = study.privacy.at_site
-    if asked is not None and asked.mode != "auto":
-        return asked.mode
-    examples = sum(made.examples for made in promises.values())
-    units = sum(made.terms.units for made in promises.values())
-    return way_for(bench.make(), examples / max(units, 1))
+def select_clipping_mode(
+    study: Study, trainer_context: TrainerContext, privacy_plans: Mapping[SiteId, PrivacyPlan]
+) -> ClippingMode:
+    dp_sgd = study.privacy.dp_sgd
+    if dp_sgd is not None and dp_sgd.clipping != "auto":
+        return dp_sgd.clipping
+    num_examples = sum(privacy_plan.num_examples for privacy_plan in privacy_plans.values())
+    num_units = sum(privacy_plan.dp_sgd_params.num_units for privacy_plan in privacy_plans.values())
+    return select_clipping(trainer_context.make_model(), num_examples / max(num_units, 1))

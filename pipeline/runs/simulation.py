@@ -11,255 +11,326 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from models.networks.base import Model
-from pipeline.study.run_spec import Blueprint, model_header
-from pipeline.coordinator.round_loop import Coordinator, Progress
-from pipeline.engines.simulated import InProcess, Profile
-from pipeline.core.errors import BadRun, HemofedError
-from pipeline.core.files import alone_in
-from pipeline.coordinator.bootstrap import DRAWS, FEWEST, LEVEL, Answers, drawn, intervals
-from pipeline.coordinator.metrics import Focus
-from pipeline.study.validation import check
-from pipeline.strategies.dry_run import Turn
-from pipeline.reports.run.contact_sheets import write_cells
+from models.networks.base import ModelConfig
+from pipeline.coordinator.bootstrap import (
+    CONFIDENCE_LEVEL,
+    MIN_UNITS,
+    NUM_RESAMPLES,
+    ScoredExamples,
+    bootstrap_metrics,
+    confidence_intervals,
+)
+from pipeline.coordinator.metrics import PositiveClass
 from pipeline.coordinator.results import write_results
+from pipeline.coordinator.round_loop import RoundLoop, RunState
 from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.errors import HemofedError, RunFolderError
+from pipeline.core.files import exclusive_lock
+from pipeline.core.parameters import ModelState
+from pipeline.engines.simulated import ClientSpeedModel, SimulatedEngine
+from pipeline.protocol.tasks import JobResult, LocalJob
+from pipeline.reports.run.contact_sheets import write_contact_sheets
+from pipeline.strategies.dry_run import DryRunRound
+from pipeline.study.run_spec import RunSpec, model_header
 from pipeline.study.schema import Study
-from pipeline.core.parameters import Snapshot
-from pipeline.protocol.tasks import Job, Result
-from sites.population.simulated_sites import COORDINATOR, Population, populate
-from sites.training.base import Bench, Recipe, Ticket
-from sites.training.select_trainer import Kind, bench_of, choose, device_of, make_trainer, recipe_of, threads_for
-from sites.training.evaluation import bins_of, logits_of
+from pipeline.study.validation import validate_study
+from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
+from sites.training.base import TrainerContext, TrainingConfig, TrainRequest
+from sites.training.evaluation import compute_logits, score_bins
+from sites.training.select_trainer import (
+    TrainerKind,
+    make_trainer,
+    make_trainer_context,
+    make_training_config,
+    select_device,
+    select_num_threads,
+    select_trainer_kind,
+)
 
 if TYPE_CHECKING:
-    from pipeline.runs.privacy_setup import Protection
+    from pipeline.runs.privacy_setup import PrivacySetup
 
-Watch = Callable[[dict[str, Any]], None]
+RoundCallback = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Simulation:
-    coordinator: Coordinator
-    engine: InProcess
-    population: Population
-    bench: Bench
-    model: Model
-    shield: Protection | None = None
+    round_loop: RoundLoop
+    engine: SimulatedEngine
+    dataset: FederatedDataset
+    trainer_context: TrainerContext
+    model: ModelConfig
+    privacy_setup: PrivacySetup | None = None
 
 
-def assemble(
+def build_simulation(
     study: Study,
     folder: RunFolder,
-    root: Path | None,
-    machine: dict[str, Any] | None,
-    watch: Watch,
-    people: Population | None = None,
-    homes: Path | None = None,
-    dry: bool = False,
+    data_path: Path | None,
+    recorded_environment: dict[str, Any] | None,
+    on_round_end: RoundCallback,
+    dataset: FederatedDataset | None = None,
+    homes_folder: Path | None = None,
+    is_dry_run: bool = False,
 ) -> Simulation:
     """`machine`: what a checkpoint says of the trainer and the threads it was made with; `people`: if already made;
     `homes`: where simulated sites keep their ledgers, if not in the run's folder; `dry`: nothing is written."""
-    device = device_of(study)
-    people = people or populate(study, root, device)
-    drawn_up = Blueprint(study, people.shape, people.classes, len(people.sites))
-    recipe = recipe_of(study, drawn_up.lr)
-    check(study, drawn_up.spec, people, drawn_up.turns)
-    shield = _shield(study, people, drawn_up.turns, recipe, None if dry else folder.path, homes)
-    people = shield.people if shield else people
-    bench = bench_of(drawn_up, people, recipe)
-    threads = machine["threads"] if machine else threads_for(study.threads, bench)
-    torch.set_num_threads(threads)
-    kind: Kind = (
-        machine["trainer"] if machine else choose(study.trainer, bench, threads, bool(shield and shield.promises))
+    device = select_device(study)
+    dataset = dataset or load_federated_data(study, data_path, device)
+    run_spec = RunSpec(study, dataset.shape, dataset.classes, len(dataset.sites))
+    training_config = make_training_config(study, run_spec.lr)
+    validate_study(study, run_spec.parameter_spec, dataset, run_spec.dry_run_rounds)
+    privacy_setup = _setup_privacy(
+        study, dataset, run_spec.dry_run_rounds, training_config, None if is_dry_run else folder.path, homes_folder
     )
-    trainer = shield.trainer(kind, bench, study) if shield else make_trainer(kind, bench)
-    plan, wire = drawn_up.plan, drawn_up.wire
-    engine = InProcess(people.sites, trainer, study.strategy, plan, study.weighting, _profile(study, people), wire)
-    if shield:
-        engine.desks = shield.desks
+    dataset = privacy_setup.dataset if privacy_setup else dataset
+    trainer_context = make_trainer_context(run_spec, dataset, training_config)
+    num_threads = (
+        recorded_environment["threads"]
+        if recorded_environment
+        else select_num_threads(study.num_threads, trainer_context)
+    )
+    torch.set_num_threads(num_threads)
+    trainer_kind: TrainerKind = (
+        recorded_environment["trainer"]
+        if recorded_environment
+        else select_trainer_kind(
+            study.trainer, trainer_context, num_threads, bool(privacy_setup and privacy_setup.privacy_plans)
+        )
+    )
+    trainer = (
+        privacy_setup.create_trainer(trainer_kind, trainer_context, study)
+        if privacy_setup
+        else make_trainer(trainer_kind, trainer_context)
+    )
+    context, compression = run_spec.context, run_spec.compression
+    engine = SimulatedEngine(
+        dataset.sites,
+        trainer,
+        study.strategy,
+        context,
+        study.weighting,
+        _client_speed_model(study, dataset),
+        compression,
+    )
+    if privacy_setup:
+        engine.secure_agg_clients = privacy_setup.secure_agg_clients
 
-    def run_here(jobs: Sequence[Job], turn: int) -> list[Result]:
-        return trainer.run([Ticket(COORDINATOR, turn, nth, job) for nth, job in enumerate(jobs)])
+    def run_local(jobs: Sequence[LocalJob], round_number: int) -> list[JobResult]:
+        return trainer.run([TrainRequest(COORDINATOR, round_number, index, job) for index, job in enumerate(jobs)])
 
-    now = {"trainer": kind, "threads": threads, "device": device.type, "torch": torch.__version__}
-    for part, was in (machine or {}).items():
-        if now[part] != was:
-            raise BadRun(
-                f"{folder.path} was begun with {part} {was}, here it is {now[part]}: it could not go on bit for bit"
+    environment = {"trainer": trainer_kind, "threads": num_threads, "device": device.type, "torch": torch.__version__}
+    for key, recorded in (recorded_environment or {}).items():
+        if environment[key] != recorded:
+            raise RunFolderError(
+                f"{folder.path} was begun with {key} {recorded}, here it is {environment[key]}: it could not go on bit for bit"
             )
-    focus = _focus(study, people)
-    combine, masking = (shield.combine, shield.masking) if shield else (None, None)
-    coordinator = Coordinator(
-        study,
-        plan,
-        people.sites,
-        engine,
-        run_here,
-        folder,
-        focus,
-        now,
-        wire,
-        combine,
-        masking,
-        watch,
-        told=shield.told if shield else dict,
+    positive_class = _positive_class(study, dataset)
+    aggregation_rule, secure_aggregation = (
+        (privacy_setup.aggregation_rule, privacy_setup.secure_aggregation) if privacy_setup else (None, None)
     )
-    return Simulation(coordinator, engine, people, bench, study.model, shield)
+    round_loop = RoundLoop(
+        study,
+        context,
+        dataset.sites,
+        engine,
+        run_local,
+        folder,
+        positive_class,
+        environment,
+        compression,
+        aggregation_rule,
+        secure_aggregation,
+        on_round_end,
+        privacy_spent=privacy_setup.privacy_spent if privacy_setup else dict,
+    )
+    return Simulation(round_loop, engine, dataset, trainer_context, study.model, privacy_setup)
 
 
-def _shield(
+def _setup_privacy(
     study: Study,
-    people: Population,
-    turns: Sequence[Turn],
-    recipe: Recipe,
-    run: Path | None,
-    homes: Path | None,
-) -> Protection | None:
-    if not turns:
+    dataset: FederatedDataset,
+    dry_run_rounds: Sequence[DryRunRound],
+    training_config: TrainingConfig,
+    run_path: Path | None,
+    homes_folder: Path | None,
+) -> PrivacySetup | None:
+    if not dry_run_rounds:
         return None
-    from pipeline.runs.privacy_setup import protect  # opacus and cryptography are an extra
+    from pipeline.runs.privacy_setup import setup_privacy  # opacus and cryptography are an extra
 
-    return protect(study, people, turns, recipe, run, homes)
+    return setup_privacy(study, dataset, dry_run_rounds, training_config, run_path, homes_folder)
 
 
-def run(
+def run_simulation(
     study: Study,
     folder: RunFolder,
-    root: Path | None = None,
-    watch: Watch = lambda record: None,
-    aside: bool = False,
-    homes: Path | None = None,
+    data_path: Path | None = None,
+    on_round_end: RoundCallback = lambda record: None,
+    is_baseline: bool = False,
+    homes_folder: Path | None = None,
 ) -> dict[str, Any]:
     """From the start, or from the folder's last checkpoint; returns what results.json holds.
 
     `aside`: a yardstick in the user's cache: it waits for another process that computes it, and holds no images.
     `homes`: where simulated sites live on between runs, with what they have spent.
     """
-    with alone_in(folder.path, wait=aside):
-        return _run(study, folder, root, watch, not aside, _homes(folder, homes))
+    with exclusive_lock(folder.path, wait=is_baseline):
+        return _run_or_resume(
+            study, folder, data_path, on_round_end, not is_baseline, _resolve_homes_folder(folder, homes_folder)
+        )
 
 
-def _homes(folder: RunFolder, given: Path | None) -> Path | None:
+def _resolve_homes_folder(folder: RunFolder, homes_folder: Path | None) -> Path | None:
     """Where the run was begun with, so that a resumed run finds its sites again."""
     file = folder.path / "homes.json"
     if file.exists():
         return Path(folder.read_json("homes.json"))
-    if given is not None:
-        folder.write_json("homes.json", str(given.resolve()))
-    return given and given.resolve()
+    if homes_folder is not None:
+        folder.write_json("homes.json", str(homes_folder.resolve()))
+    return homes_folder and homes_folder.resolve()
 
 
-def _run(
-    study: Study, folder: RunFolder, root: Path | None, watch: Watch, sheets: bool, homes: Path | None
+def _run_or_resume(
+    study: Study,
+    folder: RunFolder,
+    data_path: Path | None,
+    on_round_end: RoundCallback,
+    with_images: bool,
+    homes_folder: Path | None,
 ) -> dict[str, Any]:
-    if folder.finished:
+    if folder.is_finished:
         results: dict[str, Any] = folder.read_json("results.json")
         return results
-    if folder.begun:
+    if folder.has_checkpoint:
         header, tensors = folder.load_checkpoint()
         if header["study"] != study.hash:
-            raise BadRun(f"{folder.path} was made by another study or version; start it anew with `hemofed run`")
-        sim = assemble(study, folder, root, header["machine"], watch, homes=homes)
-        _same_data(folder, sim.population)
-        progress = sim.coordinator.restore(header, tensors)
-        folder.cut_back(progress.round)
+            raise RunFolderError(
+                f"{folder.path} was made by another study or version; start it anew with `hemofed run`"
+            )
+        simulation = build_simulation(
+            study, folder, data_path, header["machine"], on_round_end, homes_folder=homes_folder
+        )
+        _check_same_data(folder, simulation.dataset)
+        run_state = simulation.round_loop.restore(header, tensors)
+        folder.truncate_rounds(run_state.round)
     else:
-        sim = assemble(study, folder, root, None, watch, homes=homes)
-        folder.cut_back(-1)
-        folder.write_json("sites.json", _sites(sim.population))
-        if sim.shield:
-            folder.write_json("privacy.json", sim.shield.about)
-        if sheets:
-            write_cells(folder.path, sim.population, study.evaluation.positive)
-        progress = sim.coordinator.start(sim.bench.spec.read(sim.bench.make()))
-    progress, why = sim.coordinator.run(progress)
-    _check_trained(folder)
-    state = sim.coordinator.result(progress)[0]
-    _keep_own(sim, study, state, progress, folder)
-    sure = _intervals(sim, study, state)
-    shape, classes = sim.population.shape, sim.population.classes
-    return write_results(sim.coordinator, folder, progress, why, shape, classes, sure, profile=sheets)
+        simulation = build_simulation(study, folder, data_path, None, on_round_end, homes_folder=homes_folder)
+        folder.truncate_rounds(-1)
+        folder.write_json("sites.json", _describe_sites(simulation.dataset))
+        if simulation.privacy_setup:
+            folder.write_json("privacy.json", simulation.privacy_setup.privacy_record)
+        if with_images:
+            write_contact_sheets(folder.path, simulation.dataset, study.evaluation.positive_class)
+        run_state = simulation.round_loop.start_run(
+            simulation.trainer_context.spec.read_state(simulation.trainer_context.make_model())
+        )
+    run_state, stop_reason = simulation.round_loop.run(run_state)
+    _check_any_round_counted(folder)
+    state = simulation.round_loop.select_result(run_state)[0]
+    _save_personal_models(simulation, study, state, run_state, folder)
+    test_intervals = _bootstrap_test_metrics(simulation, study, state)
+    shape, classes = simulation.dataset.shape, simulation.dataset.classes
+    return write_results(
+        simulation.round_loop, folder, run_state, stop_reason, shape, classes, test_intervals, with_profile=with_images
+    )
 
 
-def _keep_own(sim: Simulation, study: Study, state: Any, progress: Progress, folder: RunFolder) -> None:
+def _save_personal_models(
+    simulation: Simulation, study: Study, state: Any, run_state: RunState, folder: RunFolder
+) -> None:
     """A model a site, where sites have their own. In a hospital it would be stored there."""
-    if not (study.strategy.personalised or study.strategy.remembers):
+    if not (study.strategy.personalized or study.strategy.stateful_clients):
         return
-    sim.coordinator.keep(state, progress)
-    header = model_header(study, sim.population.shape, sim.population.classes, sim.coordinator.result(progress)[1])
-    for site, memory in sim.engine.memories.items():
-        own = Snapshot(memory.kept["weights"], memory.kept["stats"])
-        folder.save_model(f"site/{quote(site, safe='')}", own, header)
+    simulation.round_loop.save_personal_models(state, run_state)
+    header = model_header(
+        study, simulation.dataset.shape, simulation.dataset.classes, simulation.round_loop.select_result(run_state)[1]
+    )
+    for site, client_state in simulation.engine.client_states.items():
+        personal_model = ModelState(client_state.personal_model["weights"], client_state.personal_model["stats"])
+        folder.save_model(f"site/{quote(site, safe='')}", personal_model, header)
 
 
-def _intervals(sim: Simulation, study: Study, state: Any) -> dict[str, Any] | None:
+def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) -> dict[str, Any] | None:
     """Of the global model at the sites' test examples, or at the coordinator's."""
-    model = study.strategy.models(state).get("global")
-    people, pool = sim.population, sim.population.pool
-    who = (COORDINATOR,) if study.evaluation.where == "coordinator" else people.sites
-    rows = torch.cat([people.examples[w].test for w in who])
+    model = study.strategy.global_models(state).get("global")
+    dataset, pool = simulation.dataset, simulation.dataset.pool
+    holders = (COORDINATOR,) if study.evaluation.evaluate_at == "coordinator" else dataset.sites
+    rows = torch.cat([dataset.split_indices[w].test for w in holders])
     if model is None or not len(rows):
         return None
-    module = sim.bench.make().to(pool.device)
-    sim.bench.spec.write(module, model)
-    logits = logits_of(module, pool, rows)
-    unit = np.arange(len(rows)) if pool.unit is None else pool.unit[rows].cpu().numpy()
-    told = Answers(bins_of(logits).numpy(), logits.argmax(1).numpy(), pool.labels(rows).cpu().numpy(), unit)
-    site = np.repeat(np.arange(len(who)), [len(people.examples[w].test) for w in who])
-    focus = sim.coordinator.focus
-    whole = intervals(told, focus, study.seed)
-    each = {w: intervals(told.where(site == n), focus, study.seed) for n, w in enumerate(who)}
-    leads = "accuracy" if focus.positive is None else "positive_auroc"
-    paired = [round(float(v), 5) for v in drawn(told, focus, study.seed).get(leads, ())]
-    about = {"unit": people.unit or "example", "units": len(np.unique(unit)), "fewest": FEWEST, "draws": DRAWS,
-             "level": LEVEL, "paired": {"metric": leads, "values": paired} if np.isfinite(paired).all() else None}  # fmt: skip
-    if study.evaluation.where == "coordinator":
-        return about | {"coordinator": whole}
-    return about | {"pooled": whole, "sites": each}
+    module = simulation.trainer_context.make_model().to(pool.device)
+    simulation.trainer_context.spec.write_state(module, model)
+    logits = compute_logits(module, pool, rows)
+    unit = np.arange(len(rows)) if pool.unit_ids is None else pool.unit_ids[rows].cpu().numpy()
+    examples = ScoredExamples(
+        score_bins(logits).numpy(), logits.argmax(1).numpy(), pool.labels(rows).cpu().numpy(), unit
+    )
+    site_index = np.repeat(np.arange(len(holders)), [len(dataset.split_indices[w].test) for w in holders])
+    positive_class = simulation.round_loop.positive_class
+    pooled = confidence_intervals(examples, positive_class, study.seed)
+    by_site = {
+        w: confidence_intervals(examples.select(site_index == n), positive_class, study.seed)
+        for n, w in enumerate(holders)
+    }
+    headline_metric = "accuracy" if positive_class.class_index is None else "positive_auroc"
+    paired = [
+        round(float(v), 5) for v in bootstrap_metrics(examples, positive_class, study.seed).get(headline_metric, ())
+    ]
+    record = {"unit": dataset.privacy_unit or "example", "units": len(np.unique(unit)), "fewest": MIN_UNITS, "draws": NUM_RESAMPLES,
+             "level": CONFIDENCE_LEVEL, "paired": {"metric": headline_metric, "values": paired} if np.isfinite(paired).all() else None}  # fmt: skip
+    if study.evaluation.evaluate_at == "coordinator":
+        return record | {"coordinator": pooled}
+    return record | {"pooled": pooled, "sites": by_site}
 
 
-def _check_trained(folder: RunFolder) -> None:
+def _check_any_round_counted(folder: RunFolder) -> None:
     """A run in which no round ever counted has no result; its folder stays to be looked at."""
-    trained = folder.rounds()[1:]
-    if trained and all(record["void"] for record in trained):
-        last = trained[-1]
-        reasons = "; ".join(f"{site}: {reason}" for site, reason in list(last["missed"].items())[:3])
-        raise HemofedError(f"no round counted, so there is no result ({last['void']}). In the last round: {reasons}")
+    training_rounds = folder.load_rounds()[1:]
+    if training_rounds and all(record["void"] for record in training_rounds):
+        last_round = training_rounds[-1]
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in list(last_round["missed"].items())[:3])
+        raise HemofedError(
+            f"no round counted, so there is no result ({last_round['void']}). In the last round: {reasons}"
+        )
 
 
-def look(study: Study, root: Path | None) -> Simulation:
+def dry_run_study(study: Study, data_path: Path | None) -> Simulation:
     """Everything short of running: data read, model built, refusals made."""
-    return assemble(study, RunFolder(Path()), root, None, lambda record: None, dry=True)
+    return build_simulation(study, RunFolder(Path()), data_path, None, lambda record: None, is_dry_run=True)
 
 
-def _focus(study: Study, people: Population) -> Focus:
-    positive = study.evaluation.positive
-    return Focus(None if positive is None else people.classes.index(positive), study.evaluation.specificity)
+def _positive_class(study: Study, dataset: FederatedDataset) -> PositiveClass:
+    class_name = study.evaluation.positive_class
+    return PositiveClass(
+        None if class_name is None else dataset.classes.index(class_name), study.evaluation.target_specificity
+    )
 
 
-def _profile(study: Study, people: Population) -> Profile:
-    def spread(value: float | tuple[float, ...]) -> dict[str, float]:
-        values = value if isinstance(value, tuple) else (value,) * len(people.sites)
-        return dict(zip(people.sites, values, strict=True))
+def _client_speed_model(study: Study, dataset: FederatedDataset) -> ClientSpeedModel:
+    def spread_over_sites(value: float | tuple[float, ...]) -> dict[str, float]:
+        values = value if isinstance(value, tuple) else (value,) * len(dataset.sites)
+        return dict(zip(dataset.sites, values, strict=True))
 
-    return Profile(spread(study.sites.speed), spread(study.sites.dropout), study.sites.stragglers, study.seed)
+    return ClientSpeedModel(
+        spread_over_sites(study.sites.speed), spread_over_sites(study.sites.dropout), study.sites.stragglers, study.seed
+    )
 
 
-def _sites(people: Population) -> dict[str, Any]:
+def _describe_sites(dataset: FederatedDataset) -> dict[str, Any]:
     return {
-        "classes": people.classes,
-        "shape": people.shape,
-        "sites": {site: people.counts(site) for site in people.sites},
-        "coordinator": people.counts(COORDINATOR),
-        "fingerprint": people.fingerprint,
-        "skipped": people.skipped,
+        "classes": dataset.classes,
+        "shape": dataset.shape,
+        "sites": {site: dataset.class_counts(site) for site in dataset.sites},
+        "coordinator": dataset.class_counts(COORDINATOR),
+        "fingerprint": dataset.fingerprint,
+        "skipped": dataset.skipped,
     }
 
 
-def _same_data(folder: RunFolder, people: Population) -> None:
-    before = folder.read_json("sites.json")["fingerprint"]
-    if before != people.fingerprint:
-        raise BadRun(
-            f"{folder.path} was begun with other data (fingerprint {before[:12]}, now {people.fingerprint[:12]})"
+def _check_same_data(folder: RunFolder, dataset: FederatedDataset) -> None:
+    recorded_fingerprint = folder.read_json("sites.json")["fingerprint"]
+    if recorded_fingerprint != dataset.fingerprint:
+        raise RunFolderError(
+            f"{folder.path} was begun with other data (fingerprint {recorded_fingerprint[:12]}, now {dataset.fingerprint[:12]})"
         )

@@ -6,34 +6,40 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pipeline.core.errors import BadModel
-from pipeline.core.parameters import Snapshot, Spec
-from pipeline.protocol.tasks import Activate, Activations
-from pipeline.strategies.base import Ask
+from pipeline.core.errors import ModelError
+from pipeline.core.parameters import ModelState, ParameterSpec
+from pipeline.protocol.tasks import ActivationsJob, ActivationsResult
+from pipeline.strategies.base import ClientRequests
 
 
-def activations(models: Sequence[Snapshot], ask: Ask, count: int) -> tuple[list[tuple[Tensor, ...]], Tensor]:
+def compute_activations(
+    models: Sequence[ModelState], requests: ClientRequests, num_examples: int
+) -> tuple[list[tuple[Tensor, ...]], Tensor]:
     """[model][layer] (n, p), and the inputs (n, d)."""
-    seen = [s for s in ask.here([Activate(m.weights, m.stats, count) for m in models]) if isinstance(s, Activations)]
-    return [s.layers for s in seen], seen[0].inputs
+    results = [
+        s
+        for s in requests.run_on_coordinator([ActivationsJob(m.weights, m.norm_stats, num_examples) for m in models])
+        if isinstance(s, ActivationsResult)
+    ]
+    return [s.layers for s in results], results[0].inputs
 
 
-def layers_of(spec: Spec) -> list[list[int]]:
+def layer_parameter_indices(spec: ParameterSpec) -> list[list[int]]:
     """Places of the parameters of each layer with weights; a normalisation belongs to the layer before it."""
     layers: list[list[int]] = []
-    last = ""
-    for place, (name, role) in enumerate(zip(spec.names, spec.roles, strict=True)):
+    current_layer = ""
+    for index, (name, role) in enumerate(zip(spec.names, spec.roles, strict=True)):
         owner = name.rpartition(".")[0]
-        if not layers or (role != "norm" and owner != last):
+        if not layers or (role != "norm" and owner != current_layer):
             layers.append([])
-            last = owner
-        layers[-1].append(place)
+            current_layer = owner
+        layers[-1].append(index)
     return layers
 
 
-def same_layers(layers: Sequence[object], seen: Sequence[object], name: str) -> None:
-    if len(layers) != len(seen):
-        raise BadModel(
-            f"{name} finds {len(seen)} layers at work but {len(layers)} in the model, so it cannot swap layer by layer; "
-            "set strategy.layers = false"
+def check_same_layers(model_layers: Sequence[object], observed_layers: Sequence[object], strategy_name: str) -> None:
+    if len(model_layers) != len(observed_layers):
+        raise ModelError(
+            f"{strategy_name} finds {len(observed_layers)} layers at work but {len(model_layers)} in the model, so it cannot swap layer by layer; "
+            "set strategy.layerwise = false"
         )

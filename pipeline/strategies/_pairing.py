@@ -11,43 +11,48 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from pipeline.core.errors import BadStrategy
+from pipeline.core.errors import StrategyContractError
 
-Pairs = list[tuple[int, int]]  # each (i, j) with i < j
-LEVELS = 2**40  # of similarity: whole numbers keep the matching algorithm exact
+IndexPairs = list[tuple[int, int]]  # each (i, j) with i < j
+NUM_SIMILARITY_LEVELS = 2**40  # of similarity: whole numbers keep the matching algorithm exact
 
 
-def greedy(similarity: Tensor) -> Pairs:
+def greedy_matching(similarity: Tensor) -> IndexPairs:
     """Again and again the least similar two of those left; of equals, the first in reading order."""
-    free = set(range(len(similarity)))
-    pairs: Pairs = []
-    for _, i, j in sorted(_edges(similarity)):
-        if i in free and j in free:
-            free -= {i, j}
+    unmatched = set(range(len(similarity)))
+    pairs: IndexPairs = []
+    for _, i, j in sorted(_similarity_edges(similarity)):
+        if i in unmatched and j in unmatched:
+            unmatched -= {i, j}
             pairs.append((i, j))
     return sorted(pairs)
 
 
-def optimal(similarity: Tensor) -> Pairs:
+def optimal_matching(similarity: Tensor) -> IndexPairs:
     """The least sum of similarities over all matchings that leave at most one out (Edmonds's blossoms, O(S^3))."""
-    edges = _edges(similarity)
+    edges = _similarity_edges(similarity)
     if not edges:
         return []
     low, high = min(edges)[0], max(edges)[0]
-    step = (high - low) / LEVELS or 1.0
+    step = (high - low) / NUM_SIMILARITY_LEVELS or 1.0
     graph: nx.Graph[int] = nx.Graph()
     graph.add_weighted_edges_from((i, j, round((high - value) / step)) for value, i, j in edges)
     return sorted((min(pair), max(pair)) for pair in nx.max_weight_matching(graph, maxcardinality=True))
 
 
-MATCHINGS: Mapping[str, Callable[[Tensor], Pairs]] = {"greedy": greedy, "optimal": optimal}
+MATCHING_METHODS: Mapping[str, Callable[[Tensor], IndexPairs]] = {
+    "greedy": greedy_matching,
+    "optimal": optimal_matching,
+}
 
 
-def _edges(similarity: Tensor) -> list[tuple[float, int, int]]:
+def _similarity_edges(similarity: Tensor) -> list[tuple[float, int, int]]:
     """(similarity, i, j) for all i < j."""
     if similarity.ndim != 2 or len(similarity) != similarity.shape[1]:
-        raise BadStrategy(f"a similarity of shape {tuple(similarity.shape)} cannot be matched; give one (S, S) matrix")
+        raise StrategyContractError(
+            f"a similarity of shape {tuple(similarity.shape)} cannot be matched; give one (S, S) matrix"
+        )
     if not bool(torch.isfinite(similarity).all()) or not torch.allclose(similarity, similarity.T):
-        raise BadStrategy("only a finite, symmetric similarity can be matched; `pairwise` makes one")
+        raise StrategyContractError("only a finite, symmetric similarity can be matched; `pairwise` makes one")
     rows = similarity.double().tolist()
     return [(float(rows[i][j]), i, j) for i in range(len(rows)) for j in range(i + 1, len(rows))]

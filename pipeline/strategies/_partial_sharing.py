@@ -11,45 +11,61 @@ from typing import ClassVar
 
 import torch
 
-from pipeline.core.parameters import Role, Snapshot
-from pipeline.protocol.messages import Flow, Memory, Message, SiteId, Update
-from pipeline.protocol.tasks import Fit, Fitted, fitted
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, Thought, moved, sent
+from pipeline.core.parameters import ModelState, ParameterRole
+from pipeline.protocol.messages import ClientState, ClientTask, ClientUpdate, Message, SiteId
+from pipeline.protocol.tasks import TrainJob, TrainResult, run_training
+from pipeline.strategies.base import (
+    ClientRequests,
+    GlobalModelState,
+    ModelTask,
+    Strategy,
+    StrategyContext,
+    make_update,
+    received_model,
+)
 
 
-class Sharing(Strategy):
-    personalised: ClassVar[bool] = True
-    remembers: ClassVar[bool] = True
-    keeps: tuple[Role, ...]
+class PartialSharingStrategy(Strategy):
+    personalized: ClassVar[bool] = True
+    stateful_clients: ClassVar[bool] = True
+    personal_roles: tuple[ParameterRole, ...]
 
-    def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:
-        total = ask.total({site: self.brief(state, site) for site in sites})
+    def run_round(
+        self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> GlobalModelState:
+        aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
         weights = state.weights.clone()
-        weights[~plan.spec.mask(self.keeps)] += total.mean("delta")
-        return Global(weights, state.stats if "norm" in self.keeps else total.mean("stats"))
+        weights[~context.spec.role_mask(self.personal_roles)] += aggregate.mean("delta")
+        return GlobalModelState(weights, state.norm_stats if "norm" in self.personal_roles else aggregate.mean("stats"))
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        own = self.own(message, memory, plan)
-        fit = yield from fitted(Fit(own.weights, own.stats, steps=plan.steps, epochs=plan.epochs))
-        return self.parted(own, fit, plan)
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        personal = self.build_personal_model(message, client_state, context)
+        result = yield from run_training(
+            TrainJob(personal.weights, personal.norm_stats, steps=context.steps, epochs=context.epochs)
+        )
+        return self.split_update(personal, result, context)
 
-    def own(self, message: Message, memory: Memory, plan: Plan) -> Snapshot:
+    def build_personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelState:
         """The common model with the site's own parts in their places."""
-        common = sent(message)
-        if not memory:
-            return common
-        weights = common.weights.clone()
-        weights[plan.spec.mask(self.keeps)] = memory["kept"]
-        return Snapshot(weights, memory["stats"] if "norm" in self.keeps else common.stats)
+        global_model = received_model(message)
+        if not client_state:
+            return global_model
+        weights = global_model.weights.clone()
+        weights[context.spec.role_mask(self.personal_roles)] = client_state["kept"]
+        return ModelState(weights, client_state["stats"] if "norm" in self.personal_roles else global_model.norm_stats)
 
-    def parted(self, start: Snapshot, fit: Fitted, plan: Plan) -> tuple[Update, Memory]:
+    def split_update(
+        self, initial_model: ModelState, result: TrainResult, context: StrategyContext
+    ) -> tuple[ClientUpdate, ClientState]:
         """What is sent, and what stays."""
-        stays = plan.spec.mask(self.keeps)
-        update, keeps_norm = moved(start.weights, fit), "norm" in self.keeps
-        mean = {"delta": update.mean["delta"][~stays]} | ({} if keeps_norm else {"stats": fit.stats})
-        kept = {"kept": fit.weights[stays]} | ({"stats": fit.stats} if keeps_norm else {})
-        return replace(update, mean=mean), kept if bool(torch.any(stays)) else {}
+        is_personal = context.spec.role_mask(self.personal_roles)
+        update, has_personal_norm = make_update(initial_model.weights, result), "norm" in self.personal_roles
+        averaged = {"delta": update.averaged["delta"][~is_personal]} | (
+            {} if has_personal_norm else {"stats": result.norm_stats}
+        )
+        new_state = {"kept": result.weights[is_personal]} | ({"stats": result.norm_stats} if has_personal_norm else {})
+        return replace(update, averaged=averaged), new_state if bool(torch.any(is_personal)) else {}
 
-    def personal(self, message: Message, memory: Memory, plan: Plan) -> Thought:
-        return self.own(message, memory, plan)
+    def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
+        return self.build_personal_model(message, client_state, context)
         yield

@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pipeline.protocol.messages import SiteId
-from pipeline.protocol.tasks import Fit, Fitted
-from pipeline.strategies.base import Ask, Global, Plan, Strategy
+from pipeline.protocol.tasks import TrainJob, TrainResult
+from pipeline.strategies.base import ClientRequests, GlobalModelState, Strategy, StrategyContext
 
 
-class Central(Strategy):
-    pools: ClassVar[bool] = True
-    tasks: ClassVar[frozenset[str]] = frozenset({"judge", "profile", "profile_own"})
-    name: Literal["central"] = "central"
+class CentralizedTraining(Strategy):
+    requires_pooled_data: ClassVar[bool] = True
+    tasks: ClassVar[frozenset[str]] = frozenset({"evaluate", "profile", "profile_personal"})
+    name: Literal["centralized"] = "centralized"
 
-    def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:
-        (fit,) = ask.here([Fit(state.weights, state.stats, steps=plan.steps, epochs=plan.epochs)])
-        assert isinstance(fit, Fitted)
-        return Global(fit.weights, fit.stats)
+    def run_round(
+        self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> GlobalModelState:
+        (result,) = requests.run_on_coordinator(
+            [TrainJob(state.weights, state.norm_stats, steps=context.steps, epochs=context.epochs)]
+        )
+        assert isinstance(result, TrainResult)
+        return GlobalModelState(result.weights, result.norm_stats)

@@ -16,118 +16,128 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.core.parameters import Snapshot, Vec
-from pipeline.protocol.messages import Reply, Sees, SiteId
-from pipeline.strategies._clustered import FIRST, Grouping, Groups, linkage
-from pipeline.strategies.base import Ask, Plan, Tree
+from pipeline.core.parameters import ModelState, ParamVector
+from pipeline.protocol.messages import Reply, SiteId, Visibility
+from pipeline.strategies._clustered import FIRST_CLUSTER, ClusteredStrategy, ClusterState, compute_linkage
+from pipeline.strategies.base import ClientRequests, Dendrogram, StrategyContext
 
 
 @dataclass(frozen=True)
-class State(Groups):
-    moves: Mapping[SiteId, Vec] = field(default_factory=dict)  # everybody's last since their group was made
-    shares: Mapping[SiteId, float] = field(default_factory=dict)  # what everybody's move weighs
-    since: Mapping[str, int] = field(default_factory=dict)  # the turn in which a group was made, if by a cut
-    unit: float = 0.0
-    cuts: tuple[tuple[str, str], ...] = ()  # (the group that was cut, the new one)
+class CflState(ClusterState):
+    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # everybody's last since their group was made
+    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # what everybody's move weighs
+    created_in_round: Mapping[str, int] = field(default_factory=dict)  # the turn in which a group was made, if by a cut
+    norm_unit: float = 0.0
+    splits: tuple[tuple[str, str], ...] = ()  # (the group that was cut, the new one)
 
 
-class Cfl(Grouping):
+class Cfl(ClusteredStrategy):
     paper: ClassVar[str] = "Sattler et al. 2020, arXiv 1910.01991"
-    state: ClassVar[type] = State
-    holds: ClassVar[str] = "a model a group, who is in which, everybody's last move"
+    state_type: ClassVar[type] = CflState
+    server_state_text: ClassVar[str] = "a model a group, who is in which, everybody's last move"
     name: Literal["cfl"] = "cfl"
     eps1: float = Field(0.4, ge=0)
     eps2: float = Field(0.2, ge=0)
     gap: float = Field(0.1, ge=-2, lt=2)
-    smallest: int = Field(2, ge=1)  # sites of a group
+    min_cluster_size: int = Field(2, ge=1)  # sites of a group
 
     @property
-    def sees(self) -> Sees:
+    def visibility(self) -> Visibility:
         return "each"
 
-    def start(self, start: Snapshot, plan: Plan) -> State:
-        return State({FIRST: start.weights}, {FIRST: start.stats}, {})
+    def init_state(self, initial_model: ModelState, context: StrategyContext) -> CflState:
+        return CflState({FIRST_CLUSTER: initial_model.weights}, {FIRST_CLUSTER: initial_model.norm_stats}, {})
 
-    def round(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> State:
-        replies = ask.each({site: self.brief(state, site) for site in sites})
-        member = {**state.member} | {r.site: state.member.get(r.site, FIRST) for r in replies}
-        fresh = [r for r in replies if r.turn > state.since.get(member[r.site], 0)]  # late ones may be of before a cut
-        moves = {**state.moves} | {r.site: r.update.mean["delta"] for r in fresh}
-        shares = {**state.shares} | {r.site: r.weight for r in fresh}
-        unit = state.unit or max(float(move.norm()) for move in moves.values())
-        state = replace(state, member=member, moves=moves, shares=shares, unit=unit)
-        for group in state.weights:
-            mine = [r for r in replies if member[r.site] == group]
-            if mine:
-                state = self._cut(self._step(state, group, mine, ask), group, max(r.turn for r in replies))
+    def run_round(
+        self, state: CflState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> CflState:
+        replies = requests.collect({site: self.train_payload(state, site) for site in clients})
+        cluster_of = {**state.cluster_of} | {r.site: state.cluster_of.get(r.site, FIRST_CLUSTER) for r in replies}
+        current = [
+            r for r in replies if r.round > state.created_in_round.get(cluster_of[r.site], 0)
+        ]  # late ones may be of before a cut
+        deltas = {**state.deltas} | {r.site: r.update.averaged["delta"] for r in current}
+        client_weights = {**state.client_weights} | {r.site: r.weight for r in current}
+        norm_unit = state.norm_unit or max(float(delta.norm()) for delta in deltas.values())
+        state = replace(state, cluster_of=cluster_of, deltas=deltas, client_weights=client_weights, norm_unit=norm_unit)
+        for cluster in state.weights:
+            cluster_replies = [r for r in replies if cluster_of[r.site] == cluster]
+            if cluster_replies:
+                state = self._split_cluster(
+                    self._step_cluster(state, cluster, cluster_replies, requests),
+                    cluster,
+                    max(r.round for r in replies),
+                )
         return state
 
-    def _step(self, state: State, group: str, replies: Sequence[Reply], ask: Ask) -> State:
-        total = ask.combined(replies)
-        weights = {**state.weights, group: state.weights[group] + total.mean("delta")}
-        return replace(state, weights=weights, stats={**state.stats, group: total.mean("stats")})
+    def _step_cluster(
+        self, state: CflState, cluster: str, replies: Sequence[Reply], requests: ClientRequests
+    ) -> CflState:
+        aggregate = requests.aggregate_replies(replies)
+        weights = {**state.weights, cluster: state.weights[cluster] + aggregate.mean("delta")}
+        return replace(state, weights=weights, norm_stats={**state.norm_stats, cluster: aggregate.mean("stats")})
 
-    def _cut(self, state: State, group: str, turn: int) -> State:
-        members = [site for site, g in state.member.items() if g == group]
-        if len(members) < 2 * self.smallest or any(site not in state.moves for site in members):
+    def _split_cluster(self, state: CflState, cluster: str, round_number: int) -> CflState:
+        members = [site for site, site_cluster in state.cluster_of.items() if site_cluster == cluster]
+        if len(members) < 2 * self.min_cluster_size or any(site not in state.deltas for site in members):
             return state
-        moves = torch.stack([state.moves[site] for site in members])
-        share = torch.tensor([state.shares[site] for site in members])
-        still = float(((share / share.sum()) @ moves).norm()) < self.eps1 * state.unit
-        if not still or float(moves.norm(dim=1).max()) <= self.eps2 * state.unit:
+        deltas = torch.stack([state.deltas[site] for site in members])
+        client_weights = torch.tensor([state.client_weights[site] for site in members])
+        is_stationary = float(((client_weights / client_weights.sum()) @ deltas).norm()) < self.eps1 * state.norm_unit
+        if not is_stationary or float(deltas.norm(dim=1).max()) <= self.eps2 * state.norm_unit:
             return state
-        apart, cosine = halves(moves)
-        small = min(int(apart.sum()), int((~apart).sum())) < self.smallest
-        if small or separation(cosine, apart) <= self.gap:
+        in_second_half, cosine = bipartition_by_cosine(deltas)
+        is_too_small = min(int(in_second_half.sum()), int((~in_second_half).sum())) < self.min_cluster_size
+        if is_too_small or separation_gap(cosine, in_second_half) <= self.gap:
             return state
-        leaving = [site for site, goes in zip(members, apart.tolist(), strict=True) if goes]
-        new = str(len(state.weights))
+        leaving_sites = [site for site, leaves in zip(members, in_second_half.tolist(), strict=True) if leaves]
+        new_cluster = str(len(state.weights))
         return replace(
             state,
-            weights={**state.weights, new: state.weights[group]},
-            stats={**state.stats, new: state.stats[group]},
-            member={**state.member} | dict.fromkeys(leaving, new),
-            moves={site: move for site, move in state.moves.items() if site not in members},  # of the old group
-            since={**state.since, group: turn, new: turn},
-            cuts=(*state.cuts, (group, new)),
+            weights={**state.weights, new_cluster: state.weights[cluster]},
+            norm_stats={**state.norm_stats, new_cluster: state.norm_stats[cluster]},
+            cluster_of={**state.cluster_of} | dict.fromkeys(leaving_sites, new_cluster),
+            deltas={site: delta for site, delta in state.deltas.items() if site not in members},  # of the old group
+            created_in_round={**state.created_in_round, cluster: round_number, new_cluster: round_number},
+            splits=(*state.splits, (cluster, new_cluster)),
         )
 
-    def tree(self, state: State) -> Tree | None:
+    def dendrogram(self, state: CflState) -> Dendrogram | None:
         """The cuts, the first at the top."""
-        return tree_of_cuts(state.member, state.cuts) if state.cuts else None
+        return dendrogram_from_splits(state.cluster_of, state.splits) if state.splits else None
 
 
-def halves(moves: Tensor) -> tuple[Tensor, Tensor]:
+def bipartition_by_cosine(deltas: Tensor) -> tuple[Tensor, Tensor]:
     """(S, P) -> who belongs to the half without the first site (S,), and the cosines (S, S)."""
     from scipy.cluster.hierarchy import to_tree
 
-    unit = moves / moves.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    cosine = (unit @ unit.T).clamp(-1, 1)
-    left = torch.zeros(len(moves), dtype=torch.bool)
-    top = to_tree(linkage(1 - cosine, "complete")).get_left()
-    left[top.pre_order() if top else []] = True  # two even where all are alike
-    return left != left[0], cosine
+    directions = deltas / deltas.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    cosine = (directions @ directions.T).clamp(-1, 1)
+    in_left_half = torch.zeros(len(deltas), dtype=torch.bool)
+    left_child = to_tree(compute_linkage(1 - cosine, "complete")).get_left()
+    in_left_half[left_child.pre_order() if left_child else []] = True  # two even where all are alike
+    return in_left_half != in_left_half[0], cosine
 
 
-def separation(cosine: Tensor, apart: Tensor) -> float:
+def separation_gap(cosine: Tensor, in_second_half: Tensor) -> float:
     """The least similarity within a half minus the largest across (the paper's g)."""
-    across = apart[:, None] != apart
+    across = in_second_half[:, None] != in_second_half
     return float(cosine[~across].min() - cosine[across].max())
 
 
-def tree_of_cuts(member: Mapping[SiteId, str], cuts: Sequence[tuple[str, str]]) -> Tree:
+def dendrogram_from_splits(cluster_of: Mapping[SiteId, str], splits: Sequence[tuple[str, str]]) -> Dendrogram:
     """Members of a group meet at 0, groups at the height of the cut that parted them."""
-    leaves = sorted(member, key=lambda site: (int(member[site]), site))
+    leaves = sorted(cluster_of, key=lambda site: (int(cluster_of[site]), site))
     merges: list[tuple[int, int, float, int]] = []
-    node: dict[str, Any] = {}  # group -> (its node, its size)
+    nodes: dict[str, Any] = {}  # group -> (its node, its size)
 
-    def join(a: tuple[int, int], b: tuple[int, int], height: float) -> tuple[int, int]:
+    def merge_nodes(a: tuple[int, int], b: tuple[int, int], height: float) -> tuple[int, int]:
         merges.append((a[0], b[0], height, a[1] + b[1]))
         return len(leaves) + len(merges) - 1, a[1] + b[1]
 
-    for place, site in enumerate(leaves):
-        group = member[site]
-        node[group] = join(node[group], (place, 1), 0.0) if group in node else (place, 1)
-    for height, (old, new) in enumerate(reversed(cuts), start=1):
-        node[old] = join(node[old], node[new], float(height))
-    return Tree(tuple(leaves), tuple(merges))
+    for index, site in enumerate(leaves):
+        cluster = cluster_of[site]
+        nodes[cluster] = merge_nodes(nodes[cluster], (index, 1), 0.0) if cluster in nodes else (index, 1)
+    for height, (parent, child) in enumerate(reversed(splits), start=1):
+        nodes[parent] = merge_nodes(nodes[parent], nodes[child], float(height))
+    return Dendrogram(tuple(leaves), tuple(merges))

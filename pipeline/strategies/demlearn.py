@@ -16,194 +16,232 @@ import numpy as np
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from pipeline.core.parameters import Snapshot, Vec
-from pipeline.protocol.messages import Flow, Memory, Message, Reply, Sees, SiteId, Vectors
-from pipeline.protocol.tasks import Fit, Pull, fitted
-from pipeline.strategies._clustered import FIRST, Grouping, Groups, distances, linkage, tree_of
-from pipeline.strategies.base import Ask, Plan, Tree, moved, sent
+from pipeline.core.parameters import ModelState, ParamVector
+from pipeline.protocol.messages import ClientState, ClientTask, Message, NamedTensors, Reply, SiteId, Visibility
+from pipeline.protocol.tasks import LocalRegularizer, TrainJob, run_training
+from pipeline.strategies._clustered import (
+    FIRST_CLUSTER,
+    ClusteredStrategy,
+    ClusterState,
+    compute_linkage,
+    dendrogram_from_linkage,
+    pairwise_distances,
+)
+from pipeline.strategies.base import ClientRequests, Dendrogram, StrategyContext, make_update, received_model
 
-Path = str  # of a group: "0" is the top, "0.1" its second child
+ClusterPath = str  # of a group: "0" is the top, "0.1" its second child
 
 
 @dataclass(frozen=True)
-class State(Groups):
+class DemLearnState(ClusterState):
     """Groups are named by their path; `member` is everybody's lowest one."""
 
-    latest: Mapping[SiteId, Vec] = field(default_factory=dict)  # everybody's last model
-    latest_stats: Mapping[SiteId, Vec] = field(default_factory=dict)
-    moves: Mapping[SiteId, Vec] = field(default_factory=dict)
-    rounds: int = 0
-    due: int = 1  # the round of the next clustering
-    interval: float = 1.0
+    latest_weights: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # everybody's last model
+    latest_norm_stats: Mapping[SiteId, ParamVector] = field(default_factory=dict)
+    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)
+    num_rounds: int = 0
+    next_clustering_round: int = 1  # the round of the next clustering
+    clustering_interval: float = 1.0
     leaves: tuple[SiteId, ...] = ()
     merges: tuple[tuple[int, int, float, int], ...] = ()
 
 
-class DemLearn(Grouping):
+class DemLearn(ClusteredStrategy):
     paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2007.03278"
-    state: ClassVar[type] = State
-    personalised: ClassVar[bool] = True
-    partial: ClassVar[Literal["drop", "keep"]] = "keep"
-    own_sums: ClassVar[bool] = True
-    holds: ClassVar[str] = "the tree of groups, a model each, everybody's last model"
+    state_type: ClassVar[type] = DemLearnState
+    personalized: ClassVar[bool] = True
+    partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
+    bypasses_aggregation_rule: ClassVar[bool] = True
+    server_state_text: ClassVar[str] = "the tree of groups, a model each, everybody's last model"
     name: Literal["demlearn"] = "demlearn"
     levels: PositiveInt = 3
     alpha: float = Field(0.5, ge=0, le=1)
     alpha_decay: float = Field(1.0, gt=0, le=1)  # a round: groups grow apart, specialisation gains
     mu: float = Field(0.001, ge=0)
     mu_decay: float = Field(1.0, gt=0, le=1)
-    pull: Literal["group", "all"] = "group"  # all: towards every group above, each by 1 / its size
+    proximal_to: Literal["group", "all"] = "group"  # all: towards every group above, each by 1 / its size
     tau: PositiveInt = 1  # rounds between clusterings ...
     tau_growth: float = Field(1.0, ge=1)  # ... which may grow: from plastic to stable
     amplify: float = Field(1.15, gt=0)
-    amplified: NonNegativeInt = 5  # rounds
+    amplify_rounds: NonNegativeInt = 5  # rounds
     linkage: Literal["centroid", "average", "ward"] = "centroid"  # ward (ours): groups of like size
-    by: Literal["weights", "moves"] = "weights"
+    cluster_by: Literal["weights", "moves"] = "weights"
 
     @property
-    def sees(self) -> Sees:
+    def visibility(self) -> Visibility:
         return "each"
 
-    def start(self, start: Snapshot, plan: Plan) -> State:
-        return State({FIRST: start.weights}, {FIRST: start.stats}, {}, interval=float(self.tau))
+    def init_state(self, initial_model: ModelState, context: StrategyContext) -> DemLearnState:
+        return DemLearnState(
+            {FIRST_CLUSTER: initial_model.weights},
+            {FIRST_CLUSTER: initial_model.norm_stats},
+            {},
+            clustering_interval=float(self.tau),
+        )
 
-    def round(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> State:
-        replies = ask.each({site: self.brief(state, site) for site in sites})
-        moves = {r.site: r.update.mean["delta"] for r in replies}
+    def run_round(
+        self, state: DemLearnState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> DemLearnState:
+        replies = requests.collect({site: self.train_payload(state, site) for site in clients})
+        deltas = {r.site: r.update.averaged["delta"] for r in replies}
         state = replace(
             state,
-            member={**state.member} | {r.site: state.member.get(r.site, FIRST) for r in replies},
-            latest={**state.latest} | {s: self.brief(state, s)["weights"] + move for s, move in moves.items()},
-            latest_stats={**state.latest_stats} | {r.site: r.update.mean["stats"] for r in replies},
-            moves={**state.moves} | moves if self.by == "moves" else {},
-            rounds=state.rounds + 1,
+            cluster_of={**state.cluster_of} | {r.site: state.cluster_of.get(r.site, FIRST_CLUSTER) for r in replies},
+            latest_weights={**state.latest_weights}
+            | {s: self.train_payload(state, s)["weights"] + delta for s, delta in deltas.items()},
+            latest_norm_stats={**state.latest_norm_stats} | {r.site: r.update.averaged["stats"] for r in replies},
+            deltas={**state.deltas} | deltas if self.cluster_by == "moves" else {},
+            num_rounds=state.num_rounds + 1,
         )
-        if state.rounds >= state.due:
-            state = self._clustered(state)
-        return self._mixed(state)
+        if state.num_rounds >= state.next_clustering_round:
+            state = self._recluster(state)
+        return self._mix_levels(state)
 
-    def _clustered(self, state: State) -> State:
+    def _recluster(self, state: DemLearnState) -> DemLearnState:
         """The tree of all sites that were heard of, cut below its top levels."""
-        sites = tuple(state.latest)
-        interval = state.interval * self.tau_growth
-        state = replace(state, due=state.rounds + max(1, round(state.interval)), interval=interval)
+        sites = tuple(state.latest_weights)
+        interval = state.clustering_interval * self.tau_growth
+        state = replace(
+            state,
+            next_clustering_round=state.num_rounds + max(1, round(state.clustering_interval)),
+            clustering_interval=interval,
+        )
         if len(sites) < 2 or self.levels == 1:
-            return replace(state, member=dict.fromkeys(sites, FIRST))
-        seen = state.latest if self.by == "weights" else state.moves
-        merges = linkage(distances([seen[site] for site in sites]), self.linkage)
-        tree = tree_of(sites, merges)
-        return replace(state, member=cut(sites, merges, self.levels), leaves=tree.leaves, merges=tree.merges)
+            return replace(state, cluster_of=dict.fromkeys(sites, FIRST_CLUSTER))
+        vectors = state.latest_weights if self.cluster_by == "weights" else state.deltas
+        merges = compute_linkage(pairwise_distances([vectors[site] for site in sites]), self.linkage)
+        dendrogram = dendrogram_from_linkage(sites, merges)
+        return replace(
+            state,
+            cluster_of=cut_dendrogram(sites, merges, self.levels),
+            leaves=dendrogram.leaves,
+            merges=dendrogram.merges,
+        )
 
-    def _mixed(self, state: State) -> State:
-        weights: dict[Path, Vec] = {}
-        stats: dict[Path, Vec] = {}
-        louder = self.amplify if state.rounds <= self.amplified else 1.0
-        sizes = sizes_of(state.member)
+    def _mix_levels(self, state: DemLearnState) -> DemLearnState:
+        weights: dict[ClusterPath, ParamVector] = {}
+        norm_stats: dict[ClusterPath, ParamVector] = {}
+        amplification = self.amplify if state.num_rounds <= self.amplify_rounds else 1.0
+        sizes = cluster_sizes(state.cluster_of)
         for path in sorted(sizes, key=lambda p: -p.count(".")):  # bottom-up
-            mine = [site for site, group in state.member.items() if group == path]
-            below = [p for p in sizes if p.rpartition(".")[0] == path]
-            parts = [(state.latest[s] * louder, state.latest_stats[s], 1) for s in mine]
-            parts += [(weights[p], stats[p], sizes[p]) for p in below]
-            weights[path] = sum_of([w * n for w, _, n in parts]) / sizes[path]
-            stats[path] = sum_of([v * n for _, v, n in parts]) / sizes[path]
-        alpha = self.alpha * self.alpha_decay ** (state.rounds - 1)
+            members = [site for site, cluster in state.cluster_of.items() if cluster == path]
+            children = [p for p in sizes if p.rpartition(".")[0] == path]
+            contributions = [(state.latest_weights[s] * amplification, state.latest_norm_stats[s], 1) for s in members]
+            contributions += [(weights[p], norm_stats[p], sizes[p]) for p in children]
+            weights[path] = sum_vectors([w * n for w, _, n in contributions]) / sizes[path]
+            norm_stats[path] = sum_vectors([v * n for _, v, n in contributions]) / sizes[path]
+        alpha = self.alpha * self.alpha_decay ** (state.num_rounds - 1)
         for path in sorted(sizes, key=lambda p: p.count(".")):  # top-down
-            if above := path.rpartition(".")[0]:
-                weights[path] = alpha * weights[above] + (1 - alpha) * weights[path]
-        return replace(state, weights=weights, stats=stats)
+            if parent := path.rpartition(".")[0]:
+                weights[path] = alpha * weights[parent] + (1 - alpha) * weights[path]
+        return replace(state, weights=weights, norm_stats=norm_stats)
 
-    def brief(self, state: State, site: SiteId) -> Vectors:
-        group = state.member.get(site, FIRST)
-        vectors = {"weights": state.weights[group], "stats": state.stats[group]}
-        if self.pull == "group":
+    def train_payload(self, state: DemLearnState, site: SiteId) -> NamedTensors:
+        cluster = state.cluster_of.get(site, FIRST_CLUSTER)
+        vectors = {"weights": state.weights[cluster], "stats": state.norm_stats[cluster]}
+        if self.proximal_to == "group":
             return vectors
-        sizes = sizes_of(state.member) or {FIRST: 1}
-        above = [(state.weights[path], 1 / sizes[path]) for path in lineage(group)]
+        sizes = cluster_sizes(state.cluster_of) or {FIRST_CLUSTER: 1}
+        ancestors = [(state.weights[path], 1 / sizes[path]) for path in ancestor_paths(cluster)]
         return vectors | {
-            "anchor": sum_of([w * by for w, by in above]),
-            "slope": torch.tensor(sum(by for _, by in above)),
+            "anchor": sum_vectors([w * factor for w, factor in ancestors]),
+            "slope": torch.tensor(sum(factor for _, factor in ancestors)),
         }
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w = message.vectors["weights"]
-        mu = self.mu * self.mu_decay ** (message.turn - 1)
+        mu = self.mu * self.mu_decay ** (message.round - 1)
         slope, anchor = (
             (float(message.vectors["slope"]), message.vectors["anchor"]) if "anchor" in message.vectors else (1.0, w)
         )
-        pull = Pull(mu * slope, -mu * anchor) if mu else Pull()
-        fit = yield from fitted(Fit(w, message.vectors["stats"], steps=plan.steps, epochs=plan.epochs, pull=pull))
-        return moved(w, fit), memory
+        regularizer = LocalRegularizer(mu * slope, -mu * anchor) if mu else LocalRegularizer()
+        result = yield from run_training(
+            TrainJob(w, message.vectors["stats"], steps=context.steps, epochs=context.epochs, regularizer=regularizer)
+        )
+        return make_update(w, result), client_state
 
-    def exam(self, state: State, site: SiteId) -> Vectors:
+    def eval_payload(self, state: DemLearnState, site: SiteId) -> NamedTensors:
         """The site's own model, its group's and the top one."""
-        group = state.member.get(site, FIRST)
-        own = (state.latest.get(site, state.weights[group]), state.latest_stats.get(site, state.stats[group]))
-        found = {"": own} | {
-            f"{name}/": (state.weights[g], state.stats[g]) for name, g in (("group", group), ("global", FIRST))
+        cluster = state.cluster_of.get(site, FIRST_CLUSTER)
+        personal = (
+            state.latest_weights.get(site, state.weights[cluster]),
+            state.latest_norm_stats.get(site, state.norm_stats[cluster]),
+        )
+        models = {"": personal} | {
+            f"{name}/": (state.weights[model_cluster], state.norm_stats[model_cluster])
+            for name, model_cluster in (("group", cluster), ("global", FIRST_CLUSTER))
         }
         return {
             f"{name}{part}": v
-            for name, pair in found.items()
-            for part, v in zip(("weights", "stats"), pair, strict=True)
+            for name, model in models.items()
+            for part, v in zip(("weights", "stats"), model, strict=True)
         }
 
-    def views(self, message: Message) -> Mapping[str, Snapshot]:
+    def comparison_models(self, message: Message) -> Mapping[str, ModelState]:
         if "global/weights" not in message.vectors:
-            return {"global": sent(message)}
+            return {"global": received_model(message)}
         return {
-            n: Snapshot(message.vectors[f"{n}/weights"], message.vectors[f"{n}/stats"]) for n in ("group", "global")
+            n: ModelState(message.vectors[f"{n}/weights"], message.vectors[f"{n}/stats"]) for n in ("group", "global")
         }
 
-    def models(self, state: State) -> Mapping[str, Snapshot]:
-        own = {f"site/{site}": Snapshot(w, state.latest_stats[site]) for site, w in state.latest.items()}
-        groups = {f"group/{p}": Snapshot(w, state.stats[p]) for p, w in state.weights.items() if p != FIRST}
-        return {"global": Snapshot(state.weights[FIRST], state.stats[FIRST])} | groups | own
+    def global_models(self, state: DemLearnState) -> Mapping[str, ModelState]:
+        site_models = {
+            f"site/{site}": ModelState(w, state.latest_norm_stats[site]) for site, w in state.latest_weights.items()
+        }
+        cluster_models = {
+            f"group/{p}": ModelState(w, state.norm_stats[p]) for p, w in state.weights.items() if p != FIRST_CLUSTER
+        }
+        return (
+            {"global": ModelState(state.weights[FIRST_CLUSTER], state.norm_stats[FIRST_CLUSTER])}
+            | cluster_models
+            | site_models
+        )
 
-    def candidates(self, state: State) -> Mapping[str, Snapshot]:
-        lowest = set(state.member.values()) or {FIRST}
-        return {p: Snapshot(state.weights[p], state.stats[p]) for p in sorted(lowest)}
+    def joinable_clusters(self, state: DemLearnState) -> Mapping[str, ModelState]:
+        lowest_clusters = set(state.cluster_of.values()) or {FIRST_CLUSTER}
+        return {p: ModelState(state.weights[p], state.norm_stats[p]) for p in sorted(lowest_clusters)}
 
-    def welcome(self, state: State, reply: Reply) -> State:
-        model = self.brief(state, reply.site)["weights"] + reply.update.mean["delta"]
-        stats = {**state.latest_stats, reply.site: reply.update.mean["stats"]}
-        return replace(state, latest={**state.latest, reply.site: model}, latest_stats=stats)
+    def on_client_joined(self, state: DemLearnState, reply: Reply) -> DemLearnState:
+        model = self.train_payload(state, reply.site)["weights"] + reply.update.averaged["delta"]
+        norm_stats = {**state.latest_norm_stats, reply.site: reply.update.averaged["stats"]}
+        return replace(state, latest_weights={**state.latest_weights, reply.site: model}, latest_norm_stats=norm_stats)
 
-    def tree(self, state: State) -> Tree | None:
-        return Tree(state.leaves, state.merges) if state.merges else None
+    def dendrogram(self, state: DemLearnState) -> Dendrogram | None:
+        return Dendrogram(state.leaves, state.merges) if state.merges else None
 
 
-def cut(sites: Sequence[SiteId], merges: np.ndarray, levels: int) -> dict[SiteId, Path]:
+def cut_dendrogram(sites: Sequence[SiteId], merges: np.ndarray, levels: int) -> dict[SiteId, ClusterPath]:
     """Everybody's group `levels` deep; of two children the one that holds the earlier site is the first."""
     from scipy.cluster.hierarchy import ClusterNode, to_tree
 
-    member: dict[SiteId, Path] = {}
+    path_of: dict[SiteId, ClusterPath] = {}
 
-    def descend(node: ClusterNode, path: Path, depth: int) -> None:
+    def descend(node: ClusterNode, path: ClusterPath, depth: int) -> None:
         if depth == levels or node.is_leaf():
-            member.update(dict.fromkeys((sites[leaf] for leaf in node.pre_order()), path))
+            path_of.update(dict.fromkeys((sites[leaf] for leaf in node.pre_order()), path))
             return
         children: list[Any] = sorted((node.get_left(), node.get_right()), key=lambda child: min(child.pre_order()))
-        for place, child in enumerate(children):
-            descend(child, f"{path}.{place}", depth + 1)
+        for index, child in enumerate(children):
+            descend(child, f"{path}.{index}", depth + 1)
 
-    descend(to_tree(merges), FIRST, 1)
-    return {site: member[site] for site in sites}
+    descend(to_tree(merges), FIRST_CLUSTER, 1)
+    return {site: path_of[site] for site in sites}
 
 
-def lineage(path: Path) -> list[Path]:
+def ancestor_paths(path: ClusterPath) -> list[ClusterPath]:
     """The group and all above it."""
     parts = path.split(".")
     return [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
 
 
-def sizes_of(member: Mapping[SiteId, Path]) -> dict[Path, int]:
+def cluster_sizes(path_of: Mapping[SiteId, ClusterPath]) -> dict[ClusterPath, int]:
     """Sites in every group, those of the groups below it included."""
-    sizes: dict[Path, int] = {}
-    for path in member.values():
-        for above in lineage(path):
-            sizes[above] = sizes.get(above, 0) + 1
+    sizes: dict[ClusterPath, int] = {}
+    for path in path_of.values():
+        for ancestor in ancestor_paths(path):
+            sizes[ancestor] = sizes.get(ancestor, 0) + 1
     return sizes
 
 
-def sum_of(vectors: Sequence[Vec]) -> Vec:
+def sum_vectors(vectors: Sequence[ParamVector]) -> ParamVector:
     return torch.stack(list(vectors)).sum(0)

@@ -11,73 +11,75 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.core.parameters import Snapshot
-from pipeline.protocol.messages import Memory, Message, Update
+from pipeline.core.parameters import ModelState
+from pipeline.protocol.messages import ClientState, ClientUpdate, Message
 from pipeline.protocol.tasks import (
     CALIBRATION_BINS,
     SCORE_BINS,
-    Activate,
-    Activations,
-    Evaluate,
-    Evaluated,
-    Fit,
-    Fitted,
-    Gradient,
-    Job,
-    Profile,
-    Profiled,
-    Result,
-    Slope,
-    Work,
+    ActivationsJob,
+    ActivationsResult,
+    EvaluateJob,
+    EvaluationSums,
+    GradientJob,
+    GradientResult,
+    JobResult,
+    LocalJob,
+    LocalWork,
+    ProfileJob,
+    ProfileSums,
+    TrainJob,
+    TrainResult,
 )
-from pipeline.strategies.base import Plan, Strategy
+from pipeline.strategies.base import Strategy, StrategyContext
 
-_WORK = Work(1, 1, 1)
+_PLACEHOLDER_WORK = LocalWork(1, 1, 1)
 
 
 @dataclass(frozen=True)
-class Turn:
-    jobs: tuple[Job, ...]
-    update: Update
+class DryRunRound:
+    jobs: tuple[LocalJob, ...]
+    update: ClientUpdate
 
 
-def rehearse(strategy: Strategy, plan: Plan, start: Snapshot) -> list[Turn]:
+def dry_run(strategy: Strategy, context: StrategyContext, initial_model: ModelState) -> list[DryRunRound]:
     """A site's first turn and a later one, in which it remembers the first."""
-    state = strategy.start(start, plan)
-    memory: Memory = {}
-    turns = []
-    for number in (1, 2):
-        message = Message("train", number, strategy.brief(state, "site"))
-        turn, memory = _turn(strategy, message, memory, plan)
-        turns.append(turn)
-    return turns
+    state = strategy.init_state(initial_model, context)
+    client_state: ClientState = {}
+    rounds = []
+    for round_number in (1, 2):
+        message = Message("train", round_number, strategy.train_payload(state, "site"))
+        dry_run_round, client_state = _dry_run_round(strategy, message, client_state, context)
+        rounds.append(dry_run_round)
+    return rounds
 
 
-def _turn(strategy: Strategy, message: Message, memory: Memory, plan: Plan) -> tuple[Turn, Memory]:
-    flow = strategy.train(message, memory, plan)
-    jobs: list[Job] = []
+def _dry_run_round(
+    strategy: Strategy, message: Message, client_state: ClientState, context: StrategyContext
+) -> tuple[DryRunRound, ClientState]:
+    task = strategy.client_train(message, client_state, context)
+    jobs: list[LocalJob] = []
     try:
-        jobs.append(next(flow))
+        jobs.append(next(task))
         while True:
-            jobs.append(flow.send(_as_if(jobs[-1])))
-    except StopIteration as end:
-        update, memory = end.value
-    assert isinstance(update, Update)
-    assert isinstance(memory, Mapping)
-    return Turn(tuple(jobs), update), memory
+            jobs.append(task.send(_placeholder_result(jobs[-1])))
+    except StopIteration as stop:
+        update, client_state = stop.value
+    assert isinstance(update, ClientUpdate)
+    assert isinstance(client_state, Mapping)
+    return DryRunRound(tuple(jobs), update), client_state
 
 
-def _as_if(job: Job) -> Result:
+def _placeholder_result(job: LocalJob) -> JobResult:
     match job:
-        case Fit():
-            return Fitted(job.start, job.stats, _WORK, 0.0, 1.0)
-        case Gradient(at):
-            return Slope(torch.zeros_like(at), _WORK, 0.0)
-        case Evaluate():
+        case TrainJob():
+            return TrainResult(job.initial_weights, job.norm_stats, _PLACEHOLDER_WORK, 0.0, 1.0)
+        case GradientJob(weights):
+            return GradientResult(torch.zeros_like(weights), _PLACEHOLDER_WORK, 0.0)
+        case EvaluateJob():
             zero = torch.zeros(())
             sums = (torch.zeros(2, 2), torch.zeros(2, 2, SCORE_BINS), torch.zeros(CALIBRATION_BINS, 3))
-            return Evaluated(zero, zero, *sums)
-        case Profile():
-            return Profiled(*(torch.zeros(()) for _ in Profiled.__dataclass_fields__))
-        case Activate():
-            return Activations(torch.zeros(job.count, 1), ())
+            return EvaluationSums(zero, zero, *sums)
+        case ProfileJob():
+            return ProfileSums(*(torch.zeros(()) for _ in ProfileSums.__dataclass_fields__))
+        case ActivationsJob():
+            return ActivationsResult(torch.zeros(job.num_examples, 1), ())

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pipeline.core.parameters import Role, Spec
-from pipeline.strategies._partial_sharing import Sharing
-from pipeline.strategies.base import Training
+from pipeline.core.parameters import ParameterRole, ParameterSpec
+from pipeline.strategies._partial_sharing import PartialSharingStrategy
+from pipeline.strategies.base import LocalTrainingConfig
 
 
-class FedBn(Sharing):
+class FedBn(PartialSharingStrategy):
     paper: ClassVar[str] = "Li et al. 2021, arXiv 2102.07623"
-    remembered: ClassVar[str] = "its normalisation layers and statistics"
+    client_state_text: ClassVar[str] = "its normalisation layers and statistics"
     name: Literal["fedbn"] = "fedbn"
-    keeps: tuple[Role, ...] = ("norm",)
+    personal_roles: tuple[ParameterRole, ...] = ("norm",)
 
-    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
-        if "norm" in self.keeps and "norm" not in spec.roles:
+    def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
+        if "norm" in self.personal_roles and "norm" not in spec.roles:
             yield "fedbn keeps normalisation layers at the sites, but this model has none; use cnn28 or cnn72, or fedavg"

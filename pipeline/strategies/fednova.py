@@ -12,28 +12,40 @@ from typing import ClassVar, Literal
 
 import torch
 
-from pipeline.core.parameters import Spec
-from pipeline.protocol.messages import Flow, Memory, Message, SiteId
-from pipeline.protocol.tasks import Fit, fitted
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, Training, moved, only_plain_sgd
+from pipeline.core.parameters import ParameterSpec
+from pipeline.protocol.messages import ClientState, ClientTask, Message, SiteId
+from pipeline.protocol.tasks import TrainJob, run_training
+from pipeline.strategies.base import (
+    ClientRequests,
+    GlobalModelState,
+    LocalTrainingConfig,
+    Strategy,
+    StrategyContext,
+    make_update,
+    require_plain_sgd,
+)
 
 
 class FedNova(Strategy):
     paper: ClassVar[str] = "Wang et al. 2020, arXiv 2007.07481"
-    partial: ClassVar[Literal["drop", "keep"]] = "keep"
+    partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
     name: Literal["fednova"] = "fednova"
 
-    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
-        yield from only_plain_sgd("fednova", local)
+    def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
+        yield from require_plain_sgd("fednova", local)
 
-    def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:
-        total = ask.total({site: self.brief(state, site) for site in sites})
-        step = total.mean("travel") * total.mean("pace")
-        return Global(state.weights + step, total.mean("stats"))
+    def run_round(
+        self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> GlobalModelState:
+        aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
+        step = aggregate.mean("travel") * aggregate.mean("pace")
+        return GlobalModelState(state.weights + step, aggregate.mean("stats"))
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        w, stats = message.vectors["weights"], message.vectors["stats"]
-        fit = yield from fitted(Fit(w, stats, steps=plan.steps, epochs=plan.epochs))
-        update, travel = moved(w, fit), torch.tensor(fit.travel)
-        pace = (fit.weights - w) / travel.clamp(min=1e-30)
-        return replace(update, mean={"pace": pace, "travel": travel, "stats": fit.stats}), memory
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        w, norm_stats = message.vectors["weights"], message.vectors["stats"]
+        result = yield from run_training(TrainJob(w, norm_stats, steps=context.steps, epochs=context.epochs))
+        update, lr_sum = make_update(w, result), torch.tensor(result.lr_sum)
+        normalized_delta = (result.weights - w) / lr_sum.clamp(min=1e-30)
+        return replace(
+            update, averaged={"pace": normalized_delta, "travel": lr_sum, "stats": result.norm_stats}
+        ), client_state

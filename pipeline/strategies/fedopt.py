@@ -13,55 +13,63 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from pipeline.core.parameters import Snapshot, Vec
-from pipeline.protocol.messages import Flow, Memory, Message, SiteId
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, fit_near
+from pipeline.core.parameters import ModelState, ParamVector
+from pipeline.protocol.messages import ClientState, ClientTask, Message, SiteId
+from pipeline.strategies.base import (
+    ClientRequests,
+    GlobalModelState,
+    Strategy,
+    StrategyContext,
+    train_with_proximal_term,
+)
 
 
 @dataclass(frozen=True)
-class State(Global):
-    m: Vec
-    v: Vec
+class FedOptState(GlobalModelState):
+    first_moment: ParamVector
+    second_moment: ParamVector
 
 
 class FedOpt(Strategy):
     paper: ClassVar[str] = "Reddi et al. 2021, arXiv 2003.00295"
-    state: ClassVar[type] = State
-    holds: ClassVar[str] = "the model, first and second moments of its moves"
+    state_type: ClassVar[type] = FedOptState
+    server_state_text: ClassVar[str] = "the model, first and second moments of its moves"
     name: Literal["fedopt"] = "fedopt"
-    optimiser: Literal["momentum", "adagrad", "adam", "yogi"] = "adam"
+    optimizer: Literal["momentum", "adagrad", "adam", "yogi"] = "adam"
     server_lr: float | None = Field(None, gt=0)  # None: 1 for momentum, 0.01 for the others
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)
     tau: float = Field(1e-3, gt=0)  # how adaptive: small is very
     mu: float = Field(0.0, ge=0)  # FedProx's pull at the sites
 
-    def start(self, start: Snapshot, plan: Plan) -> State:
-        zero = torch.zeros_like(start.weights)
-        return State(start.weights, start.stats, zero, zero + self.tau**2)
+    def init_state(self, initial_model: ModelState, context: StrategyContext) -> FedOptState:
+        zero = torch.zeros_like(initial_model.weights)
+        return FedOptState(initial_model.weights, initial_model.norm_stats, zero, zero + self.tau**2)
 
-    def round(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> State:
-        total = ask.total({site: self.brief(state, site) for site in sites})
-        delta = total.mean("delta")
-        m, v = self._moments(state, delta)
-        if self.optimiser == "momentum":
+    def run_round(
+        self, state: FedOptState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> FedOptState:
+        aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
+        delta = aggregate.mean("delta")
+        m, v = self._update_moments(state, delta)
+        if self.optimizer == "momentum":
             step = (1.0 if self.server_lr is None else self.server_lr) * m
         else:
             step = (0.01 if self.server_lr is None else self.server_lr) * m / (v.sqrt() + self.tau)
-        return State(state.weights + step, total.mean("stats"), m, v)
+        return FedOptState(state.weights + step, aggregate.mean("stats"), m, v)
 
-    def _moments(self, state: State, delta: Vec) -> tuple[Vec, Vec]:
-        m, v, square = state.m, state.v, delta.square()
-        mixed = self.beta1 * m + (1 - self.beta1) * delta
-        match self.optimiser:
+    def _update_moments(self, state: FedOptState, delta: ParamVector) -> tuple[ParamVector, ParamVector]:
+        m, v, delta_squared = state.first_moment, state.second_moment, delta.square()
+        averaged = self.beta1 * m + (1 - self.beta1) * delta
+        match self.optimizer:
             case "momentum":
                 return self.beta1 * m + delta, v
             case "adagrad":
-                return mixed, v + square
+                return averaged, v + delta_squared
             case "adam":
-                return mixed, self.beta2 * v + (1 - self.beta2) * square
+                return averaged, self.beta2 * v + (1 - self.beta2) * delta_squared
             case "yogi":
-                return mixed, v - (1 - self.beta2) * square * torch.sign(v - square)
+                return averaged, v - (1 - self.beta2) * delta_squared * torch.sign(v - delta_squared)
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        return (yield from fit_near(message, memory, plan, self.mu))
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        return (yield from train_with_proximal_term(message, client_state, context, self.mu))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pipeline.core.parameters import Role
-from pipeline.strategies._partial_sharing import Sharing
+from pipeline.core.parameters import ParameterRole
+from pipeline.strategies._partial_sharing import PartialSharingStrategy
 
 
-class FedPer(Sharing):
+class FedPer(PartialSharingStrategy):
     paper: ClassVar[str] = "Arivazhagan et al. 2019, arXiv 1912.00818"
-    remembered: ClassVar[str] = "its head"
+    client_state_text: ClassVar[str] = "its head"
     name: Literal["fedper"] = "fedper"
-    keeps: tuple[Role, ...] = ("head",)
+    personal_roles: tuple[ParameterRole, ...] = ("head",)

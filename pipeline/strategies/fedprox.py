@@ -9,16 +9,16 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.protocol.messages import Flow, Memory, Message
-from pipeline.strategies.base import Plan, Strategy, fit_near
+from pipeline.protocol.messages import ClientState, ClientTask, Message
+from pipeline.strategies.base import Strategy, StrategyContext, train_with_proximal_term
 
 
 class FedProx(Strategy):
     paper: ClassVar[str] = "Li et al. 2020, arXiv 1812.06127"
-    partial: ClassVar[Literal["drop", "keep"]] = "keep"
+    partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
     name: Literal["fedprox"] = "fedprox"
     mu: float = Field(0.01, ge=0)
     gamma: float | None = Field(None, ge=0, lt=1)
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        return (yield from fit_near(message, memory, plan, self.mu, self.gamma))
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        return (yield from train_with_proximal_term(message, client_state, context, self.mu, self.gamma))

@@ -11,33 +11,37 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
-from pipeline.core.parameters import Role, Spec
-from pipeline.protocol.messages import Flow, Memory, Message
-from pipeline.protocol.tasks import Fit, fitted
-from pipeline.strategies._partial_sharing import Sharing
-from pipeline.strategies.base import Plan, Training
+from pipeline.core.parameters import ParameterRole, ParameterSpec
+from pipeline.protocol.messages import ClientState, ClientTask, Message
+from pipeline.protocol.tasks import TrainJob, run_training
+from pipeline.strategies._partial_sharing import PartialSharingStrategy
+from pipeline.strategies.base import LocalTrainingConfig, StrategyContext
 
-ROLES: frozenset[Role] = frozenset(("body", "head", "norm"))
+ALL_ROLES: frozenset[ParameterRole] = frozenset(("body", "head", "norm"))
 
 
-class FedRep(Sharing):
+class FedRep(PartialSharingStrategy):
     paper: ClassVar[str] = "Collins et al. 2021, arXiv 2102.07078"
-    remembered: ClassVar[str] = "its head"
+    client_state_text: ClassVar[str] = "its head"
     name: Literal["fedrep"] = "fedrep"
-    keeps: tuple[Role, ...] = ("head",)
+    personal_roles: tuple[ParameterRole, ...] = ("head",)
     head_epochs: NonNegativeInt = 5
 
-    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
-        if self.head_epochs and not self.keeps:
-            yield "fedrep has no part to fit first; set strategy.keeps, or strategy.head_epochs = 0"
+    def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
+        if self.head_epochs and not self.personal_roles:
+            yield "fedrep has no part to fit first; set strategy.personal_roles, or strategy.head_epochs = 0"
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        own = self.own(message, memory, plan)
-        start, stats, done = own.weights, own.stats, None
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        personal = self.build_personal_model(message, client_state, context)
+        weights, norm_stats, head_work = personal.weights, personal.norm_stats, None
         if self.head_epochs:
-            head = yield from fitted(Fit(start, stats, epochs=self.head_epochs, trains=frozenset(self.keeps)))
-            start, stats, done = head.weights, head.stats, head.work
-        trains = ROLES - set(self.keeps) if self.keeps else None
-        fit = yield from fitted(Fit(start, stats, steps=plan.steps, epochs=plan.epochs, trains=trains))
-        update, kept = self.parted(own, fit, plan)
-        return (update if done is None else replace(update, work=done + fit.work)), kept
+            head_result = yield from run_training(
+                TrainJob(weights, norm_stats, epochs=self.head_epochs, trainable_roles=frozenset(self.personal_roles))
+            )
+            weights, norm_stats, head_work = head_result.weights, head_result.norm_stats, head_result.work
+        trainable_roles = ALL_ROLES - set(self.personal_roles) if self.personal_roles else None
+        result = yield from run_training(
+            TrainJob(weights, norm_stats, steps=context.steps, epochs=context.epochs, trainable_roles=trainable_roles)
+        )
+        update, new_state = self.split_update(personal, result, context)
+        return (update if head_work is None else replace(update, work=head_work + result.work)), new_state

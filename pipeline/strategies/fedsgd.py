@@ -7,29 +7,31 @@ from typing import ClassVar, Literal
 
 import torch
 
-from pipeline.core.parameters import Spec
-from pipeline.protocol.messages import Flow, Memory, Message, Update
-from pipeline.protocol.tasks import Gradient, slope
-from pipeline.strategies.base import Plan, Strategy, Training
+from pipeline.core.parameters import ParameterSpec
+from pipeline.protocol.messages import ClientState, ClientTask, ClientUpdate, Message
+from pipeline.protocol.tasks import GradientJob, run_gradient
+from pipeline.strategies.base import LocalTrainingConfig, Strategy, StrategyContext
 
 
 class FedSgd(Strategy):
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
-    whole: ClassVar[bool] = True
+    full_batch_only: ClassVar[bool] = True
     name: Literal["fedsgd"] = "fedsgd"
 
-    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
-        if spec.stat_size:
+    def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
+        if spec.num_norm_stats:
             yield "fedsgd moves no BatchNorm statistics; set model.norm = 'group' or use fedavg"
-        if local.optimiser != "sgd" or local.momentum or local.weight_decay:
-            yield "fedsgd takes one plain step a round; set local.optimiser = 'sgd' without momentum and weight_decay"
+        if local.optimizer != "sgd" or local.momentum or local.weight_decay:
+            yield "fedsgd takes one plain step a round; set local.optimizer = 'sgd' without momentum and weight_decay"
         if (local.epochs, local.steps) != (1, None):
             yield "fedsgd takes one step a round; leave out local.epochs and local.steps, or use fedavg"
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        w, stats = message.vectors["weights"], message.vectors["stats"]
-        seen = yield from slope(Gradient(w, stats))
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        w, norm_stats = message.vectors["weights"], message.vectors["stats"]
+        result = yield from run_gradient(GradientJob(w, norm_stats))
         # the step is linear in the gradient, so its mean is the step along the mean gradient
-        delta = -plan.lr(message.turn) * seen.gradient
-        loss = torch.tensor(seen.loss * seen.work.examples)
-        return Update(mean={"delta": delta, "stats": stats}, sum={"train_loss": loss}, work=seen.work), memory
+        delta = -context.lr_schedule(message.round) * result.gradient
+        loss = torch.tensor(result.loss * result.work.num_examples)
+        return ClientUpdate(
+            averaged={"delta": delta, "stats": norm_stats}, summed={"train_loss": loss}, work=result.work
+        ), client_state

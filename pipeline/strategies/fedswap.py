@@ -15,167 +15,209 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from pipeline.core.errors import Refused
-from pipeline.core.parameters import Snapshot, Spec, Vec
-from pipeline.protocol.messages import Flow, Memory, Message, Reply, Sees, SiteId, Total, Update, Vectors
-from pipeline.protocol.tasks import Fit, fitted
-from pipeline.strategies._activations import activations, layers_of, same_layers
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, Training, moved
+from pipeline.core.errors import IncompatibleStudyError
+from pipeline.core.parameters import ModelState, ParameterSpec, ParamVector
+from pipeline.protocol.messages import (
+    Aggregate,
+    ClientState,
+    ClientTask,
+    ClientUpdate,
+    Message,
+    NamedTensors,
+    Reply,
+    SiteId,
+    Visibility,
+)
+from pipeline.protocol.tasks import TrainJob, run_training
+from pipeline.strategies._activations import check_same_layers, compute_activations, layer_parameter_indices
+from pipeline.strategies.base import (
+    ClientRequests,
+    GlobalModelState,
+    LocalTrainingConfig,
+    Strategy,
+    StrategyContext,
+    make_update,
+)
 
-SALT = 0x5A4B
-Pairs = Sequence[tuple[int, int]]
+SWAP_SEED_SALT = 0x5A4B
+SwapPairs = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class State(Global):
+class FedSwapState(GlobalModelState):
     """`weights` is the last average; a site's model is that plus its move."""
 
-    moves: Mapping[SiteId, Vec] = field(default_factory=dict)
-    site_stats: Mapping[SiteId, Vec] = field(default_factory=dict)
-    shares: Mapping[SiteId, float] = field(default_factory=dict)  # what a site weighs in the average
-    rounds: int = 0
+    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)
+    site_norm_stats: Mapping[SiteId, ParamVector] = field(default_factory=dict)
+    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # what a site weighs in the average
+    num_rounds: int = 0
 
 
 class FedSwap(Strategy):
     paper: ClassVar[str] = "Chiu et al. 2020, IEEE Internet of Things Journal 7(10) (random swap)"
-    state: ClassVar[type] = State
-    holds: ClassVar[str] = "the last average, how far everybody's model is from it"
+    state_type: ClassVar[type] = FedSwapState
+    server_state_text: ClassVar[str] = "the last average, how far everybody's model is from it"
     name: Literal["fedswap"] = "fedswap"
     h1: PositiveInt | None = None  # steps a round; None: the study's local work
     h2: PositiveInt = 5  # rounds from average to average
     swap: Literal["random", "pairs", "cka", "dcka", "debiased_cka", "cca", "hsic", "sumdiff"] = "random"
     kernel: Literal["linear", "polynomial", "gaussian"] = "linear"
     matching: Literal["greedy", "optimal"] = "greedy"
-    layers: bool = False  # every layer finds its own partner
-    probe: int = Field(256, ge=4)  # public examples that networks are compared on
+    layerwise: bool = False  # every layer finds its own partner
+    num_probes: int = Field(256, ge=4)  # public examples that networks are compared on
 
     @property
-    def sees(self) -> Sees:
+    def visibility(self) -> Visibility:
         return "each"
 
     @property
-    def probes(self) -> bool:
+    def needs_public_probes(self) -> bool:
         return self.h2 > 1 and self.swap not in ("random", "pairs", "sumdiff")
 
-    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
-        if self.layers and spec.stat_size:
-            yield "fedswap cannot swap BatchNorm's statistics layer by layer; set model.norm = 'group' or strategy.layers = false"
+    def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
+        if self.layerwise and spec.num_norm_stats:
+            yield "fedswap cannot swap BatchNorm's statistics layer by layer; set model.norm = 'group' or strategy.layerwise = false"
 
-    def start(self, start: Snapshot, plan: Plan) -> State:
-        return State(start.weights, start.stats)
+    def init_state(self, initial_model: ModelState, context: StrategyContext) -> FedSwapState:
+        return FedSwapState(initial_model.weights, initial_model.norm_stats)
 
-    def brief(self, state: State, site: SiteId) -> Vectors:
-        move = state.moves.get(site)
-        weights = state.weights if move is None else state.weights + move
-        return {"weights": weights, "stats": state.site_stats.get(site, state.stats)}
+    def train_payload(self, state: FedSwapState, site: SiteId) -> NamedTensors:
+        delta = state.deltas.get(site)
+        weights = state.weights if delta is None else state.weights + delta
+        return {"weights": weights, "stats": state.site_norm_stats.get(site, state.norm_stats)}
 
-    def round(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> State:
-        replies = ask.each({site: self.brief(state, site) for site in sites})
-        moves = {**state.moves}
+    def run_round(
+        self, state: FedSwapState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> FedSwapState:
+        replies = requests.collect({site: self.train_payload(state, site) for site in clients})
+        deltas = {**state.deltas}
         for reply in replies:
-            delta = reply.update.mean["delta"]
-            moves[reply.site] = moves[reply.site] + delta if reply.site in moves else delta
+            delta = reply.update.averaged["delta"]
+            deltas[reply.site] = deltas[reply.site] + delta if reply.site in deltas else delta
         state = replace(
             state,
-            moves=moves,
-            site_stats={**state.site_stats} | {r.site: r.update.mean["stats"] for r in replies},
-            shares={**state.shares} | {r.site: r.weight for r in replies},
-            rounds=state.rounds + 1,
+            deltas=deltas,
+            site_norm_stats={**state.site_norm_stats} | {r.site: r.update.averaged["stats"] for r in replies},
+            client_weights={**state.client_weights} | {r.site: r.weight for r in replies},
+            num_rounds=state.num_rounds + 1,
         )
-        if state.rounds % self.h2 == 0:
-            total = ask.combined(holders(state))
-            return State(state.weights + total.mean("move"), total.mean("stats"), rounds=state.rounds)
-        return self._swapped(state, ask, plan)
+        if state.num_rounds % self.h2 == 0:
+            aggregate = requests.aggregate_replies(replies_from_deltas(state))
+            return FedSwapState(
+                state.weights + aggregate.mean("move"), aggregate.mean("stats"), num_rounds=state.num_rounds
+            )
+        return self._swap_models(state, requests, context)
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w = message.vectors["weights"]
-        steps, epochs = (self.h1, None) if self.h1 else (plan.steps, plan.epochs)
-        fit = yield from fitted(Fit(w, message.vectors["stats"], steps=steps, epochs=epochs))
-        return moved(w, fit), memory
+        steps, epochs = (self.h1, None) if self.h1 else (context.steps, context.epochs)
+        result = yield from run_training(TrainJob(w, message.vectors["stats"], steps=steps, epochs=epochs))
+        return make_update(w, result), client_state
 
-    def models(self, state: State) -> Mapping[str, Snapshot]:
+    def global_models(self, state: FedSwapState) -> Mapping[str, ModelState]:
         """The average, as it would be if it were taken now."""
-        if not state.moves:
-            return {"global": Snapshot(state.weights, state.stats)}
-        total = Total.of(holders(state))
-        return {"global": Snapshot(state.weights + total.mean("move"), total.mean("stats"))}
+        if not state.deltas:
+            return {"global": ModelState(state.weights, state.norm_stats)}
+        aggregate = Aggregate.from_replies(replies_from_deltas(state))
+        return {"global": ModelState(state.weights + aggregate.mean("move"), aggregate.mean("stats"))}
 
-    def _swapped(self, state: State, ask: Ask, plan: Plan) -> State:
-        sites = tuple(state.moves)
+    def _swap_models(self, state: FedSwapState, requests: ClientRequests, context: StrategyContext) -> FedSwapState:
+        sites = tuple(state.deltas)
         if len(sites) < 2:
             return state
-        dice = np.random.default_rng([plan.seed, SALT, state.rounds])
-        flat = torch.stack([state.moves[site] for site in sites])  # (S, P)
+        rng = np.random.default_rng([context.seed, SWAP_SEED_SALT, state.num_rounds])
+        flat = torch.stack([state.deltas[site] for site in sites])  # (S, P)
         if self.swap in ("random", "pairs"):
-            order = drawn(len(sites), dice, self.swap == "pairs")
-            columns = [(slice(None), order)]
+            order = draw_permutation(len(sites), rng, self.swap == "pairs")
+            swaps = [(slice(None), order)]
         else:
-            columns = self._by_likeness(state, sites, ask, plan)
-        after = flat.clone()
-        for place, order in columns:
-            after[:, place] = flat[order][:, place]
-        stats = [state.site_stats[site] for site in sites]
-        whole = columns[0][1] if len(columns) == 1 else list(range(len(sites)))  # statistics go with a whole model
+            swaps = self._match_by_similarity(state, sites, requests, context)
+        swapped = flat.clone()
+        for column_index, order in swaps:
+            swapped[:, column_index] = flat[order][:, column_index]
+        norm_stats = [state.site_norm_stats[site] for site in sites]
+        stats_order = swaps[0][1] if len(swaps) == 1 else list(range(len(sites)))  # statistics go with a whole model
         return replace(
             state,
-            moves=dict(zip(sites, after, strict=True)),
-            site_stats={site: stats[n] for site, n in zip(sites, whole, strict=True)},
+            deltas=dict(zip(sites, swapped, strict=True)),
+            site_norm_stats={site: norm_stats[n] for site, n in zip(sites, stats_order, strict=True)},
         )
 
-    def _by_likeness(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> list[tuple[Any, list[int]]]:
+    def _match_by_similarity(
+        self, state: FedSwapState, sites: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> list[tuple[Any, list[int]]]:
         """(columns of the weights, whose go where) for the model as a whole, or for every layer."""
-        from pipeline.strategies._pairing import MATCHINGS
+        from pipeline.strategies._pairing import MATCHING_METHODS
 
-        groups = layers_of(plan.spec)
-        alike = self._likeness(state, sites, groups, ask, plan)  # (L, S, S)
-        pair = MATCHINGS[self.matching]
-        if not self.layers:
-            return [(slice(None), exchanged(len(sites), pair(alike.mean(0))))]
-        same_layers(groups, list(alike), self.name)
-        owner = torch.cat([torch.full((n,), i) for i, n in enumerate(plan.spec.sizes)])
+        layer_indices = layer_parameter_indices(context.spec)
+        similarities = self._compute_similarity(state, sites, layer_indices, requests, context)  # (L, S, S)
+        match_pairs = MATCHING_METHODS[self.matching]
+        if not self.layerwise:
+            return [(slice(None), permutation_from_pairs(len(sites), match_pairs(similarities.mean(0))))]
+        check_same_layers(layer_indices, list(similarities), self.name)
+        parameter_index = torch.cat([torch.full((n,), i) for i, n in enumerate(context.spec.parameter_sizes)])
         return [
-            (torch.isin(owner, torch.tensor(group)), exchanged(len(sites), pair(matrix)))
-            for group, matrix in zip(groups, alike, strict=True)
+            (
+                torch.isin(parameter_index, torch.tensor(layer)),
+                permutation_from_pairs(len(sites), match_pairs(similarity)),
+            )
+            for layer, similarity in zip(layer_indices, similarities, strict=True)
         ]
 
-    def _likeness(self, state: State, sites: Sequence[SiteId], groups: list[list[int]], ask: Ask, plan: Plan) -> Tensor:
-        from pipeline.strategies._representation_similarity import pairwise, weight_similarity
+    def _compute_similarity(
+        self,
+        state: FedSwapState,
+        sites: Sequence[SiteId],
+        layer_indices: list[list[int]],
+        requests: ClientRequests,
+        context: StrategyContext,
+    ) -> Tensor:
+        from pipeline.strategies._representation_similarity import pairwise_similarity, weight_similarity
 
-        models = [Snapshot(state.weights + state.moves[site], state.site_stats[site]) for site in sites]
+        models = [ModelState(state.weights + state.deltas[site], state.site_norm_stats[site]) for site in sites]
         if self.swap == "sumdiff":
-            parts = [plan.spec.split(model.weights) for model in models]
-            return weight_similarity([[torch.cat([p[i].flatten() for i in g]) for g in groups] for p in parts])
-        features, inputs = activations(models, ask, self.probe)
-        widest = max(layer.shape[1] for layer in features[0])
-        if self.swap == "cca" and widest >= len(inputs) - 1:
-            raise Refused(
-                f"cca calls any two layers alike unless there are more probes than features: {len(inputs)} public "
-                f"examples, {widest} features; raise strategy.probe and public.share, or use cka"
+            parts = [context.spec.split_parameters(model.weights) for model in models]
+            return weight_similarity(
+                [[torch.cat([p[i].flatten() for i in layer_params]) for layer_params in layer_indices] for p in parts]
             )
-        return pairwise(features, inputs, self.swap, self.kernel)
+        features, inputs = compute_activations(models, requests, self.num_probes)
+        max_features = max(layer.shape[1] for layer in features[0])
+        if self.swap == "cca" and max_features >= len(inputs) - 1:
+            raise IncompatibleStudyError(
+                f"cca calls any two layers alike unless there are more probes than features: {len(inputs)} public "
+                f"examples, {max_features} features; raise strategy.num_probes and public.fraction, or use cka"
+            )
+        return pairwise_similarity(features, inputs, self.swap, self.kernel)
 
 
-def holders(state: State) -> list[Reply]:
+def replies_from_deltas(state: FedSwapState) -> list[Reply]:
     """Everybody's move since the last average, as an answer that can be combined."""
     return [
-        Reply(s, "train", state.rounds, 0, Update({"move": move, "stats": state.site_stats[s]}), state.shares[s])
-        for s, move in state.moves.items()
+        Reply(
+            s,
+            "train",
+            state.num_rounds,
+            0,
+            ClientUpdate({"move": delta, "stats": state.site_norm_stats[s]}),
+            state.client_weights[s],
+        )
+        for s, delta in state.deltas.items()
     ]
 
 
-def drawn(count: int, dice: np.random.Generator, pairs: bool) -> list[int]:
+def draw_permutation(count: int, rng: np.random.Generator, pairs: bool) -> list[int]:
     """Whose model goes where. `pairs`: disjoint ones; else everybody in turn swaps with anybody, as the algorithm has it."""
     if pairs:
-        shuffled = [int(i) for i in dice.permutation(count)]
-        return exchanged(count, list(zip(shuffled[::2], shuffled[1::2], strict=False)))
+        shuffled = [int(i) for i in rng.permutation(count)]
+        return permutation_from_pairs(count, list(zip(shuffled[::2], shuffled[1::2], strict=False)))
     order = list(range(count))
     for k in range(count):
-        r = int(dice.integers(count))
+        r = int(rng.integers(count))
         order[k], order[r] = order[r], order[k]
     return order
 
 
-def exchanged(count: int, pairs: Pairs) -> list[int]:
+def permutation_from_pairs(count: int, pairs: SwapPairs) -> list[int]:
     order = list(range(count))
     for a, b in pairs:
         order[a], order[b] = b, a

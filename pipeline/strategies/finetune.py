@@ -9,22 +9,24 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat
 
-from pipeline.core.parameters import Snapshot
-from pipeline.protocol.messages import Memory, Message
-from pipeline.protocol.tasks import Fit, fitted
-from pipeline.strategies.base import Plan, Strategy, Thought, sent
+from pipeline.core.parameters import ModelState
+from pipeline.protocol.messages import ClientState, Message
+from pipeline.protocol.tasks import TrainJob, run_training
+from pipeline.strategies.base import ModelTask, Strategy, StrategyContext, received_model
 
 
 class FineTune(Strategy):
     paper: ClassVar[str] = "Wang et al. 2019, arXiv 1910.10252"
-    personalised: ClassVar[bool] = True
+    personalized: ClassVar[bool] = True
     name: Literal["finetune"] = "finetune"
     epochs: NonNegativeInt = 1
     personal_lr: PositiveFloat | None = None  # else the round's
 
-    def personal(self, message: Message, memory: Memory, plan: Plan) -> Thought:
-        common = sent(message)
+    def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
+        global_model = received_model(message)
         if not self.epochs:
-            return common
-        fit = yield from fitted(Fit(common.weights, common.stats, epochs=self.epochs, lr=self.personal_lr))
-        return Snapshot(fit.weights, fit.stats)
+            return global_model
+        result = yield from run_training(
+            TrainJob(global_model.weights, global_model.norm_stats, epochs=self.epochs, lr=self.personal_lr)
+        )
+        return ModelState(result.weights, result.norm_stats)

@@ -15,91 +15,108 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from pipeline.core.parameters import Snapshot, Vec
-from pipeline.core.seeding import generator
-from pipeline.protocol.messages import Flow, Memory, Message, Sees, SiteId, Vectors
-from pipeline.protocol.tasks import Evaluate, Fit, Job, Result, evaluated, fitted
-from pipeline.strategies._clustered import FIRST, Grouping, Groups
-from pipeline.strategies.base import Ask, Plan, Thought, moved
+from pipeline.core.parameters import ModelState, ParamVector
+from pipeline.core.seeding import seeded_generator
+from pipeline.protocol.messages import ClientState, ClientTask, Message, NamedTensors, SiteId, Visibility
+from pipeline.protocol.tasks import EvaluateJob, JobResult, LocalJob, TrainJob, run_evaluation, run_training
+from pipeline.strategies._clustered import FIRST_CLUSTER, ClusteredStrategy, ClusterState
+from pipeline.strategies.base import ClientRequests, ModelTask, StrategyContext, make_update
 
 
 @dataclass(frozen=True)
-class State(Groups):
-    rounds: int = 0
+class IfcaState(ClusterState):
+    num_rounds: int = 0
 
 
-class Ifca(Grouping):
+class Ifca(ClusteredStrategy):
     paper: ClassVar[str] = "Ghosh et al. 2020, arXiv 2006.04088"
-    state: ClassVar[type] = State
+    state_type: ClassVar[type] = IfcaState
     name: Literal["ifca"] = "ifca"
     k: PositiveInt = 2
-    warmup: NonNegativeInt = 0
+    warmup_rounds: NonNegativeInt = 0
     spread: PositiveFloat = 0.1  # of the noise that parts the models after the warm-up, in spreads of each tensor
 
     @property
-    def sees(self) -> Sees:
+    def visibility(self) -> Visibility:
         return "groups" if self.k > 1 else "totals"
 
-    def start(self, start: Snapshot, plan: Plan) -> State:
-        count = 1 if self.warmup else self.k
-        weights = {str(g): noise(start.weights, plan, g) if g else start.weights for g in range(count)}
-        return State(weights, dict.fromkeys(weights, start.stats), {})
+    def init_state(self, initial_model: ModelState, context: StrategyContext) -> IfcaState:
+        num_models = 1 if self.warmup_rounds else self.k
+        weights = {
+            str(g): draw_weights(initial_model.weights, context, g) if g else initial_model.weights
+            for g in range(num_models)
+        }
+        return IfcaState(weights, dict.fromkeys(weights, initial_model.norm_stats), {})
 
-    def brief(self, state: State, site: SiteId) -> Vectors:
+    def train_payload(self, state: IfcaState, site: SiteId) -> NamedTensors:
         return {
             f"{part}/{g}": values[g]
-            for part, values in (("weights", state.weights), ("stats", state.stats))
+            for part, values in (("weights", state.weights), ("stats", state.norm_stats))
             for g in values
         }
 
-    def round(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> State:
-        sends = {site: self.brief(state, site) for site in sites}
-        totals = ask.groups(sends, len(state.weights)) if len(state.weights) > 1 else {0: ask.total(sends)}
-        weights = {**state.weights} | {str(g): state.weights[str(g)] + t.mean("delta") for g, t in totals.items()}
-        stats = {**state.stats} | {str(g): t.mean("stats") for g, t in totals.items()}
-        member = {**state.member} | {s: str(g) for g, t in totals.items() for s in t.sites}
-        state = State(weights, stats, member, state.rounds + 1)
-        return self._parted(state, plan) if self.k > 1 and state.rounds == self.warmup else state
-
-    def _parted(self, state: State, plan: Plan) -> State:
-        """k copies of the common model, each a little aside of it; all of them together are still its mean."""
-        w = state.weights[FIRST]
-        aside = torch.stack([noise(w, plan, g, biases=0.0) for g in range(self.k)])
-        apart = w + self.spread * (aside - aside.mean(0))
-        names = [str(g) for g in range(self.k)]
-        return replace(
-            state, weights=dict(zip(names, apart, strict=True)), stats=dict.fromkeys(names, state.stats[FIRST])
+    def run_round(
+        self, state: IfcaState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> IfcaState:
+        payloads = {site: self.train_payload(state, site) for site in clients}
+        aggregates = (
+            requests.aggregate_by_cluster(payloads, len(state.weights))
+            if len(state.weights) > 1
+            else {0: requests.aggregate(payloads)}
+        )
+        weights = {**state.weights} | {
+            str(g): state.weights[str(g)] + aggregate.mean("delta") for g, aggregate in aggregates.items()
+        }
+        norm_stats = {**state.norm_stats} | {str(g): aggregate.mean("stats") for g, aggregate in aggregates.items()}
+        cluster_of = {**state.cluster_of} | {
+            s: str(g) for g, aggregate in aggregates.items() for s in aggregate.clients
+        }
+        state = IfcaState(weights, norm_stats, cluster_of, state.num_rounds + 1)
+        return (
+            self._split_warmup_model(state, context) if self.k > 1 and state.num_rounds == self.warmup_rounds else state
         )
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        group = yield from self._choice(message)
-        w, stats = message.vectors[f"weights/{group}"], message.vectors[f"stats/{group}"]
-        fit = yield from fitted(Fit(w, stats, steps=plan.steps, epochs=plan.epochs))
-        return replace(moved(w, fit), group=group), memory
+    def _split_warmup_model(self, state: IfcaState, context: StrategyContext) -> IfcaState:
+        """k copies of the common model, each a little aside of it; all of them together are still its mean."""
+        w = state.weights[FIRST_CLUSTER]
+        perturbed = torch.stack([draw_weights(w, context, g, bias_scale=0.0) for g in range(self.k)])
+        models = w + self.spread * (perturbed - perturbed.mean(0))
+        names = [str(g) for g in range(self.k)]
+        return replace(
+            state,
+            weights=dict(zip(names, models, strict=True)),
+            norm_stats=dict.fromkeys(names, state.norm_stats[FIRST_CLUSTER]),
+        )
 
-    def personal(self, message: Message, memory: Memory, plan: Plan) -> Thought:
-        group = yield from self._choice(message)
-        return Snapshot(message.vectors[f"weights/{group}"], message.vectors[f"stats/{group}"])
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        cluster = yield from self._choose_cluster(message)
+        w, norm_stats = message.vectors[f"weights/{cluster}"], message.vectors[f"stats/{cluster}"]
+        result = yield from run_training(TrainJob(w, norm_stats, steps=context.steps, epochs=context.epochs))
+        return replace(make_update(w, result), cluster=cluster), client_state
 
-    def _choice(self, message: Message) -> Generator[Job, Result, int]:
+    def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
+        cluster = yield from self._choose_cluster(message)
+        return ModelState(message.vectors[f"weights/{cluster}"], message.vectors[f"stats/{cluster}"])
+
+    def _choose_cluster(self, message: Message) -> Generator[LocalJob, JobResult, int]:
         """The model with the least training loss."""
         losses = []
-        count = sum(key.startswith("weights/") for key in message.vectors)
-        for g in range(count if count > 1 else 0):
-            seen = yield from evaluated(
-                Evaluate(message.vectors[f"weights/{g}"], "train", message.vectors[f"stats/{g}"])
+        num_clusters = sum(key.startswith("weights/") for key in message.vectors)
+        for g in range(num_clusters if num_clusters > 1 else 0):
+            sums = yield from run_evaluation(
+                EvaluateJob(message.vectors[f"weights/{g}"], "train", message.vectors[f"stats/{g}"])
             )
-            losses.append(float(seen.loss))
+            losses.append(float(sums.loss))
         return losses.index(min(losses)) if losses else 0
 
 
-def noise(weights: Vec, plan: Plan, which: int, biases: float = 1.0) -> Vec:
+def draw_weights(weights: ParamVector, context: StrategyContext, index: int, bias_scale: float = 1.0) -> ParamVector:
     """Random weights with the spread of each tensor; vectors, which are biases and normalisations, times `biases`."""
-    dice = generator(plan.seed, "ifca", which)
+    rng = seeded_generator(context.seed, "ifca", index)
     parts = [
         (
-            torch.randn(part.shape, generator=dice) * part.std(correction=0) if part.dim() > 1 else biases * part
+            torch.randn(part.shape, generator=rng) * part.std(correction=0) if part.dim() > 1 else bias_scale * part
         ).flatten()
-        for part in plan.spec.split(weights)
+        for part in context.spec.split_parameters(weights)
     ]
     return torch.cat(parts)

@@ -5,32 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pipeline.core.parameters import Snapshot
-from pipeline.protocol.messages import Flow, Memory, Message, SiteId, Update
-from pipeline.protocol.tasks import Fit, fitted
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, Thought, moved, remembered
+from pipeline.core.parameters import ModelState
+from pipeline.protocol.messages import ClientState, ClientTask, ClientUpdate, Message, SiteId
+from pipeline.protocol.tasks import TrainJob, run_training
+from pipeline.strategies.base import (
+    ClientRequests,
+    GlobalModelState,
+    ModelTask,
+    Strategy,
+    StrategyContext,
+    make_update,
+    stored_model,
+)
 
 
-class Local(Strategy):
-    partial: ClassVar[Literal["drop", "keep"]] = "keep"
-    remembers: ClassVar[bool] = True
-    holds: ClassVar[str] = "the start"
-    remembered: ClassVar[str] = "the site's model"
-    name: Literal["local"] = "local"
+class LocalOnly(Strategy):
+    partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
+    stateful_clients: ClassVar[bool] = True
+    server_state_text: ClassVar[str] = "the start"
+    client_state_text: ClassVar[str] = "the site's model"
+    name: Literal["local_only"] = "local_only"
 
-    def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:
-        ask.total({site: self.brief(state, site) for site in sites})
+    def run_round(
+        self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> GlobalModelState:
+        requests.aggregate({site: self.train_payload(state, site) for site in clients})
         return state
 
-    def models(self, state: Any) -> Mapping[str, Snapshot]:
+    def global_models(self, state: Any) -> Mapping[str, ModelState]:
         return {}  # the models are in the sites' memories
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        own = remembered(memory, message)
-        fit = yield from fitted(Fit(own.weights, own.stats, steps=plan.steps, epochs=plan.epochs))
-        sent = moved(own.weights, fit)
-        return Update(sum=sent.sum, work=fit.work), {"weights": fit.weights, "stats": fit.stats}
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        stored = stored_model(client_state, message)
+        result = yield from run_training(
+            TrainJob(stored.weights, stored.norm_stats, steps=context.steps, epochs=context.epochs)
+        )
+        update = make_update(stored.weights, result)
+        return ClientUpdate(summed=update.summed, work=result.work), {
+            "weights": result.weights,
+            "stats": result.norm_stats,
+        }
 
-    def personal(self, message: Message, memory: Memory, plan: Plan) -> Thought:
-        return remembered(memory, message)
+    def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
+        return stored_model(client_state, message)
         yield

@@ -10,28 +10,30 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt
 
-from pipeline.core.parameters import Snapshot
-from pipeline.protocol.messages import Flow, Memory, Message
-from pipeline.protocol.tasks import Fit, fitted
-from pipeline.strategies.base import Plan, Strategy, Thought, moved, sent
+from pipeline.core.parameters import ModelState
+from pipeline.protocol.messages import ClientState, ClientTask, Message
+from pipeline.protocol.tasks import TrainJob, run_training
+from pipeline.strategies.base import ModelTask, Strategy, StrategyContext, make_update, received_model
 
 
 class PerFedAvg(Strategy):
     paper: ClassVar[str] = "Fallah et al. 2020, arXiv 2002.07948"
-    personalised: ClassVar[bool] = True
+    personalized: ClassVar[bool] = True
     name: Literal["perfedavg"] = "perfedavg"
     alpha: float = Field(0.01, ge=0)
-    adapt: NonNegativeInt = 10  # steps that make a site's own model
+    adapt_steps: NonNegativeInt = 10  # steps that make a site's own model
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w = message.vectors["weights"]
-        job = Fit(w, message.vectors["stats"], steps=plan.steps, epochs=plan.epochs, ahead=self.alpha)
-        fit = yield from fitted(job)
-        return moved(w, fit), memory
+        job = TrainJob(w, message.vectors["stats"], steps=context.steps, epochs=context.epochs, maml_lr=self.alpha)
+        result = yield from run_training(job)
+        return make_update(w, result), client_state
 
-    def personal(self, message: Message, memory: Memory, plan: Plan) -> Thought:
-        common = sent(message)
-        if not (self.alpha and self.adapt):
-            return common
-        fit = yield from fitted(Fit(common.weights, common.stats, steps=self.adapt, lr=self.alpha))
-        return Snapshot(fit.weights, fit.stats)
+    def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
+        global_model = received_model(message)
+        if not (self.alpha and self.adapt_steps):
+            return global_model
+        result = yield from run_training(
+            TrainJob(global_model.weights, global_model.norm_stats, steps=self.adapt_steps, lr=self.alpha)
+        )
+        return ModelState(result.weights, result.norm_stats)

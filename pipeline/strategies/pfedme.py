@@ -12,44 +12,57 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from pipeline.protocol.messages import Flow, Memory, Message, SiteId
-from pipeline.protocol.tasks import Fit, Work, fitted, toward
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, Thought, moved, remembered, sent
+from pipeline.protocol.messages import ClientState, ClientTask, Message, SiteId
+from pipeline.protocol.tasks import LocalWork, TrainJob, proximal_term, run_training
+from pipeline.strategies.base import (
+    ClientRequests,
+    GlobalModelState,
+    ModelTask,
+    Strategy,
+    StrategyContext,
+    make_update,
+    received_model,
+    stored_model,
+)
 
 
 class PFedMe(Strategy):
     paper: ClassVar[str] = "Dinh et al. 2020, arXiv 2006.08848"
-    personalised: ClassVar[bool] = True
-    remembers: ClassVar[bool] = True
-    remembered: ClassVar[str] = "theta"
+    personalized: ClassVar[bool] = True
+    stateful_clients: ClassVar[bool] = True
+    client_state_text: ClassVar[str] = "theta"
     name: Literal["pfedme"] = "pfedme"
     lam: float = Field(15.0, gt=0)
     eta: PositiveFloat = 0.005  # of w; eta * lam is the share of the way to theta
     beta: float = Field(1.0, gt=0)
-    rounds: PositiveInt = 20  # R, local ones
-    inner: PositiveInt = 5  # K, steps for theta
+    local_rounds: PositiveInt = 20  # R, local ones
+    inner_steps: PositiveInt = 5  # K, steps for theta
     personal_lr: PositiveFloat | None = None  # of theta; else the round's
 
-    def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:
-        total = ask.total({site: self.brief(state, site) for site in sites})
-        return Global(state.weights + self.beta * total.mean("delta"), total.mean("stats"))
+    def run_round(
+        self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> GlobalModelState:
+        aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
+        return GlobalModelState(state.weights + self.beta * aggregate.mean("delta"), aggregate.mean("stats"))
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        start = sent(message)
-        w, theta, stats = start.weights, start.weights, start.stats
-        done: Work | None = None
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        received = received_model(message)
+        w, theta, norm_stats = received.weights, received.weights, received.norm_stats
+        total_work: LocalWork | None = None
         loss, delta = 0.0, w - w
-        for _ in range(self.rounds):
-            job = Fit(theta, stats, steps=self.inner, pull=toward(w, self.lam), lr=self.personal_lr)
-            fit = yield from fitted(job)
-            theta, stats = fit.weights, fit.stats
-            done = fit.work if done is None else done + fit.work
-            loss += fit.loss / self.rounds
+        for _ in range(self.local_rounds):
+            job = TrainJob(
+                theta, norm_stats, steps=self.inner_steps, regularizer=proximal_term(w, self.lam), lr=self.personal_lr
+            )
+            result = yield from run_training(job)
+            theta, norm_stats = result.weights, result.norm_stats
+            total_work = result.work if total_work is None else total_work + result.work
+            loss += result.loss / self.local_rounds
             delta = delta + self.eta * self.lam * (theta - w)
-            w = start.weights + delta
-        update = moved(start.weights, fit, delta=delta, loss=loss, work=done)
-        return update, {"weights": theta, "stats": stats}
+            w = received.weights + delta
+        update = make_update(received.weights, result, delta=delta, loss=loss, work=total_work)
+        return update, {"weights": theta, "stats": norm_stats}
 
-    def personal(self, message: Message, memory: Memory, plan: Plan) -> Thought:
-        return remembered(memory, message)
+    def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
+        return stored_model(client_state, message)
         yield

@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from pipeline.protocol.messages import Flow, Memory, Message, SiteId
-from pipeline.protocol.tasks import Evaluate, Fit, evaluated, fitted
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, moved
+from pipeline.protocol.messages import ClientState, ClientTask, Message, SiteId
+from pipeline.protocol.tasks import EvaluateJob, TrainJob, run_evaluation, run_training
+from pipeline.strategies.base import ClientRequests, GlobalModelState, Strategy, StrategyContext, make_update
 
-SMALLEST = 1e-10  # a loss of zero would have no power below one
+MIN_LOSS = 1e-10  # a loss of zero would have no power below one
 
 
 class QFedAvg(Strategy):
@@ -25,20 +25,24 @@ class QFedAvg(Strategy):
     name: Literal["qfedavg"] = "qfedavg"
     q: float = Field(0.1, ge=0)
 
-    def round(self, state: Global, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> Global:
-        total = ask.total({site: self.brief(state, site) for site in sites})
-        return Global(state.weights + total.mean("delta") / total.mean("bound"), total.mean("stats"))
+    def run_round(
+        self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> GlobalModelState:
+        aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
+        return GlobalModelState(
+            state.weights + aggregate.mean("delta") / aggregate.mean("bound"), aggregate.mean("stats")
+        )
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        w, stats = message.vectors["weights"], message.vectors["stats"]
-        fit = yield from fitted(Fit(w, stats, steps=plan.steps, epochs=plan.epochs))
-        update = moved(w, fit)
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        w, norm_stats = message.vectors["weights"], message.vectors["stats"]
+        result = yield from run_training(TrainJob(w, norm_stats, steps=context.steps, epochs=context.epochs))
+        update = make_update(w, result)
         if not self.q:
-            return replace(update, mean={**update.mean, "bound": torch.tensor(1.0)}), memory
-        seen = yield from evaluated(Evaluate(w, "train", stats))
-        loss = max(float(seen.loss / seen.n), SMALLEST)
-        delta, rate = update.mean["delta"], plan.lr(message.turn)
-        bound = self.q * loss ** (self.q - 1) * float(delta.double().square().sum()) / rate + loss**self.q
+            return replace(update, averaged={**update.averaged, "bound": torch.tensor(1.0)}), client_state
+        sums = yield from run_evaluation(EvaluateJob(w, "train", norm_stats))
+        loss = max(float(sums.loss / sums.n), MIN_LOSS)
+        delta, lr = update.averaged["delta"], context.lr_schedule(message.round)
+        bound = self.q * loss ** (self.q - 1) * float(delta.double().square().sum()) / lr + loss**self.q
         return replace(
-            update, mean={**update.mean, "delta": loss**self.q * delta, "bound": torch.tensor(bound)}
-        ), memory
+            update, averaged={**update.averaged, "delta": loss**self.q * delta, "bound": torch.tensor(bound)}
+        ), client_state

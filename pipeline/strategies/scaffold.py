@@ -14,48 +14,62 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from pipeline.core.parameters import Snapshot, Spec, Vec
-from pipeline.protocol.messages import Flow, Memory, Message, SiteId, Vectors
-from pipeline.protocol.tasks import Fit, Pull, fitted
-from pipeline.strategies.base import Ask, Global, Plan, Strategy, Training, moved, only_plain_sgd
+from pipeline.core.parameters import ModelState, ParameterSpec, ParamVector
+from pipeline.protocol.messages import ClientState, ClientTask, Message, NamedTensors, SiteId
+from pipeline.protocol.tasks import LocalRegularizer, TrainJob, run_training
+from pipeline.strategies.base import (
+    ClientRequests,
+    GlobalModelState,
+    LocalTrainingConfig,
+    Strategy,
+    StrategyContext,
+    make_update,
+    require_plain_sgd,
+)
 
 
 @dataclass(frozen=True)
-class State(Global):
-    control: Vec
+class ScaffoldState(GlobalModelState):
+    control: ParamVector
 
 
 class Scaffold(Strategy):
     paper: ClassVar[str] = "Karimireddy et al. 2020, arXiv 1910.06378"
-    state: ClassVar[type] = State
-    own_sums: ClassVar[bool] = True
-    holds: ClassVar[str] = "the model, the mean control variate"
-    remembered: ClassVar[str] = "its control variate"
+    state_type: ClassVar[type] = ScaffoldState
+    bypasses_aggregation_rule: ClassVar[bool] = True
+    server_state_text: ClassVar[str] = "the model, the mean control variate"
+    client_state_text: ClassVar[str] = "its control variate"
     name: Literal["scaffold"] = "scaffold"
     server_lr: float = Field(1.0, gt=0)
     correction: float = Field(1.0, ge=0, le=1)  # share of the correction that is applied
 
-    def objections(self, local: Training, spec: Spec) -> Iterator[str]:
-        yield from only_plain_sgd("scaffold", local)
+    def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
+        yield from require_plain_sgd("scaffold", local)
 
-    def start(self, start: Snapshot, plan: Plan) -> State:
-        return State(start.weights, start.stats, torch.zeros_like(start.weights))
+    def init_state(self, initial_model: ModelState, context: StrategyContext) -> ScaffoldState:
+        return ScaffoldState(initial_model.weights, initial_model.norm_stats, torch.zeros_like(initial_model.weights))
 
-    def brief(self, state: State, site: SiteId) -> Vectors:
-        return {"weights": state.weights, "stats": state.stats, "control": state.control}
+    def train_payload(self, state: ScaffoldState, site: SiteId) -> NamedTensors:
+        return {"weights": state.weights, "stats": state.norm_stats, "control": state.control}
 
-    def round(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> State:
-        total = ask.total({site: self.brief(state, site) for site in sites})
-        weights = state.weights + self.server_lr * total.mean("delta")
-        return State(weights, total.mean("stats"), state.control + total.sum("control") / plan.sites)
+    def run_round(
+        self, state: ScaffoldState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
+    ) -> ScaffoldState:
+        aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
+        weights = state.weights + self.server_lr * aggregate.mean("delta")
+        return ScaffoldState(
+            weights, aggregate.mean("stats"), state.control + aggregate.sum("control") / context.num_sites
+        )
 
-    def train(self, message: Message, memory: Memory, plan: Plan) -> Flow:
-        w, stats, c = (message.vectors[key] for key in ("weights", "stats", "control"))
-        c_k = memory.get("control", torch.zeros_like(w))
-        pull = Pull(offset=self.correction * (c - c_k)) if self.correction else Pull()
-        fit = yield from fitted(Fit(w, stats, steps=plan.steps, epochs=plan.epochs, pull=pull))
-        update = moved(w, fit)
-        if not fit.travel:  # no step was done: nothing was learnt about the gradient
-            return replace(update, sum={**update.sum, "control": torch.zeros_like(w)}), memory
-        fresh = (w - fit.weights) / fit.travel - self.correction * (c - c_k)
-        return replace(update, sum={**update.sum, "control": fresh - c_k}), {"control": fresh}
+    def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
+        w, norm_stats, c = (message.vectors[key] for key in ("weights", "stats", "control"))
+        c_k = client_state.get("control", torch.zeros_like(w))
+        regularizer = LocalRegularizer(offset=self.correction * (c - c_k)) if self.correction else LocalRegularizer()
+        result = yield from run_training(
+            TrainJob(w, norm_stats, steps=context.steps, epochs=context.epochs, regularizer=regularizer)
+        )
+        update = make_update(w, result)
+        if not result.lr_sum:  # no step was done: nothing was learnt about the gradient
+            return replace(update, summed={**update.summed, "control": torch.zeros_like(w)}), client_state
+        new_control = (w - result.weights) / result.lr_sum - self.correction * (c - c_k)
+        return replace(update, summed={**update.summed, "control": new_control - c_k}), {"control": new_control}

@@ -13,122 +13,157 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from pipeline.core.parameters import Snapshot, Vec
-from pipeline.protocol.messages import Reply, Sees, SiteId, Update
-from pipeline.strategies._activations import activations
-from pipeline.strategies._clustered import FIRST, Grouping, Groups, distances, linkage, named_alike, tree_of
-from pipeline.strategies.base import Ask, Plan, Tree
+from pipeline.core.parameters import ModelState, ParamVector
+from pipeline.protocol.messages import ClientUpdate, Reply, SiteId, Visibility
+from pipeline.strategies._activations import compute_activations
+from pipeline.strategies._clustered import (
+    FIRST_CLUSTER,
+    ClusteredStrategy,
+    ClusterState,
+    compute_linkage,
+    dendrogram_from_linkage,
+    match_cluster_names,
+    pairwise_distances,
+)
+from pipeline.strategies.base import ClientRequests, Dendrogram, StrategyContext
 
-Merges = tuple[tuple[int, int, float, int], ...]
+DendrogramMerges = tuple[tuple[int, int, float, int], ...]
 
 
 @dataclass(frozen=True)
-class State(Groups):
-    latest: Mapping[SiteId, Vec] = field(default_factory=dict)  # everybody's last model
-    latest_stats: Mapping[SiteId, Vec] = field(default_factory=dict)
-    shares: Mapping[SiteId, float] = field(default_factory=dict)  # what everybody's model weighs
-    rounds: int = 0
+class SimilarityClusteringState(ClusterState):
+    latest_weights: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # everybody's last model
+    latest_norm_stats: Mapping[SiteId, ParamVector] = field(default_factory=dict)
+    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # what everybody's model weighs
+    num_rounds: int = 0
     leaves: tuple[SiteId, ...] = ()
-    merges: Merges = ()
+    merges: DendrogramMerges = ()
 
 
-class Similarity(Grouping):
+class SimilarityClustering(ClusteredStrategy):
     paper: ClassVar[str] = (
         "Briggs et al. 2020, arXiv 2004.11791 (by weights); Kornblith et al. 2019, arXiv 1905.00414 (CKA)"
     )
-    state: ClassVar[type] = State
-    holds: ClassVar[str] = "a model a group, who is in which, everybody's last model"
-    name: Literal["similarity"] = "similarity"
+    state_type: ClassVar[type] = SimilarityClusteringState
+    server_state_text: ClassVar[str] = "a model a group, who is in which, everybody's last model"
+    name: Literal["similarity_clustering"] = "similarity_clustering"
     k: PositiveInt = 2
-    every: PositiveInt = 5
-    by: Literal["weights", "cka"] = "weights"
+    cluster_every: PositiveInt = 5
+    cluster_by: Literal["weights", "cka"] = "weights"
     linkage: Literal["ward", "average", "complete"] = "ward"  # for weights; average tends to put one site apart
-    probe: int = Field(256, ge=4)  # public examples that networks are compared on, for cka
+    num_probes: int = Field(256, ge=4)  # public examples that networks are compared on, for cka
 
     @property
-    def sees(self) -> Sees:
+    def visibility(self) -> Visibility:
         return "each"
 
     @property
-    def probes(self) -> bool:
-        return self.by == "cka" and self.k > 1
+    def needs_public_probes(self) -> bool:
+        return self.cluster_by == "cka" and self.k > 1
 
-    def start(self, start: Snapshot, plan: Plan) -> State:
-        return State({FIRST: start.weights}, {FIRST: start.stats}, {})
+    def init_state(self, initial_model: ModelState, context: StrategyContext) -> SimilarityClusteringState:
+        return SimilarityClusteringState(
+            {FIRST_CLUSTER: initial_model.weights}, {FIRST_CLUSTER: initial_model.norm_stats}, {}
+        )
 
-    def round(self, state: State, sites: Sequence[SiteId], ask: Ask, plan: Plan) -> State:
-        sends = {site: self.brief(state, site) for site in sites}
-        replies = ask.each(sends)
-        member = {**state.member} | {r.site: state.member.get(r.site, FIRST) for r in replies}
-        weights, stats = {**state.weights}, {**state.stats}
-        for group in weights:
-            if mine := [r for r in replies if member[r.site] == group]:
-                total = ask.combined(mine)
-                weights[group], stats[group] = weights[group] + total.mean("delta"), total.mean("stats")
+    def run_round(
+        self,
+        state: SimilarityClusteringState,
+        clients: Sequence[SiteId],
+        requests: ClientRequests,
+        context: StrategyContext,
+    ) -> SimilarityClusteringState:
+        payloads = {site: self.train_payload(state, site) for site in clients}
+        replies = requests.collect(payloads)
+        cluster_of = {**state.cluster_of} | {r.site: state.cluster_of.get(r.site, FIRST_CLUSTER) for r in replies}
+        weights, norm_stats = {**state.weights}, {**state.norm_stats}
+        for cluster in weights:
+            if cluster_replies := [r for r in replies if cluster_of[r.site] == cluster]:
+                aggregate = requests.aggregate_replies(cluster_replies)
+                weights[cluster], norm_stats[cluster] = (
+                    weights[cluster] + aggregate.mean("delta"),
+                    aggregate.mean("stats"),
+                )
         state = replace(
             state,
             weights=weights,
-            stats=stats,
-            member=member,
-            latest={**state.latest} | {r.site: sends_of(sends, state, r) + r.update.mean["delta"] for r in replies},
-            latest_stats={**state.latest_stats} | {r.site: r.update.mean["stats"] for r in replies},
-            shares={**state.shares} | {r.site: r.weight for r in replies},
-            rounds=state.rounds + 1,
+            norm_stats=norm_stats,
+            cluster_of=cluster_of,
+            latest_weights={**state.latest_weights}
+            | {r.site: received_weights(payloads, state, r) + r.update.averaged["delta"] for r in replies},
+            latest_norm_stats={**state.latest_norm_stats} | {r.site: r.update.averaged["stats"] for r in replies},
+            client_weights={**state.client_weights} | {r.site: r.weight for r in replies},
+            num_rounds=state.num_rounds + 1,
         )
-        due = state.rounds % self.every == 0 and len(state.latest) > 1 and self.k > 1
-        return self._regrouped(state, ask) if due else state
+        should_recluster = state.num_rounds % self.cluster_every == 0 and len(state.latest_weights) > 1 and self.k > 1
+        return self._recluster(state, requests) if should_recluster else state
 
-    def _regrouped(self, state: State, ask: Ask) -> State:
+    def _recluster(self, state: SimilarityClusteringState, requests: ClientRequests) -> SimilarityClusteringState:
         from scipy.cluster.hierarchy import fcluster
 
-        sites = tuple(state.latest)
-        method = self.linkage if self.by == "weights" else "average"  # ward is for Euclidean distances
-        merges = linkage(self._distances(state, sites, ask), method)
+        sites = tuple(state.latest_weights)
+        method = self.linkage if self.cluster_by == "weights" else "average"  # ward is for Euclidean distances
+        merges = compute_linkage(self._compute_distances(state, sites, requests), method)
         labels = fcluster(merges, self.k, "maxclust")
-        member = named_alike(dict(zip(sites, map(int, labels), strict=True)), state.member)
-        tree = tree_of(sites, merges)
-        state = replace(state, leaves=tree.leaves, merges=tree.merges)
-        if member == state.member:
+        cluster_of = match_cluster_names(dict(zip(sites, map(int, labels), strict=True)), state.cluster_of)
+        dendrogram = dendrogram_from_linkage(sites, merges)
+        state = replace(state, leaves=dendrogram.leaves, merges=dendrogram.merges)
+        if cluster_of == state.cluster_of:
             return state
-        means = {g: self._mean(state, [s for s in sites if member[s] == g], ask) for g in sorted(set(member.values()))}
-        weights, stats = ({g: m.weights for g, m in means.items()}, {g: m.stats for g, m in means.items()})
-        first = min(means)  # whoever is not yet known begins there
+        cluster_models = {
+            cluster: self._average_latest(state, [s for s in sites if cluster_of[s] == cluster], requests)
+            for cluster in sorted(set(cluster_of.values()))
+        }
+        weights, norm_stats = (
+            {cluster: m.weights for cluster, m in cluster_models.items()},
+            {cluster: m.norm_stats for cluster, m in cluster_models.items()},
+        )
+        first_cluster = min(cluster_models)  # whoever is not yet known begins there
         return replace(
-            state, weights={FIRST: weights[first]} | weights, stats={FIRST: stats[first]} | stats, member=member
+            state,
+            weights={FIRST_CLUSTER: weights[first_cluster]} | weights,
+            norm_stats={FIRST_CLUSTER: norm_stats[first_cluster]} | norm_stats,
+            cluster_of=cluster_of,
         )
 
-    def _distances(self, state: State, sites: Sequence[SiteId], ask: Ask) -> Tensor:
-        if self.by == "weights":
-            return distances([state.latest[site] for site in sites])
-        from pipeline.strategies._representation_similarity import pairwise
+    def _compute_distances(
+        self, state: SimilarityClusteringState, sites: Sequence[SiteId], requests: ClientRequests
+    ) -> Tensor:
+        if self.cluster_by == "weights":
+            return pairwise_distances([state.latest_weights[site] for site in sites])
+        from pipeline.strategies._representation_similarity import pairwise_similarity
 
-        features, inputs = activations(
-            [Snapshot(state.latest[s], state.latest_stats[s]) for s in sites], ask, self.probe
+        features, inputs = compute_activations(
+            [ModelState(state.latest_weights[s], state.latest_norm_stats[s]) for s in sites], requests, self.num_probes
         )
-        return 1 - pairwise(features, inputs, "cka").mean(0)
+        return 1 - pairwise_similarity(features, inputs, "cka").mean(0)
 
-    def _mean(self, state: State, sites: Sequence[SiteId], ask: Ask) -> Snapshot:
+    def _average_latest(
+        self, state: SimilarityClusteringState, sites: Sequence[SiteId], requests: ClientRequests
+    ) -> ModelState:
         """Of the last models of these sites, by the study's rule."""
-        known = [
+        latest_replies = [
             Reply(
                 s,
                 "train",
-                state.rounds,
+                state.num_rounds,
                 0,
-                Update({"model": state.latest[s], "stats": state.latest_stats[s]}),
-                state.shares[s],
+                ClientUpdate({"model": state.latest_weights[s], "stats": state.latest_norm_stats[s]}),
+                state.client_weights[s],
             )
             for s in sites
         ]
-        total = ask.combined(known)
-        return Snapshot(total.mean("model"), total.mean("stats"))
+        aggregate = requests.aggregate_replies(latest_replies)
+        return ModelState(aggregate.mean("model"), aggregate.mean("stats"))
 
-    def tree(self, state: State) -> Tree | None:
-        return Tree(state.leaves, state.merges) if state.merges else None
+    def dendrogram(self, state: SimilarityClusteringState) -> Dendrogram | None:
+        return Dendrogram(state.leaves, state.merges) if state.merges else None
 
 
-def sends_of(sends: Mapping[SiteId, Mapping[str, Vec]], state: State, reply: Reply) -> Vec:
+def received_weights(
+    payloads: Mapping[SiteId, Mapping[str, ParamVector]], state: SimilarityClusteringState, reply: Reply
+) -> ParamVector:
     """What the site started from; a late answer's start is gone, its group's model is the nearest to it."""
-    if reply.site in sends:
-        return sends[reply.site]["weights"]
-    return state.weights[state.member.get(reply.site, FIRST)]
+    if reply.site in payloads:
+        return payloads[reply.site]["weights"]
+    return state.weights[state.cluster_of.get(reply.site, FIRST_CLUSTER)]

@@ -1,8 +1,8 @@
-"""What a study promises its patients: the `[privacy]` section.
+"""The `[privacy]` section of a study: what it promises its patients.
 
-at_site          every site clips and noises what it learns of each patient (DP-SGD with Opacus) and keeps a budget
-at_coordinator   the coordinator clips and noises the sum of the sites' updates: nobody can tell which sites were in
-secure_sum       the coordinator learns the sum of the sites' updates and nothing about a single one
+dp_sgd               every site clips and noises the gradient of each privacy unit (DP-SGD with Opacus) and keeps a budget
+client_level_dp      the coordinator clips and noises the sum of the sites' updates, which hides whole sites
+secure_aggregation   the coordinator learns the sum of the sites' updates and nothing about a single one
 """
 
 from __future__ import annotations
@@ -12,42 +12,45 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 
-class Part(BaseModel):
+class PrivacySection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Noise(Part):
-    """A promise (epsilon, delta), for which the noise is solved, or the noise, from which epsilon follows."""
+class NoiseConfig(PrivacySection):
+    """Either (epsilon, delta), for which the noise multiplier is solved, or the noise multiplier, from which epsilon follows."""
 
     epsilon: PositiveFloat | tuple[PositiveFloat, ...] | None = None  # one for all sites, or one each
-    noise: PositiveFloat | None = None  # standard deviation, in clipping norms
+    noise_multiplier: PositiveFloat | None = None  # standard deviation of the noise, in clipping bounds
     delta: float = Field(1e-5, gt=0, lt=1)
-    clip: PositiveFloat = 1.0
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if (self.epsilon is None) == (self.noise is None):
-            raise ValueError("give either epsilon or noise")
+    def _require_epsilon_or_noise(self) -> Self:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("give either epsilon or noise_multiplier")
         return self
 
 
-class AtSite(Noise):
-    unit: str = "auto"  # the data's coarsest key; "example" promises a patient with many cells next to nothing
-    participations: PositiveInt | None = None  # turns that a site is in at most; all rounds if not given
-    budget: PositiveFloat | tuple[PositiveFloat, ...] | None = None  # of simulated sites; their epsilon if not given
-    mode: Literal["auto", "whole", "hooks", "ghost"] = "auto"
+class DpSgdConfig(NoiseConfig):
+    max_grad_norm: PositiveFloat = 1.0  # clipping bound of a privacy unit's gradient
+    privacy_unit: str = "auto"  # the data's coarsest key; "example" promises a patient with many cells next to nothing
+    max_participations: PositiveInt | None = None  # rounds that a site takes part in; all rounds if not given
+    epsilon_budget: PositiveFloat | tuple[PositiveFloat, ...] | None = (
+        None  # of simulated sites; default: their epsilon
+    )
+    clipping: Literal["auto", "per_unit", "grad_sample", "ghost"] = "auto"
 
 
-class AtCoordinator(Noise):
+class ClientLevelDpConfig(NoiseConfig):
     epsilon: PositiveFloat | None = None
+    max_update_norm: PositiveFloat = 1.0  # clipping bound of a site's update
 
 
-class SecureSum(Part):
-    clip: PositiveFloat = 10.0  # longer updates are scaled down to this 2-norm before they are rounded
-    heaviest: PositiveInt = 100_000  # training examples that a site may have, where sites count by them
+class SecureAggregationConfig(PrivacySection):
+    max_update_norm: PositiveFloat = 10.0  # longer updates are scaled down to this 2-norm before they are rounded
+    max_examples: PositiveInt = 100_000  # training examples that a site may have, where sites count by them
 
 
-class Privacy(Part):
-    at_site: AtSite | None = None
-    at_coordinator: AtCoordinator | None = None
-    secure_sum: SecureSum | None = None
+class PrivacyConfig(PrivacySection):
+    dp_sgd: DpSgdConfig | None = None
+    client_level_dp: ClientLevelDpConfig | None = None
+    secure_aggregation: SecureAggregationConfig | None = None

@@ -7,58 +7,67 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pipeline.codecs.base import Layout
-from pipeline.core.parameters import Snapshot, Spec
-from pipeline.protocol.compression import Wire
-from pipeline.strategies.base import Plan
-from pipeline.strategies.dry_run import Turn, rehearse
-from pipeline.study.privacy import Privacy
+from pipeline.codecs.base import VectorLayout
+from pipeline.core.parameters import ModelState, ParameterSpec
+from pipeline.protocol.compression import UpdateCompression
+from pipeline.strategies.base import StrategyContext
+from pipeline.strategies.dry_run import DryRunRound, dry_run
+from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from models.networks.base import Model
+    from models.networks.base import ModelConfig
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class RunSpec:
     study: Study
     shape: tuple[int, ...]
     classes: tuple[str, ...]
-    sites: int
+    num_sites: int
 
-    def make(self) -> nn.Module:
-        model: Model = self.study.model
-        return model.make(self.shape, len(self.classes), self.study.seed)
+    def build_model(self) -> nn.Module:
+        model: ModelConfig = self.study.model
+        return model.init_network(self.shape, len(self.classes), self.study.seed)
 
     def lr(self, round: int) -> float:
-        return self.study.local.rate(round, self.study.rounds)
+        return self.study.local.lr_at_round(round, self.study.rounds)
 
     @cached_property
-    def spec(self) -> Spec:
-        return Spec.of(self.make())
+    def parameter_spec(self) -> ParameterSpec:
+        return ParameterSpec.from_module(self.build_model())
 
     @cached_property
-    def start(self) -> Snapshot:
-        return self.spec.read(self.make())
+    def initial_state(self) -> ModelState:
+        return self.parameter_spec.read_state(self.build_model())
 
     @cached_property
-    def plan(self) -> Plan:
+    def context(self) -> StrategyContext:
         local = self.study.local
-        return Plan(self.spec, self.sites, self.lr, self.study.seed, local.epochs, local.steps)
+        return StrategyContext(self.parameter_spec, self.num_sites, self.lr, self.study.seed, local.epochs, local.steps)
 
     @cached_property
-    def turns(self) -> list[Turn]:
+    def dry_run_rounds(self) -> list[DryRunRound]:
         """Rehearsed, where the study protects anything."""
-        return rehearse(self.study.strategy, self.plan, self.start) if self.study.privacy != Privacy() else []
+        return (
+            dry_run(self.study.strategy, self.context, self.initial_state)
+            if self.study.privacy != PrivacyConfig()
+            else []
+        )
 
     @cached_property
-    def wire(self) -> Wire:
-        return Wire(self.study.up, self.study.codec.down, Layout(self.spec.sizes, self.sites), self.study.seed)
+    def compression(self) -> UpdateCompression:
+        return UpdateCompression(
+            self.study.uplink_codecs,
+            self.study.compression.downlink,
+            VectorLayout(self.parameter_spec.parameter_sizes, self.num_sites),
+            self.study.seed,
+        )
 
 
 def model_header(study: Study, shape: Sequence[int], classes: Sequence[str], round: int) -> dict[str, Any]:
     """What a saved model says of itself."""
-    about = {"model": study.dump()["model"], "shape": shape, "classes": classes}
-    return about | {"round": round, "study": study.name, "hash": study.hash}
+    header = {"model": study.to_dict()["model"], "shape": shape, "classes": classes}
+    return header | {"round": round, "study": study.name, "hash": study.hash}

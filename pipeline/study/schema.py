@@ -21,218 +21,238 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.aggregation.rules import Combine
-from pipeline.codecs.base import Chain, Codec
-from pipeline.core.errors import BadStudy
-from pipeline.core.parameters import Role
-from pipeline.core.registry import Choice, Component, plugin_versions
-from pipeline.protocol.messages import Wait
+from pipeline.aggregation.rules import AggregationRule
+from pipeline.codecs.base import Codec, CodecChain
+from pipeline.core.errors import StudyError
+from pipeline.core.parameters import ParameterRole
+from pipeline.core.registry import Component, ComponentChoice, plugin_versions
+from pipeline.protocol.messages import RoundPolicy
 from pipeline.protocol.tasks import Split
 from pipeline.strategies.base import Strategy
-from pipeline.study.privacy import Privacy
+from pipeline.study.privacy import PrivacyConfig
 
 if TYPE_CHECKING:
-    from models.networks.base import Model
-    from sites.data.base import Source
-    from sites.population.color_normalization import Normalise
-    from sites.population.feature_skew import Skew
-    from sites.population.partition import Partition
+    from models.networks.base import ModelConfig
+    from sites.data.base import DataSource
+    from sites.population.color_normalization import ColorNormalization
+    from sites.population.feature_skew import FeatureSkew
+    from sites.population.partition import Partitioner
 else:  # chosen by name at load; importing the rooms here would make every command pay for them
-    Model = Source = Normalise = Partition = Skew = Any
+    ModelConfig = DataSource = ColorNormalization = Partitioner = FeatureSkew = Any
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Metric = Literal[
+Fraction = Annotated[float, Field(ge=0, le=1)]
+MetricName = Literal[
     "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "loss", "positive_auroc", "positive_auprc"
 ]
 
 
-class Section(BaseModel):
+class StudySection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Sites(Section):
+class SitesConfig(StudySection):
     """`speed` (steps a second), `dropout` (chance to vanish in a round) and `stragglers` (share of the asked sites that
     is slowed to a random part of its speed each round) live on a virtual clock, so results do not depend on the machine."""
 
     count: int | None = Field(None, gt=0, le=100_000)  # may be left out where a natural key says
     speed: PositiveFloat | tuple[PositiveFloat, ...] = 1.0
-    dropout: Share | tuple[Share, ...] = 0.0
-    stragglers: Share = 0.0
+    dropout: Fraction | tuple[Fraction, ...] = 0.0
+    stragglers: Fraction = 0.0
 
 
-class Public(Section):
+class PublicDataConfig(StudySection):
     """Examples that nobody has to protect: a share set apart before sites get theirs, or another source's."""
 
-    share: Share = 0.0
-    data: Annotated[Source, Choice("data")] | None = None
+    fraction: Fraction = 0.0
+    data: Annotated[DataSource, ComponentChoice("data")] | None = None
     warmup_epochs: NonNegativeInt = 0
-    batch: PositiveInt | None = None  # of the warm-up; local.batch if not given
+    batch_size: PositiveInt | None = None  # of the warm-up; local.batch if not given
     lr: PositiveFloat | None = None  # likewise
 
 
-class Local(Section):
-    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+class LocalConfig(StudySection):
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: PositiveFloat = 0.01
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
-    schedule: Literal["constant", "cosine", "exponential", "step"] = "constant"
-    decay: float = Field(0.99, gt=0, le=1)  # exponential: every round; step: every `every` rounds
-    every: PositiveInt = 10
-    batch: PositiveInt | Literal["all"] = 50
+    lr_schedule: Literal["constant", "cosine", "exponential", "step"] = "constant"
+    lr_decay: float = Field(0.99, gt=0, le=1)  # exponential: every round; step: every `every` rounds
+    lr_decay_every: PositiveInt = 10
+    batch_size: PositiveInt | Literal["all"] = 50
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
-    balance: Literal["none", "root", "full", "sample"] = "none"  # rare classes count, or are drawn, more often
-    trains: tuple[Role, ...] | None = None  # the parts that sites may move; all if not given
+    class_balance: Literal["none", "root", "full", "sample"] = "none"  # rare classes count, or are drawn, more often
+    trainable: tuple[ParameterRole, ...] | None = None  # the parts that sites may move; all if not given
 
     @model_validator(mode="before")
     @classmethod
-    def _one_measure(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or ("epochs" in given) != ("steps" in given):
-            return given
-        if "epochs" in given:
+    def _require_epochs_or_steps(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or ("epochs" in values) != ("steps" in values):
+            return values
+        if "epochs" in values:
             raise ValueError("give either epochs or steps, not both")
-        return given | {"epochs": 1}
+        return values | {"epochs": 1}
 
-    def rate(self, round: int, rounds: int) -> float:
+    def lr_at_round(self, round: int, rounds: int) -> float:
         """Of rounds 1, 2, ...; cosine ends just above zero in the last."""
         t = max(round - 1, 0)
-        match self.schedule:
+        match self.lr_schedule:
             case "constant":
                 return self.lr
             case "exponential":
-                return self.lr * self.decay**t
+                return self.lr * self.lr_decay**t
             case "step":
-                return self.lr * self.decay ** (t // self.every)
+                return self.lr * self.lr_decay ** (t // self.lr_decay_every)
             case "cosine":
                 return self.lr * (1 + math.cos(math.pi * min(t / rounds, 1))) / 2
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     """One codec may stand alone."""
     return [value] if isinstance(value, str | Mapping | Component) else value
 
 
-Codecs = Annotated[tuple[Annotated[Codec, Choice("codecs")], ...], BeforeValidator(_listed)]
+CodecList = Annotated[tuple[Annotated[Codec, ComponentChoice("codecs")], ...], BeforeValidator(_as_list)]
 
 
-class Travel(Section):
+class CompressionConfig(StudySection):
     """What updates go up in and models down in: a codec, or several one after the other. `up`: else the strategy's own."""
 
-    up: Codecs | None = None
-    down: Codecs = ()
+    uplink: CodecList | None = None
+    downlink: CodecList = ()
 
 
-class Augment(Section):
+class AugmentationConfig(StudySection):
     """Of training images alone; what each number means is in sites/training/augmentation.py."""
 
     flip: bool = False
     rotate: float = Field(0.0, ge=0, le=180)
     zoom: float = Field(0.0, ge=0, le=1)
     elastic: float = Field(0.0, ge=0)
-    colour: float = Field(0.0, ge=0, le=1)
+    color: float = Field(0.0, ge=0, le=1)
     light: float = Field(0.0, ge=0, le=1)
 
     @property
-    def views(self) -> int:
+    def num_tta_views(self) -> int:
         """How an exported model looks at an image: eight ways round where the study says that there is no upright."""
         return 8 if self.flip and self.rotate >= 90 else 1
 
 
-class Selection(Section):
+class ClientSamplingConfig(StudySection):
     fraction: float = Field(1.0, gt=0, le=1)
 
 
-class Waiting(Section):
+class RoundConfig(StudySection):
     """`auto`: as the strategy is defined: FedAvg drops work cut short, FedProx keeps it."""
 
     deadline: PositiveFloat | None = None
     quorum: PositiveInt = 1
-    partial: Literal["auto", "drop", "keep"] = "auto"
-    late: Literal["drop", "keep"] = "drop"
+    partial_updates: Literal["auto", "drop", "keep"] = "auto"
+    late_updates: Literal["drop", "keep"] = "drop"
 
 
-class Evaluation(Section):
-    where: Literal["coordinator", "sites", "both"] = "both"
-    watch: tuple[Split, ...] = ("val",)  # looked at every `every` rounds; test is otherwise read once, at the end
+class EvaluationConfig(StudySection):
+    evaluate_at: Literal["coordinator", "sites", "both"] = "both"
+    splits: tuple[Split, ...] = ("val",)  # looked at every `every` rounds; test is otherwise read once, at the end
     every: PositiveInt = 1
-    best: Metric = "accuracy"
+    selection_metric: MetricName = "accuracy"
     patience: PositiveInt | None = None  # stop after so many looks without a better `val`
     target: float | None = None  # stop once the best metric reaches this on the first watched split
-    positive: str | None = None  # the class whose AUROC and sensitivity matter
-    specificity: float = Field(0.95, gt=0, lt=1)
-    profile: bool = True  # at the end sites describe their `val` images in sums, which an exported model needs
+    positive_class: str | None = None  # the class whose AUROC and sensitivity matter
+    target_specificity: float = Field(0.95, gt=0, lt=1)
+    validation_profile: bool = (
+        True  # at the end sites describe their `val` images in sums, which an exported model needs
+    )
 
 
-class Study(Section):
+class Study(StudySection):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    about: str = ""
+    description: str = ""
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: PositiveInt = 10
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    trainer: Literal["auto", "loop", "stacked", "pool"] = "auto"
-    threads: int | None = Field(None, gt=0, le=1024)  # for torch; all cores if not given
+    trainer: Literal["auto", "sequential", "stacked", "threaded"] = "auto"
+    num_threads: int | None = Field(None, gt=0, le=1024)  # for torch; all cores if not given
     weighting: Literal["examples", "equal", "inverse"] = "examples"
-    data: Annotated[Source, Choice("data")]
-    sites: Sites = Sites()
-    partition: Annotated[Partition, Choice("partitions")] = Field(default="iid", validate_default=True)
-    skew: Annotated[Skew, Choice("skews")] = Field(default="none", validate_default=True)
-    normalise: Annotated[Normalise, Choice("normalisers")] = Field(default="none", validate_default=True)
-    public: Public = Public()
-    model: Annotated[Model, Choice("models")]
-    local: Local = Local()
-    augment: Augment = Augment()
-    strategy: Annotated[Strategy, Choice("strategies")] = Field(default="fedavg", validate_default=True)
-    codec: Travel = Travel()
-    combine: Annotated[Combine, Choice("combines")] = Field(default="mean", validate_default=True)
-    selection: Selection = Selection()
-    waiting: Waiting = Waiting()
-    evaluation: Evaluation = Evaluation()
-    privacy: Privacy = Privacy()
+    data: Annotated[DataSource, ComponentChoice("data")]
+    sites: SitesConfig = SitesConfig()
+    partition: Annotated[Partitioner, ComponentChoice("partitions")] = Field(default="iid", validate_default=True)
+    feature_skew: Annotated[FeatureSkew, ComponentChoice("feature_skews")] = Field(
+        default="none", validate_default=True
+    )
+    normalization: Annotated[ColorNormalization, ComponentChoice("normalizations")] = Field(
+        default="none", validate_default=True
+    )
+    public: PublicDataConfig = PublicDataConfig()
+    model: Annotated[ModelConfig, ComponentChoice("models")]
+    local: LocalConfig = LocalConfig()
+    augmentation: AugmentationConfig = AugmentationConfig()
+    strategy: Annotated[Strategy, ComponentChoice("strategies")] = Field(default="fedavg", validate_default=True)
+    compression: CompressionConfig = CompressionConfig()
+    aggregation: Annotated[AggregationRule, ComponentChoice("aggregation_rules")] = Field(
+        default="mean", validate_default=True
+    )
+    client_sampling: ClientSamplingConfig = ClientSamplingConfig()
+    round: RoundConfig = RoundConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
 
     @property
-    def wait(self) -> Wait:
-        w = self.waiting
-        return Wait(w.deadline, w.quorum, self.strategy.partial if w.partial == "auto" else w.partial, w.late)
+    def round_policy(self) -> RoundPolicy:
+        config = self.round
+        return RoundPolicy(
+            config.deadline,
+            config.quorum,
+            self.strategy.partial_updates if config.partial_updates == "auto" else config.partial_updates,
+            config.late_updates,
+        )
 
     @property
-    def up(self) -> Chain:
-        return self.strategy.codec if self.codec.up is None else self.codec.up
+    def uplink_codecs(self) -> CodecChain:
+        return self.strategy.default_codec if self.compression.uplink is None else self.compression.uplink
 
-    def dump(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True)
 
     @property
     def hash(self) -> str:
         """Of everything that decides the result: not where data lie, and not what the study is called."""
-        plan = self.dump()
-        plan["data"].pop("path", None)
-        plan["public"].get("data", {}).pop("path", None)
-        for key in ("name", "about"):
-            plan.pop(key)
-        parts = [self.data, self.partition, self.skew, self.normalise, self.model, self.strategy]
-        parts += [self.combine, *self.up, *self.codec.down, *([self.public.data] if self.public.data else [])]
-        plan["software"] = {"hemofed": version("hemofed"), **plugin_versions(parts)}
-        return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+        study_dict = self.to_dict()
+        study_dict["data"].pop("path", None)
+        study_dict["public"].get("data", {}).pop("path", None)
+        for key in ("name", "description"):
+            study_dict.pop(key)
+        components = [self.data, self.partition, self.feature_skew, self.normalization, self.model, self.strategy]
+        components += [
+            self.aggregation,
+            *self.uplink_codecs,
+            *self.compression.downlink,
+            *([self.public.data] if self.public.data else []),
+        ]
+        study_dict["software"] = {"hemofed": version("hemofed"), **plugin_versions(components)}
+        return hashlib.sha256(json.dumps(study_dict, sort_keys=True).encode()).hexdigest()
 
 
 def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
     """A relative data.path starts from the study file, one given as an override from here; a run keeps it absolute."""
-    from pipeline.study.toml_file import read_study
+    from pipeline.study.toml_file import parse_study
 
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadStudy(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
-    study = read_study(text, str(path), overrides or {})
+        raise StudyError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
+    study = parse_study(text, str(path), overrides or {})
 
-    def base(section: str) -> Path:
+    def base_folder(section: str) -> Path:
         return Path.cwd() if {section, f"{section}.path"} & set(overrides or {}) else path.parent
 
-    public = study.public.model_copy(update={"data": _placed(study.public.data, base("public.data"))})
-    return study.model_copy(update={"data": _placed(study.data, base("data")), "public": public})
+    public = study.public.model_copy(update={"data": _resolve_data_path(study.public.data, base_folder("public.data"))})
+    return study.model_copy(update={"data": _resolve_data_path(study.data, base_folder("data")), "public": public})
 
 
-def _placed(source: Source | None, base: Path) -> Source | None:
+def _resolve_data_path(source: DataSource | None, base_folder: Path) -> DataSource | None:
     if source is None or source.path is None or source.path.is_absolute():
         return source
-    return source.model_copy(update={"path": (base / source.path).resolve()})
+    return source.model_copy(update={"path": (base_folder / source.path).resolve()})

@@ -10,58 +10,60 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.core.errors import BadStudy, Refused
-from pipeline.core.registry import choices, near
-from pipeline.study.privacy import Privacy
+from pipeline.core.errors import IncompatibleStudyError, StudyError
+from pipeline.core.registry import registered_components, suggest_names
+from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study
 
-PACKAGED = Path(__file__).parent / "packaged"
-_KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "normalise": "normalisers", "model": "models",
-          "strategy": "strategies", "combine": "combines"}  # fmt: skip
+PACKAGED_STUDIES = Path(__file__).parent / "packaged"
+_COMPONENT_KINDS = {"data": "data", "partition": "partitions", "feature_skew": "feature_skews", "normalization": "normalizations", "model": "models",
+          "strategy": "strategies", "aggregation": "aggregation_rules"}  # fmt: skip
 
 
 def find_study(name: str | Path) -> Path:
     """A file, or the name of a packaged study."""
     path = Path(name)
-    packaged = PACKAGED / f"{name}.toml"
+    packaged = PACKAGED_STUDIES / f"{name}.toml"
     if path.is_file():
         return path
     if packaged.is_file():
         return packaged
-    known = [p.stem for p in PACKAGED.glob("*.toml")]
-    raise BadStudy(f"there is no study file {str(name)!r} and no packaged study of that name; {near(str(name), known)}")
+    study_names = [p.stem for p in PACKAGED_STUDIES.glob("*.toml")]
+    raise StudyError(
+        f"there is no study file {str(name)!r} and no packaged study of that name; {suggest_names(str(name), study_names)}"
+    )
 
 
 def parse_override(text: str) -> tuple[str, Any]:
     """`local.lr=0.1` -> ("local.lr", 0.1); what is no TOML value is a string."""
-    key, eq, value = text.partition("=")
-    if not eq or not key.strip():
-        raise BadStudy(f"--set {text!r} should look like --set local.lr=0.1")
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise StudyError(f"--set {text!r} should look like --set local.lr=0.1")
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
 
 
-def read_study(text: str, source: str, overrides: Mapping[str, Any]) -> Study:
+def parse_study(text: str, source: str, overrides: Mapping[str, Any]) -> Study:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadStudy(f"{source}: not valid TOML: {error}") from error
+        raise StudyError(f"{source}: not valid TOML: {error}") from error
     for dotted, value in overrides.items():
-        _override(raw, dotted, value)
+        _apply_override(raw, dotted, value)
     try:
         return Study.model_validate(raw)
     except ValidationError as error:
-        raise BadStudy("\n".join(_explain_all(error, raw, text, source, overrides))) from error
-    except Refused as error:
-        raise Refused(f"{source}: {error}") from error
+        raise StudyError("\n".join(_format_errors(error, raw, text, source, overrides))) from error
+    except IncompatibleStudyError as error:
+        raise IncompatibleStudyError(f"{source}: {error}") from error
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
     """Plain values first, then a table a section: all that a resolved study needs."""
-    plain = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
-    lines = [f"{k} = {_toml_value(v)}" for k, v in plain.items()]
+    scalars = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
+    lines = [f"{k} = {_toml_value(v)}" for k, v in scalars.items()]
     for name, table in values.items():
         if isinstance(table, Mapping):
             lines += ["", f"[{name}]", *(f"{k} = {_toml_value(v)}" for k, v in table.items())]
@@ -87,77 +89,81 @@ def _toml_value(value: Any) -> str:
     raise TypeError(f"{type(value)} has no place in a study file")
 
 
-def _override(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, last = dotted.split(".")
+def _apply_override(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, key = dotted.split(".")
     table = raw
     for depth, parent in enumerate(parents):
-        fresh = {"name": default} if depth == 0 and (default := _default(parent)) else {}
-        below = table.setdefault(parent, fresh)
-        if isinstance(below, str) and depth == 0 and parent in _KINDS:  # strategy = "fedprox" and --set strategy.mu=1
-            below = table[parent] = {"name": below}
-        if not isinstance(below, dict):
-            raise BadStudy(f"--set {dotted}: {parent} is a value, not a section")
-        table = below
-    if not parents and last in _KINDS and isinstance(value, str):
+        new_table = {"name": default} if depth == 0 and (default := _default_component(parent)) else {}
+        subtable = table.setdefault(parent, new_table)
+        if (
+            isinstance(subtable, str) and depth == 0 and parent in _COMPONENT_KINDS
+        ):  # strategy = "fedprox" and --set strategy.mu=1
+            subtable = table[parent] = {"name": subtable}
+        if not isinstance(subtable, dict):
+            raise StudyError(f"--set {dotted}: {parent} is a value, not a section")
+        table = subtable
+    if not parents and key in _COMPONENT_KINDS and isinstance(value, str):
         value = {"name": value}
-    if parents == ["local"] and last in ("epochs", "steps"):  # one measure replaces the other
-        table.pop("steps" if last == "epochs" else "epochs", None)
-    if last == "name" and len(parents) == 1 and table.get("name") not in (None, value):
+    if parents == ["local"] and key in ("epochs", "steps"):  # one measure replaces the other
+        table.pop("steps" if key == "epochs" else "epochs", None)
+    if key == "name" and len(parents) == 1 and table.get("name") not in (None, value):
         table.clear()  # another component: the old one's settings are not its own
-    table[last] = value
+    table[key] = value
 
 
-def _default(section: str) -> str | None:
+def _default_component(section: str) -> str | None:
     """The component that a section stands for when the study does not say."""
-    found = Study.model_fields[section].default if section in _KINDS else None
-    return found if isinstance(found, str) else None
+    default = Study.model_fields[section].default if section in _COMPONENT_KINDS else None
+    return default if isinstance(default, str) else None
 
 
-def _explain_all(
-    failed: ValidationError, raw: Mapping[str, Any], text: str, source: str, overrides: Mapping[str, Any]
+def _format_errors(
+    validation_error: ValidationError, raw: Mapping[str, Any], text: str, source: str, overrides: Mapping[str, Any]
 ) -> list[str]:
     """One line a key: a value of several allowed kinds fails once for each of them."""
     by_key: dict[tuple[str, ...], list[Any]] = {}
-    for error in failed.errors():
-        by_key.setdefault(_in_file(raw, error), []).append(error)
+    for error in validation_error.errors():
+        by_key.setdefault(_locate_in_file(raw, error), []).append(error)
     lines = []
-    for loc, found in by_key.items():
+    for loc, errors in by_key.items():
         key = ".".join(loc)
-        overridden = next((k for k in overrides if key == k or key.startswith(f"{k}.")), None)
-        line = _line_of(text, loc)
-        place = f"--set {overridden}" if overridden else f"{source}:{line}" if line else source
-        what = _what(loc, found, raw)
-        lines.append(f"{place}: {what.removeprefix(f'{key}: ') if overridden == key else what}")
+        override_key = next((k for k in overrides if key == k or key.startswith(f"{k}.")), None)
+        line_number = _find_line(text, loc)
+        location = f"--set {override_key}" if override_key else f"{source}:{line_number}" if line_number else source
+        description = _describe_error(loc, errors, raw)
+        lines.append(f"{location}: {description.removeprefix(f'{key}: ') if override_key == key else description}")
     return lines
 
 
-def _in_file(raw: Mapping[str, Any], error: Any) -> tuple[str, ...]:
+def _locate_in_file(raw: Mapping[str, Any], error: Any) -> tuple[str, ...]:
     """Where the error is in the file's own words: pydantic also names which of several kinds it tried."""
     path: list[str] = []
-    here: Any = raw
+    node: Any = raw
     for part in error["loc"]:
-        if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
-            here = here[part]
-        elif not isinstance(here, Mapping):
+        if (isinstance(node, Mapping) and part in node) or (isinstance(node, list) and isinstance(part, int)):
+            node = node[part]
+        elif not isinstance(node, Mapping):
             break
         path.append(str(part))
     return tuple(path)
 
 
-def _what(loc: Sequence[str], found: Sequence[Any], raw: Mapping[str, Any]) -> str:
-    key, first = ".".join(loc), found[0]
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {key!r}; {near(loc[-1], _fields_at(raw, loc[:-1]))}"
-    if first["type"] == "missing":
-        lacks = str(
-            first["loc"][-1]
+def _describe_error(loc: Sequence[str], errors: Sequence[Any], raw: Mapping[str, Any]) -> str:
+    key, first_error = ".".join(loc), errors[0]
+    if first_error["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; {suggest_names(loc[-1], _fields_at(raw, loc[:-1]))}"
+    if first_error["type"] == "missing":
+        missing_key = str(
+            first_error["loc"][-1]
         )  # of a component named alone, like codec.up = "ring", the file has no place for it
-        key = key if loc[-1] == lacks else f"{key}.{lacks}"
-        return f"{key!r} is missing" + (f"; {near('', choices(_KINDS[key]))}" if key in _KINDS else "")
-    told = " or ".join(dict.fromkeys(e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in found))
-    given = first.get("input")
-    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
-    return f"{key}: {told}{shown}"
+        key = key if loc[-1] == missing_key else f"{key}.{missing_key}"
+        return f"{key!r} is missing" + (
+            f"; {suggest_names('', registered_components(_COMPONENT_KINDS[key]))}" if key in _COMPONENT_KINDS else ""
+        )
+    messages = " or ".join(dict.fromkeys(e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in errors))
+    value = first_error.get("input")
+    suffix = f" (given: {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return f"{key}: {messages}{suffix}"
 
 
 def _fields_at(raw: Mapping[str, Any], loc: Sequence[str]) -> list[str]:
@@ -167,32 +173,40 @@ def _fields_at(raw: Mapping[str, Any], loc: Sequence[str]) -> list[str]:
     table = raw.get(section)
     if tuple(loc) == ("public", "data") and isinstance(table, Mapping):
         section, table = "data", table.get("data")
-    if section == "codec" and len(loc) > 1 and isinstance(table, Mapping):
+    if section == "compression" and len(loc) > 1 and isinstance(table, Mapping):
         chain = table.get(loc[1])
-        one = chain[int(loc[2])] if isinstance(chain, list) and len(loc) > 2 else chain
-        codec = choices("codecs").get(str(one.get("name"))) if isinstance(one, Mapping) else None
+        entry = chain[int(loc[2])] if isinstance(chain, list) and len(loc) > 2 else chain
+        codec = registered_components("codecs").get(str(entry.get("name"))) if isinstance(entry, Mapping) else None
         return list(codec.model_fields) if codec else []
-    if section in _KINDS:
-        cls = choices(_KINDS[section]).get(str(table.get("name"))) if isinstance(table, Mapping) else None
+    if section in _COMPONENT_KINDS:
+        cls = (
+            registered_components(_COMPONENT_KINDS[section]).get(str(table.get("name")))
+            if isinstance(table, Mapping)
+            else None
+        )
         return list(cls.model_fields) if cls else []
-    kind = Study.model_fields[section].annotation
-    if kind is Privacy and len(loc) > 1 and loc[1] in Privacy.model_fields:  # a table below a table
-        kind = next(c for c in get_args(Privacy.model_fields[loc[1]].annotation) if c is not type(None))
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+    section_type = Study.model_fields[section].annotation
+    if section_type is PrivacyConfig and len(loc) > 1 and loc[1] in PrivacyConfig.model_fields:  # a table below a table
+        section_type = next(c for c in get_args(PrivacyConfig.model_fields[loc[1]].annotation) if c is not type(None))
+    return (
+        list(section_type.model_fields)
+        if isinstance(section_type, type) and issubclass(section_type, BaseModel)
+        else []
+    )
 
 
-def _line_of(text: str, loc: Sequence[str]) -> int | None:
+def _find_line(text: str, loc: Sequence[str]) -> int | None:
     """The line of the key, else of the nearest table around it."""
     table: list[str] = []
-    best, depth = None, 0
-    for number, line in enumerate(text.splitlines(), 1):
+    best_line, depth = None, 0
+    for line_number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
             table = [part.strip().strip("\"'") for part in header[1].split(".")]
-            here = table
+            key_path = table
         elif key := re.match(r"\s*([\w.\"'-]+?)\s*=", line):
-            here = table + [part.strip("\"'") for part in key[1].split(".")]
+            key_path = table + [part.strip("\"'") for part in key[1].split(".")]
         else:
             continue
-        if list(loc[: len(here)]) == here and len(here) > depth:
-            best, depth = number, len(here)
-    return best
+        if list(loc[: len(key_path)]) == key_path and len(key_path) > depth:
+            best_line, depth = line_number, len(key_path)
+    return best_line

@@ -4,118 +4,130 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.aggregation.client_sampling import how_many
-from pipeline.core.parameters import Spec
-from pipeline.protocol.tasks import Evaluate, Fit, Gradient
-from pipeline.strategies.dry_run import Turn
-from pipeline.study.privacy import AtSite
+from pipeline.aggregation.client_sampling import num_sampled_clients
+from pipeline.core.parameters import ParameterSpec
+from pipeline.protocol.tasks import EvaluateJob, GradientJob, TrainJob
+from pipeline.strategies.dry_run import DryRunRound
+from pipeline.study.privacy import DpSgdConfig
 from pipeline.study.schema import Study
-from sites.population.simulated_sites import Population
+from sites.population.simulated_sites import FederatedDataset
 
-FEWEST_MASKED = 3  # with two, each knows the other's
+MIN_SECURE_AGGREGATION_CLIENTS = 3  # with two, each knows the other's
 
 
-def of_privacy(study: Study, spec: Spec, people: Population, turns: Sequence[Turn], sites: int) -> Iterator[str]:
+def find_privacy_conflicts(
+    study: Study, spec: ParameterSpec, dataset: FederatedDataset, dry_run_rounds: Sequence[DryRunRound], num_sites: int
+) -> Iterator[str]:
     """`sites`: of the study, of which `people` may be one."""
     privacy = study.privacy
-    if privacy.at_site is not None:
-        yield from _at_site(study, privacy.at_site, spec, people, sites)
-        yield from _jobs(study.strategy.name, turns)
-    if privacy.at_coordinator is not None:
-        yield from _at_coordinator(study, spec, turns)
-    if privacy.secure_sum is not None:
-        yield from _secure_sum(study, how_many(sites, study.selection.fraction))
+    if privacy.dp_sgd is not None:
+        yield from _dp_sgd_conflicts(study, privacy.dp_sgd, spec, dataset, num_sites)
+        yield from _job_conflicts(study.strategy.name, dry_run_rounds)
+    if privacy.client_level_dp is not None:
+        yield from _client_level_dp_conflicts(study, spec, dry_run_rounds)
+    if privacy.secure_aggregation is not None:
+        yield from _secure_aggregation_conflicts(study, num_sampled_clients(num_sites, study.client_sampling.fraction))
 
 
-def _at_site(study: Study, asked: AtSite, spec: Spec, people: Population, sites: int) -> Iterator[str]:
+def _dp_sgd_conflicts(
+    study: Study, dp_sgd: DpSgdConfig, spec: ParameterSpec, dataset: FederatedDataset, num_sites: int
+) -> Iterator[str]:
     local = study.local
-    if study.strategy.pools:
+    if study.strategy.requires_pooled_data:
         yield f"{study.strategy.name} trains in one place, where there is no site to protect anybody; use a federated strategy"
-    if spec.stat_size:
+    if spec.num_norm_stats:
         yield "BatchNorm mixes the examples of a batch, so no patient's part can be clipped, and its statistics would leave the site; set model.norm = 'group'"
     if study.trainer == "stacked":
         yield "trainer = 'stacked' has no privacy mechanism; use 'auto'"
-    if local.balance == "sample":
-        yield "local.balance = 'sample' draws by the site's own classes, where privacy draws patients alike; use 'root' with public.data, or 'none'"
-    elif local.balance != "none" and not len(people.public):
-        yield f"local.balance = {local.balance!r} would weigh by how many the site has of each class, which tells of its patients; give public.data, from which the weights are then taken, or use 'none'"
-    if study.normalise.name not in ("none", "image"):
-        yield f"normalise = {study.normalise.name!r} measures all of a site's images together, so that one patient changes everybody's; use 'image' or 'none'"
-    if "train" in study.evaluation.watch and study.evaluation.where != "coordinator":
-        yield "evaluation.watch = 'train' would send scores of the very patients who are protected; watch 'val'"
-    yield from _unit(asked, people)
+    if local.class_balance == "sample":
+        yield "local.class_balance = 'sample' draws by the site's own classes, where privacy draws patients alike; use 'root' with public.data, or 'none'"
+    elif local.class_balance != "none" and not len(dataset.public_indices):
+        yield f"local.class_balance = {local.class_balance!r} would weigh by how many the site has of each class, which tells of its patients; give public.data, from which the weights are then taken, or use 'none'"
+    if study.normalization.name not in ("none", "image"):
+        yield f"normalise = {study.normalization.name!r} measures all of a site's images together, so that one patient changes everybody's; use 'image' or 'none'"
+    if "train" in study.evaluation.splits and study.evaluation.evaluate_at != "coordinator":
+        yield "evaluation.splits = 'train' would send scores of the very patients who are protected; watch 'val'"
+    yield from _privacy_unit_conflicts(dp_sgd, dataset)
     for key in ("epsilon", "budget"):
-        given = getattr(asked, key)
-        if isinstance(given, tuple) and len(given) != sites:
-            yield f"privacy.at_site.{key} has {len(given)} values for {sites} sites; give one each, or one for all"
+        values = getattr(dp_sgd, key)
+        if isinstance(values, tuple) and len(values) != num_sites:
+            yield f"privacy.dp_sgd.{key} has {len(values)} values for {num_sites} sites; give one each, or one for all"
 
 
-def _unit(asked: AtSite, people: Population) -> Iterator[str]:
-    if asked.unit == "example":
+def _privacy_unit_conflicts(dp_sgd: DpSgdConfig, dataset: FederatedDataset) -> Iterator[str]:
+    if dp_sgd.privacy_unit == "example":
         return
-    if people.unit is None:
-        yield "these data do not say whose each example is; give them a patient, slide or group (docs/data.md), or ask for privacy.at_site.unit = 'example', which protects single images, not patients"
+    if dataset.privacy_unit is None:
+        yield "these data do not say whose each example is; give them a patient, slide or group (docs/data.md), or ask for privacy.dp_sgd.privacy_unit = 'example', which protects single images, not patients"
         return
-    if asked.unit not in ("auto", people.unit):
-        yield f"privacy.at_site.unit = {asked.unit!r}, but these data have {people.unit!r}; use 'auto', or 'example' for single images"
-    if any(people.examples[site].epoch is not None for site in people.sites):
+    if dp_sgd.privacy_unit not in ("auto", dataset.privacy_unit):
+        yield f"privacy.dp_sgd.privacy_unit = {dp_sgd.privacy_unit!r}, but these data have {dataset.privacy_unit!r}; use 'auto', or 'example' for single images"
+    if any(dataset.split_indices[site].examples_per_epoch is not None for site in dataset.sites):
         yield "a partition that draws each epoch afresh gives every site everybody's examples; use 'iid', 'quantity' or 'key'"
-    shared = _at_several(people)
-    if shared:
-        yield f"{shared} of the {people.unit}s have training examples at more than one site, each of which would spend on them; use partition 'key', 'iid' or 'quantity', which keep a {people.unit} whole"
+    num_shared = _count_shared_units(dataset)
+    if num_shared:
+        yield f"{num_shared} of the {dataset.privacy_unit}s have training examples at more than one site, each of which would spend on them; use partition 'key', 'iid' or 'quantity', which keep a {dataset.privacy_unit} whole"
 
 
-def _at_several(people: Population) -> int:
+def _count_shared_units(dataset: FederatedDataset) -> int:
     """Units that more than one site trains on."""
-    assert people.pool.unit is not None
-    seen: dict[int, int] = {}
-    for site in people.sites:
-        for unit in people.pool.unit[people.examples[site].train].unique().tolist():
-            seen[unit] = seen.get(unit, 0) + 1
-    return sum(count > 1 for count in seen.values())
+    assert dataset.pool.unit_ids is not None
+    num_sites_of_unit: dict[int, int] = {}
+    for site in dataset.sites:
+        for unit in dataset.pool.unit_ids[dataset.split_indices[site].train].unique().tolist():
+            num_sites_of_unit[unit] = num_sites_of_unit.get(unit, 0) + 1
+    return sum(count > 1 for count in num_sites_of_unit.values())
 
 
-def _jobs(name: str, turns: Sequence[Turn]) -> Iterator[str]:
-    jobs = [job for turn in turns for job in turn.jobs]
-    if any(isinstance(job, Fit) and job.gamma is not None for job in jobs):
-        yield f"{name}.gamma looks at the whole local gradient after every epoch, without noise; leave strategy.gamma out"
-    if any(isinstance(job, Fit) and job.ahead for job in jobs):
-        yield f"{name} takes a gradient at a point that other patients' gradients led to, which has no privacy mechanism; use fedavg with finetune, or ditto"
-    if any(isinstance(job, Gradient) for job in jobs):
-        yield f"{name} sends whole gradients, which have no privacy mechanism here; use fedavg with local.steps = 1"
-    if any(isinstance(job, Evaluate) for job in jobs):
-        yield f"{name} decides by losses on the patients' examples, which nothing protects; use a strategy that only trains, such as fedavg, fedprox or ditto"
+def _job_conflicts(strategy_name: str, dry_run_rounds: Sequence[DryRunRound]) -> Iterator[str]:
+    jobs = [job for dry_run_round in dry_run_rounds for job in dry_run_round.jobs]
+    if any(isinstance(job, TrainJob) and job.inexactness is not None for job in jobs):
+        yield f"{strategy_name}.gamma looks at the whole local gradient after every epoch, without noise; leave strategy.gamma out"
+    if any(isinstance(job, TrainJob) and job.maml_lr for job in jobs):
+        yield f"{strategy_name} takes a gradient at a point that other patients' gradients led to, which has no privacy mechanism; use fedavg with finetune, or ditto"
+    if any(isinstance(job, GradientJob) for job in jobs):
+        yield f"{strategy_name} sends whole gradients, which have no privacy mechanism here; use fedavg with local.steps = 1"
+    if any(isinstance(job, EvaluateJob) for job in jobs):
+        yield f"{strategy_name} decides by losses on the patients' examples, which nothing protects; use a strategy that only trains, such as fedavg, fedprox or ditto"
 
 
-def _at_coordinator(study: Study, spec: Spec, turns: Sequence[Turn]) -> Iterator[str]:
+def _client_level_dp_conflicts(
+    study: Study, spec: ParameterSpec, dry_run_rounds: Sequence[DryRunRound]
+) -> Iterator[str]:
     name = study.strategy.name
-    if study.strategy.sees != "totals":
-        yield f"privacy.at_coordinator noises one sum, and {name} looks at {study.strategy.sees}; use a strategy that sees totals"
-    extra = {key for turn in turns for key in (*turn.update.mean, *turn.update.sum)} - {"delta", "stats", "train_loss"}
-    if extra:
-        yield f"{name} also sends {', '.join(sorted(extra))}, for which privacy.at_coordinator has no noise; use fedavg, fedprox or fedopt"
-    if spec.stat_size:
+    if study.strategy.visibility != "totals":
+        yield f"privacy.client_level_dp noises one sum, and {name} looks at {study.strategy.visibility}; use a strategy that sees totals"
+    unprotected_keys = {
+        key
+        for dry_run_round in dry_run_rounds
+        for key in (*dry_run_round.update.averaged, *dry_run_round.update.summed)
+    } - {"delta", "stats", "train_loss"}
+    if unprotected_keys:
+        yield f"{name} also sends {', '.join(sorted(unprotected_keys))}, for which privacy.client_level_dp has no noise; use fedavg, fedprox or fedopt"
+    if spec.num_norm_stats:
         yield "BatchNorm's statistics would leave the coordinator without noise; set model.norm = 'group'"
     if study.weighting != "equal":
-        yield "privacy.at_coordinator lets all sites count alike; set weighting = 'equal'"
-    if study.combine.name != "mean":
-        yield f"combine = {study.combine.name!r} and privacy.at_coordinator both decide how updates are added up; use combine = 'mean'"
-    if study.waiting.late == "keep":
-        yield "with waiting.late = 'keep' a site could be twice in one sum; privacy.at_coordinator needs 'drop'"
+        yield "privacy.client_level_dp lets all sites count alike; set weighting = 'equal'"
+    if study.aggregation.name != "mean":
+        yield f"combine = {study.aggregation.name!r} and privacy.client_level_dp both decide how updates are added up; use combine = 'mean'"
+    if study.round.late_updates == "keep":
+        yield "with round.late_updates = 'keep' a site could be twice in one sum; privacy.client_level_dp needs 'drop'"
 
 
-def _secure_sum(study: Study, asked: int) -> Iterator[str]:
+def _secure_aggregation_conflicts(study: Study, num_clients: int) -> Iterator[str]:
     name, strategy = study.strategy.name, study.strategy
-    if strategy.sees != "totals":
-        told = "a group of one site is that site's update" if strategy.sees == "groups" else "single updates"
-        yield f"{name} has to see {strategy.sees} ({told}), which a secure sum hides; use a strategy that sees totals, or leave privacy.secure_sum out"
-    if study.combine.sees != "totals":
-        yield f"combine = {study.combine.name!r} compares single updates, which a secure sum hides; use combine = 'mean'"
-    if study.up:
-        yield "a secure sum sends whole numbers on a ring, to which no other codec can be added; set codec.up = []"
-    if study.waiting.late == "keep":
-        yield "an answer to an earlier turn carries that turn's masks; privacy.secure_sum needs waiting.late = 'drop'"
+    if strategy.visibility != "totals":
+        explanation = (
+            "a group of one site is that site's update" if strategy.visibility == "groups" else "single updates"
+        )
+        yield f"{name} has to see {strategy.visibility} ({explanation}), which a secure sum hides; use a strategy that sees totals, or leave privacy.secure_aggregation out"
+    if study.aggregation.visibility != "totals":
+        yield f"combine = {study.aggregation.name!r} compares single updates, which a secure sum hides; use combine = 'mean'"
+    if study.uplink_codecs:
+        yield "a secure sum sends whole numbers on a ring, to which no other codec can be added; set compression.uplink = []"
+    if study.round.late_updates == "keep":
+        yield "an answer to an earlier turn carries that turn's masks; privacy.secure_aggregation needs round.late_updates = 'drop'"
     if study.weighting == "inverse":
-        yield "privacy.secure_sum knows the weightings 'examples' and 'equal'"
-    if asked < FEWEST_MASKED:
-        yield f"a secure sum of {asked} sites hides nothing from the others; ask at least {FEWEST_MASKED} a round"
+        yield "privacy.secure_aggregation knows the weightings 'examples' and 'equal'"
+    if num_clients < MIN_SECURE_AGGREGATION_CLIENTS:
+        yield f"a secure sum of {num_clients} sites hides nothing from the others; ask at least {MIN_SECURE_AGGREGATION_CLIENTS} a round"

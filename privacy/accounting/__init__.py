@@ -1,0 +1,1 @@
+"""Epsilon of noisy steps, and the filter that guards a data set across studies."""

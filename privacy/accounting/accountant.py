@@ -26,73 +26,85 @@ from numpy.typing import NDArray
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from pipeline.core.errors import BadBudget
+from pipeline.core.errors import BudgetError
 
-How = Literal["rdp", "prv", "pld", "tightest"]
-Floats = NDArray[np.float64]
+AccountantName = Literal["rdp", "prv", "pld", "tightest"]
+FloatArray = NDArray[np.float64]
 
-ORDERS: Floats = np.array([*RDPAccountant.DEFAULT_ALPHAS, *(round(64 * 1.1**k) for k in range(29))], dtype=np.float64)
-DUST = 1e-12  # Opacus ends its series for a step's moment at e^-30, so the moment may be that much too small
-LARGEST = 100.0  # epsilon; beyond it nobody needs more digits
-CELLS = 2**16  # of one step's privacy loss distribution; 16 times as many after composition
-FINE = 24  # cells in a standard deviation of one step's loss: epsilon is at most 0.1 % too large
-ROUNDING = 1e-10  # ten times what Fourier transforms were seen to add to delta or take from it, up to 100,000 steps
-NOISES = (1e-2, 1e4)  # between which `noise_for` looks
+RDP_ORDERS: FloatArray = np.array(
+    [*RDPAccountant.DEFAULT_ALPHAS, *(round(64 * 1.1**k) for k in range(29))], dtype=np.float64
+)
+RDP_SERIES_ERROR = (
+    1e-12  # Opacus ends its series for a step's moment at e^-30, so the moment may be that much too small
+)
+MAX_EPSILON = 100.0  # epsilon; beyond it nobody needs more digits
+MAX_PLD_CELLS = 2**16  # of one step's privacy loss distribution; 16 times as many after composition
+PLD_CELLS_PER_STD = 24  # cells in a standard deviation of one step's loss: epsilon is at most 0.1 % too large
+FFT_ROUNDING_ERROR = (
+    1e-10  # ten times what Fourier transforms were seen to add to delta or take from it, up to 100,000 steps
+)
+NOISE_MULTIPLIER_RANGE = (1e-2, 1e4)  # between which `noise_for` looks
 
 
 @dataclass(frozen=True)
-class Event:
+class DpEvent:
     """`steps` releases with noise of `noise` times the sensitivity, each on a sample of every unit at `rate`."""
 
-    noise: float
-    rate: float
+    noise_multiplier: float
+    sampling_rate: float
     steps: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
-            raise BadBudget(f"noise {self.noise} must be a number from 0; it is in units of the sensitivity")
-        if not 0 < self.rate <= 1:
-            raise BadBudget(f"rate {self.rate} must be over 0 and at most 1; it is a unit's chance to be in a step")
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise BudgetError(
+                f"noise {self.noise_multiplier} must be a number from 0; it is in units of the sensitivity"
+            )
+        if not 0 < self.sampling_rate <= 1:
+            raise BudgetError(
+                f"rate {self.sampling_rate} must be over 0 and at most 1; it is a unit's chance to be in a step"
+            )
         if type(self.steps) is not int or self.steps < 0:
-            raise BadBudget(f"steps {self.steps!r} must be a whole number from 0")
+            raise BudgetError(f"steps {self.steps!r} must be a whole number from 0")
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacySpent:
     epsilon: float
     delta: float
-    how: str  # the accountant that gave epsilon
+    accountant: str  # the accountant that gave epsilon
 
 
-def epsilon(events: Iterable[Event], delta: float, how: How = "tightest") -> float:
-    return account(events, delta, how).epsilon
+def compute_epsilon(events: Iterable[DpEvent], delta: float, accountant: AccountantName = "tightest") -> float:
+    return compute_privacy_spent(events, delta, accountant).epsilon
 
 
-def account(events: Iterable[Event], delta: float, how: How = "tightest") -> Spent:
+def compute_privacy_spent(
+    events: Iterable[DpEvent], delta: float, accountant: AccountantName = "tightest"
+) -> PrivacySpent:
     """What the events spend together. More steps of the same events never spend less (`prv` apart)."""
     if not 0 < delta < 1:
-        raise BadBudget(f"delta {delta} must lie between 0 and 1; well under one over the number of units is usual")
-    return _account(merged(events), float(delta), how)
+        raise BudgetError(f"delta {delta} must lie between 0 and 1; well under one over the number of units is usual")
+    return _compute_cached(merge_events(events), float(delta), accountant)
 
 
-def merged(events: Iterable[Event]) -> tuple[Event, ...]:
+def merge_events(events: Iterable[DpEvent]) -> tuple[DpEvent, ...]:
     """One event for each noise and rate, in their order."""
-    steps: dict[tuple[float, float], int] = {}
+    steps_by_event: dict[tuple[float, float], int] = {}
     for event in events:
-        kind = float(event.noise), float(event.rate)
-        steps[kind] = steps.get(kind, 0) + event.steps
-    return tuple(Event(*kind, count) for kind, count in sorted(steps.items()) if count)
+        event_key = float(event.noise_multiplier), float(event.sampling_rate)
+        steps_by_event[event_key] = steps_by_event.get(event_key, 0) + event.steps
+    return tuple(DpEvent(*event_key, num_steps) for event_key, num_steps in sorted(steps_by_event.items()) if num_steps)
 
 
-def renyi(events: Iterable[Event]) -> Floats:
+def renyi_divergences(events: Iterable[DpEvent]) -> FloatArray:
     """Rényi divergence of all events together at each of ORDERS."""
-    total: Floats = np.zeros_like(ORDERS)
+    total: FloatArray = np.zeros_like(RDP_ORDERS)
     for event in events:
-        total = total + event.steps * _step_renyi(float(event.noise), float(event.rate))
+        total = total + event.steps * _step_divergences(float(event.noise_multiplier), float(event.sampling_rate))
     return total
 
 
-def log_slack(orders: Floats) -> Floats:
+def log_conversion_factors(orders: FloatArray) -> FloatArray:
     """log c(a), the smallest with 1 - e^-y <= c(a) e^((a - 1) y) for all y.
 
     Divergence R at order a then gives delta = c(a) e^((a - 1) (R - epsilon)).
@@ -100,124 +112,143 @@ def log_slack(orders: Floats) -> Floats:
     return (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
 
 
-def noise_for(epsilon: float, delta: float, rate: float, steps: int, how: How = "tightest") -> float:
+def calibrate_noise_multiplier(
+    epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: AccountantName = "tightest"
+) -> float:
     """The smallest noise, to one in a thousand, with which so many steps spend at most `epsilon`."""
     if not 0 < epsilon < math.inf:
-        raise BadBudget(f"epsilon {epsilon} must be a number over 0")
+        raise BudgetError(f"epsilon {epsilon} must be a number over 0")
     if steps < 1:
-        raise BadBudget(f"{steps} steps need no noise; ask for at least one")
+        raise BudgetError(f"{steps} steps need no noise; ask for at least one")
 
-    def enough(noise: float) -> bool:
-        return account([Event(noise, rate, steps)], delta, how).epsilon <= epsilon
+    def is_within_budget(noise_multiplier: float) -> bool:
+        return (
+            compute_privacy_spent([DpEvent(noise_multiplier, sampling_rate, steps)], delta, accountant).epsilon
+            <= epsilon
+        )
 
-    least, most = NOISES
+    min_noise, max_noise = NOISE_MULTIPLIER_RANGE
     high = 1.0
-    while not enough(high):
-        if high >= most:
-            raise BadBudget(
-                f"epsilon {epsilon:g} at delta {delta:g} is out of reach: {steps} steps at rate {rate:g} spend more "
+    while not is_within_budget(high):
+        if high >= max_noise:
+            raise BudgetError(
+                f"epsilon {epsilon:g} at delta {delta:g} is out of reach: {steps} steps at rate {sampling_rate:g} spend more "
                 f"even with noise {high:g}; take fewer steps, a smaller rate or a larger budget"
             )
-        high = min(most, high * 2)
+        high = min(max_noise, high * 2)
     low = high / 2
-    while low > least and enough(low):
+    while low > min_noise and is_within_budget(low):
         low, high = low / 2, low
     while high > low * 1.001:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        low, high = (low, middle) if is_within_budget(middle) else (middle, high)
     return high
 
 
-def curve(event: Event, turns: int, delta: float, how: How = "tightest") -> list[float]:
+def epsilon_curve(
+    event: DpEvent, num_rounds: int, delta: float, accountant: AccountantName = "tightest"
+) -> list[float]:
     """Epsilon after each of `turns` repetitions of `event`."""
-    spent = (
-        account([Event(event.noise, event.rate, event.steps * turn)], delta, how).epsilon
-        for turn in range(1, turns + 1)
+    epsilons = (
+        compute_privacy_spent(
+            [DpEvent(event.noise_multiplier, event.sampling_rate, event.steps * num_done)], delta, accountant
+        ).epsilon
+        for num_done in range(1, num_rounds + 1)
     )
-    return list(accumulate(spent, max))
+    return list(accumulate(epsilons, max))
 
 
 @lru_cache(maxsize=2**16)
-def _account(events: tuple[Event, ...], delta: float, how: How) -> Spent:
-    rdp = Spent(_by_rdp(events, delta), delta, "rdp")
-    if how == "rdp" or not events or rdp.epsilon > LARGEST:
+def _compute_cached(events: tuple[DpEvent, ...], delta: float, accountant: AccountantName) -> PrivacySpent:
+    rdp = PrivacySpent(_rdp_epsilon(events, delta), delta, "rdp")
+    if accountant == "rdp" or not events or rdp.epsilon > MAX_EPSILON:
         return rdp
-    if how == "prv":
-        found = _by_prv(events, delta, rdp.epsilon)
-        return rdp if found is None else Spent(found, delta, "prv")
-    found = _by_pld(events, delta, rdp.epsilon)
-    if found is None or (how == "tightest" and found > rdp.epsilon):
+    if accountant == "prv":
+        epsilon = _prv_epsilon(events, delta, rdp.epsilon)
+        return rdp if epsilon is None else PrivacySpent(epsilon, delta, "prv")
+    epsilon = _pld_epsilon(events, delta, rdp.epsilon)
+    if epsilon is None or (accountant == "tightest" and epsilon > rdp.epsilon):
         return rdp
-    return Spent(found, delta, "pld")
+    return PrivacySpent(epsilon, delta, "pld")
 
 
-def _by_rdp(events: tuple[Event, ...], delta: float) -> float:
+def _rdp_epsilon(events: tuple[DpEvent, ...], delta: float) -> float:
     if not events:
         return 0.0
-    return max(0.0, float((renyi(events) + (log_slack(ORDERS) - math.log(delta)) / (ORDERS - 1)).min()))
-
-
-@lru_cache(maxsize=2**12)
-def _step_renyi(noise: float, rate: float) -> Floats:
-    if noise == 0:
-        return np.full_like(ORDERS, math.inf)
-    single = [_at_order(noise, rate, float(order)) for order in ORDERS]
-    found: Floats = np.maximum(single, 0) + DUST / (ORDERS - 1)
-    found.setflags(write=False)
-    return found
-
-
-def _at_order(noise: float, rate: float, order: float) -> float:
-    """Infinite where the series breaks down: that order then proves nothing."""
-    try:
-        found = float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
-    except (ValueError, OverflowError):
-        return math.inf
-    return math.inf if math.isnan(found) else found
-
-
-def _by_pld(events: tuple[Event, ...], delta: float, roughly: float) -> float | None:
-    if delta < 100 * ROUNDING:
-        return None
-    cell = max(min(_wanted(event) for event in events), max(_width(event) for event in events) * 2 / CELLS)
-    cell = 2.0 ** math.floor(math.log2(cell))
-    if (roughly + max(_width(event) for event in events)) / cell > 16 * CELLS:
-        return None
-    composed, *others = (_step_pld(e.noise, e.rate, cell).self_compose(e.steps) for e in events)
-    for other in others:
-        composed = composed.compose(other)
-    return max(0.0, float(composed.get_epsilon_for_delta(delta - ROUNDING)))
-
-
-def _wanted(event: Event) -> float:
-    """A fraction of the standard deviation of one step's privacy loss (roughly)."""
-    deviation = event.rate * math.sqrt(math.expm1(min(event.noise**-2, 100.0)))
-    return min(1 / event.noise, deviation) / FINE
-
-
-def _width(event: Event) -> float:
-    """Of one step's privacy losses, all but e^-50 of their mass: 10 standard deviations of the noise."""
-    loss = (20 * event.noise + 1) / (2 * event.noise**2)
-    return max(0.0, loss + math.log(event.rate)) + min(loss, 1.0)
-
-
-@lru_cache(maxsize=64)
-def _step_pld(noise: float, rate: float, cell: float) -> Any:
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=cell
+    return max(
+        0.0,
+        float(
+            (
+                renyi_divergences(events) + (log_conversion_factors(RDP_ORDERS) - math.log(delta)) / (RDP_ORDERS - 1)
+            ).min()
+        ),
     )
 
 
-def _by_prv(events: tuple[Event, ...], delta: float, roughly: float) -> float | None:
+@lru_cache(maxsize=2**12)
+def _step_divergences(noise_multiplier: float, sampling_rate: float) -> FloatArray:
+    if noise_multiplier == 0:
+        return np.full_like(RDP_ORDERS, math.inf)
+    divergences = [_divergence_at_order(noise_multiplier, sampling_rate, float(order)) for order in RDP_ORDERS]
+    padded: FloatArray = np.maximum(divergences, 0) + RDP_SERIES_ERROR / (RDP_ORDERS - 1)
+    padded.setflags(write=False)
+    return padded
+
+
+def _divergence_at_order(noise_multiplier: float, sampling_rate: float, order: float) -> float:
+    """Infinite where the series breaks down: that order then proves nothing."""
+    try:
+        divergence = float(compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=order))
+    except (ValueError, OverflowError):
+        return math.inf
+    return math.inf if math.isnan(divergence) else divergence
+
+
+def _pld_epsilon(events: tuple[DpEvent, ...], delta: float, rdp_epsilon: float) -> float | None:
+    if delta < 100 * FFT_ROUNDING_ERROR:
+        return None
+    cell_width = max(
+        min(_wanted_cell_width(event) for event in events),
+        max(_loss_width(event) for event in events) * 2 / MAX_PLD_CELLS,
+    )
+    cell_width = 2.0 ** math.floor(math.log2(cell_width))
+    if (rdp_epsilon + max(_loss_width(event) for event in events)) / cell_width > 16 * MAX_PLD_CELLS:
+        return None
+    composed, *rest = (_step_pld(e.noise_multiplier, e.sampling_rate, cell_width).self_compose(e.steps) for e in events)
+    for distribution in rest:
+        composed = composed.compose(distribution)
+    return max(0.0, float(composed.get_epsilon_for_delta(delta - FFT_ROUNDING_ERROR)))
+
+
+def _wanted_cell_width(event: DpEvent) -> float:
+    """A fraction of the standard deviation of one step's privacy loss (roughly)."""
+    loss_std = event.sampling_rate * math.sqrt(math.expm1(min(event.noise_multiplier**-2, 100.0)))
+    return min(1 / event.noise_multiplier, loss_std) / PLD_CELLS_PER_STD
+
+
+def _loss_width(event: DpEvent) -> float:
+    """Of one step's privacy losses, all but e^-50 of their mass: 10 standard deviations of the noise."""
+    loss = (20 * event.noise_multiplier + 1) / (2 * event.noise_multiplier**2)
+    return max(0.0, loss + math.log(event.sampling_rate)) + min(loss, 1.0)
+
+
+@lru_cache(maxsize=64)
+def _step_pld(noise_multiplier: float, sampling_rate: float, cell_width: float) -> Any:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier, sampling_prob=sampling_rate, value_discretization_interval=cell_width
+    )
+
+
+def _prv_epsilon(events: tuple[DpEvent, ...], delta: float, rdp_epsilon: float) -> float | None:
     """To half a percent, or as fine as a million points allow."""
     accountant = PRVAccountant()
-    accountant.history = [(event.noise, event.rate, event.steps) for event in events]
-    points = 2 * (roughly + 6) * math.sqrt(sum(event.steps for event in events) * math.log(12e3 / delta) / 2)
-    error = max(0.005 * roughly, points / 2**20)
+    accountant.history = [(event.noise_multiplier, event.sampling_rate, event.steps) for event in events]
+    num_points = 2 * (rdp_epsilon + 6) * math.sqrt(sum(event.steps for event in events) * math.log(12e3 / delta) / 2)
+    eps_error = max(0.005 * rdp_epsilon, num_points / 2**20)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            found = float(accountant.get_epsilon(delta, eps_error=error))
+            epsilon = float(accountant.get_epsilon(delta, eps_error=eps_error))
     except (RuntimeError, ValueError, OverflowError):  # its own checks of the discretisation
         return None
-    return max(0.0, found) if math.isfinite(found) else None
+    return max(0.0, epsilon) if math.isfinite(epsilon) else None

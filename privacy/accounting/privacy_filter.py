@@ -25,171 +25,208 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.core.errors import BadBudget
-from privacy.accounting.accountant import ORDERS, Event, Floats, Spent, account, log_slack, merged, renyi
+from pipeline.core.errors import BudgetError
+from privacy.accounting.accountant import (
+    RDP_ORDERS,
+    DpEvent,
+    FloatArray,
+    PrivacySpent,
+    compute_privacy_spent,
+    log_conversion_factors,
+    merge_events,
+    renyi_divergences,
+)
 
-GRID = 2.0**-20  # the filter's epsilon is rounded up to it, so that more charges never show less
-NEAR = (0.7, 2.5)  # times log(1/delta) / epsilon: the orders less one among which the best one lies at the budget
-SHARE = 0.9  # of the weight lies on those orders; the rest serves figures far below the budget
-FILTER = "rdp filter"
+EPSILON_GRID = 2.0**-20  # the filter's epsilon is rounded up to it, so that more charges never show less
+BEST_ORDER_RANGE = (
+    0.7,
+    2.5,
+)  # times log(1/delta) / epsilon: the orders less one among which the best one lies at the budget
+BEST_ORDER_WEIGHT = 0.9  # of the weight lies on those orders; the rest serves figures far below the budget
+RDP_FILTER = "rdp filter"
 
 
 @dataclass(frozen=True)
-class Budget:
+class FilterBudget:
     epsilon: float
     delta: float
-    first: float | None = None  # epsilon before the first charge, if it was changed since: weights may not follow data
+    initial_epsilon: float | None = (
+        None  # epsilon before the first charge, if it was changed since: weights may not follow data
+    )
 
     def __post_init__(self) -> None:
-        for number in (self.epsilon, self.epsilon if self.first is None else self.first):
-            if not 0 < number < math.inf:
-                raise BadBudget(f"a budget's epsilon {number} must be a number over 0")
+        for epsilon in (self.epsilon, self.epsilon if self.initial_epsilon is None else self.initial_epsilon):
+            if not 0 < epsilon < math.inf:
+                raise BudgetError(f"a budget's epsilon {epsilon} must be a number over 0")
         if not 0 < self.delta < 1:
-            raise BadBudget(f"a budget's delta {self.delta} must lie between 0 and 1")
+            raise BudgetError(f"a budget's delta {self.delta} must lie between 0 and 1")
 
 
 @dataclass(frozen=True)
-class Commitment:
+class PlannedSpending:
     """What a plan will do at most, fixed before its first step. It may do less, and end early."""
 
-    plan: str
-    noise: float
-    rate: float
-    steps_per_turn: int
-    turns: int
+    study_hash: str
+    noise_multiplier: float
+    sampling_rate: float
+    steps_per_round: int
+    max_participations: int
 
     def __post_init__(self) -> None:
-        if min(self.steps_per_turn, self.turns) < 1:
-            raise BadBudget(f"plan {self.plan} must commit to at least one turn of one step")
-        Event(self.noise, self.rate, self.steps_per_turn)
+        if min(self.steps_per_round, self.max_participations) < 1:
+            raise BudgetError(f"plan {self.study_hash} must commit to at least one turn of one step")
+        DpEvent(self.noise_multiplier, self.sampling_rate, self.steps_per_round)
 
     @property
-    def turn(self) -> Event:
-        return Event(self.noise, self.rate, self.steps_per_turn)
+    def round_event(self) -> DpEvent:
+        return DpEvent(self.noise_multiplier, self.sampling_rate, self.steps_per_round)
 
     @property
-    def whole(self) -> Event:
-        return Event(self.noise, self.rate, self.steps_per_turn * self.turns)
+    def total_event(self) -> DpEvent:
+        return DpEvent(self.noise_multiplier, self.sampling_rate, self.steps_per_round * self.max_participations)
 
 
-class Charge(NamedTuple):
-    plan: str
-    event: Event
+class PlanCharge(NamedTuple):
+    study_hash: str
+    event: DpEvent
 
 
 @dataclass(frozen=True)
-class Decision:
-    allowed: bool
+class FilterDecision:
+    is_allowed: bool
     epsilon_after: float  # as before, if refused
-    how: str  # pld, rdp, or `FILTER`
-    left: float
+    accountant: str  # pld, rdp, or `FILTER`
+    epsilon_left: float
     reason: str
 
 
-def decide(
-    history: Sequence[tuple[str, Event]],
-    commitments: Mapping[str, Commitment],
-    wanted: tuple[str, Event],
-    budget: Budget,
-) -> Decision:
+def check_charge(
+    history: Sequence[tuple[str, DpEvent]],
+    planned: Mapping[str, PlannedSpending],
+    requested: tuple[str, DpEvent],
+    budget: FilterBudget,
+) -> FilterDecision:
     """May `wanted` be charged after `history`, the charges allowed so far on this data set?"""
-    before = spent(history, commitments, budget)
-    plan, event = wanted
-    taken = sum(charged == plan for charged, _ in history)
-    problem = _breach(plan, event, commitments.get(plan), taken) or _crowd(plan, history, commitments, budget)
+    spent_before = compute_spent(history, planned, budget)
+    study_hash, event = requested
+    num_charges = sum(charged_hash == study_hash for charged_hash, _ in history)
+    problem = _commitment_problem(study_hash, event, planned.get(study_hash), num_charges) or _exclusivity_problem(
+        study_hash, history, planned, budget
+    )
     if problem is None:
-        after = _spent([*history, wanted], budget)
-        figures = f"epsilon {after.epsilon:.6g} of {budget.epsilon:g} at delta {budget.delta:g}"
-        if after.epsilon <= budget.epsilon:
-            reached = max(before.epsilon, after.epsilon)
-            return Decision(True, reached, after.how, budget.epsilon - reached, f"spends {figures}")
-        problem = f"would spend {figures} (spent so far {before.epsilon:.6g})"
-    return Decision(False, before.epsilon, before.how, max(0.0, budget.epsilon - before.epsilon), problem)
+        spent_after = _compute_spent([*history, requested], budget)
+        spent_text = f"epsilon {spent_after.epsilon:.6g} of {budget.epsilon:g} at delta {budget.delta:g}"
+        if spent_after.epsilon <= budget.epsilon:
+            epsilon_spent = max(spent_before.epsilon, spent_after.epsilon)
+            return FilterDecision(
+                True, epsilon_spent, spent_after.accountant, budget.epsilon - epsilon_spent, f"spends {spent_text}"
+            )
+        problem = f"would spend {spent_text} (spent so far {spent_before.epsilon:.6g})"
+    return FilterDecision(
+        False, spent_before.epsilon, spent_before.accountant, max(0.0, budget.epsilon - spent_before.epsilon), problem
+    )
 
 
-def spent(history: Sequence[tuple[str, Event]], commitments: Mapping[str, Commitment], budget: Budget) -> Spent:
+def compute_spent(
+    history: Sequence[tuple[str, DpEvent]], planned: Mapping[str, PlannedSpending], budget: FilterBudget
+) -> PrivacySpent:
     """What the allowed charges have spent at the budget's delta."""
-    taken: Counter[str] = Counter()
-    for number, (plan, event) in enumerate(history, 1):
-        problem = _breach(plan, event, commitments.get(plan), taken[plan])
+    num_charges: Counter[str] = Counter()
+    for number, (study_hash, event) in enumerate(history, 1):
+        problem = _commitment_problem(study_hash, event, planned.get(study_hash), num_charges[study_hash])
         if problem is not None:
-            raise BadBudget(f"charge {number} breaks its commitment: {problem}; restore the ledger or the commitment")
-        taken[plan] += 1
-    return _spent(history, budget)
+            raise BudgetError(f"charge {number} breaks its commitment: {problem}; restore the ledger or the commitment")
+        num_charges[study_hash] += 1
+    return _compute_spent(history, budget)
 
 
-def alone(commitment: Commitment, budget: Budget) -> bool:
+def needs_exclusive_use(planned: PlannedSpending, budget: FilterBudget) -> bool:
     """Does the plan need the data set for itself?"""
-    return _filtered(merged([commitment.whole]), budget) > budget.epsilon
+    return _filter_epsilon(merge_events([planned.total_event]), budget) > budget.epsilon
 
 
-def _spent(charges: Sequence[tuple[str, Event]], budget: Budget) -> Spent:
-    events = merged(event for _, event in charges)
-    if len({plan for plan, _ in charges}) <= 1:
-        return account(events, budget.delta)
-    return Spent(_filtered(events, budget), budget.delta, FILTER)
+def _compute_spent(charges: Sequence[tuple[str, DpEvent]], budget: FilterBudget) -> PrivacySpent:
+    events = merge_events(event for _, event in charges)
+    if len({study_hash for study_hash, _ in charges}) <= 1:
+        return compute_privacy_spent(events, budget.delta)
+    return PrivacySpent(_filter_epsilon(events, budget), budget.delta, RDP_FILTER)
 
 
-def _breach(plan: str, event: Event, commitment: Commitment | None, taken: int) -> str | None:
+def _commitment_problem(
+    study_hash: str, event: DpEvent, planned: PlannedSpending | None, num_charges: int
+) -> str | None:
     """How a charge leaves its plan's commitment."""
-    if commitment is None:
-        return f"plan {plan} has made no commitment; register its noise, rate, steps and turns first"
-    promised = commitment.turn
-    if (event.noise, event.rate) != (promised.noise, promised.rate):
+    if planned is None:
+        return f"plan {study_hash} has made no commitment; register its noise, rate, steps and turns first"
+    round_event = planned.round_event
+    if (event.noise_multiplier, event.sampling_rate) != (round_event.noise_multiplier, round_event.sampling_rate):
         return (
-            f"plan {plan} has committed to noise {promised.noise:g} at rate {promised.rate:g}, "
-            f"not to {event.noise:g} at {event.rate:g}; another setting is another plan"
+            f"plan {study_hash} has committed to noise {round_event.noise_multiplier:g} at rate {round_event.sampling_rate:g}, "
+            f"not to {event.noise_multiplier:g} at {event.sampling_rate:g}; another setting is another plan"
         )
-    if not 1 <= event.steps <= promised.steps:
-        return f"plan {plan} has committed to 1 to {promised.steps} steps a turn, not to {event.steps}"
-    if taken >= commitment.turns:
-        return f"plan {plan} has used all its {commitment.turns} turns (one that is repeated counts again)"
+    if not 1 <= event.steps <= round_event.steps:
+        return f"plan {study_hash} has committed to 1 to {round_event.steps} steps a turn, not to {event.steps}"
+    if num_charges >= planned.max_participations:
+        return (
+            f"plan {study_hash} has used all its {planned.max_participations} turns (one that is repeated counts again)"
+        )
     return None
 
 
-def _crowd(
-    plan: str, history: Sequence[tuple[str, Event]], commitments: Mapping[str, Commitment], budget: Budget
+def _exclusivity_problem(
+    study_hash: str,
+    history: Sequence[tuple[str, DpEvent]],
+    planned: Mapping[str, PlannedSpending],
+    budget: FilterBudget,
 ) -> str | None:
     """Who is in whose way."""
-    others = sorted({charged for charged, _ in history} - {plan})
-    needs = "needs the data set for itself: with other plans its whole schedule would not fit"
-    if others and alone(commitments[plan], budget):
-        return f"plan {plan} {needs}, and {others[0]} has charged before; give it more noise or fewer turns"
-    for other in others:
-        if alone(commitments[other], budget):
-            return f"plan {other} has charged, and {needs}; nobody else may charge this data set any more"
+    other_hashes = sorted({charged_hash for charged_hash, _ in history} - {study_hash})
+    reason = "needs the data set for itself: with other plans its whole schedule would not fit"
+    if other_hashes and needs_exclusive_use(planned[study_hash], budget):
+        return (
+            f"plan {study_hash} {reason}, and {other_hashes[0]} has charged before; give it more noise or fewer turns"
+        )
+    for other_hash in other_hashes:
+        if needs_exclusive_use(planned[other_hash], budget):
+            return f"plan {other_hash} has charged, and {reason}; nobody else may charge this data set any more"
     return None
 
 
 @lru_cache(maxsize=2**14)
-def _filtered(events: tuple[Event, ...], budget: Budget) -> float:
+def _filter_epsilon(events: tuple[DpEvent, ...], budget: FilterBudget) -> float:
     """The smallest epsilon for which the filter's condition holds."""
     if not events:
         return 0.0
-    divergence = renyi(events)
-    least = account(events, budget.delta, "rdp").epsilon  # of the best order alone
-    if math.isinf(least):
+    divergence = renyi_divergences(events)
+    rdp_epsilon = compute_privacy_spent(events, budget.delta, "rdp").epsilon  # of the best order alone
+    if math.isinf(rdp_epsilon):
         return math.inf
-    offsets = np.log(_weights(budget)) - log_slack(ORDERS)
+    offsets = np.log(_order_weights(budget)) - log_conversion_factors(RDP_ORDERS)
 
-    def holds(cell: int) -> bool:
-        exponents = offsets + (ORDERS - 1) * (cell * GRID - divergence)
+    def is_satisfied(grid_index: int) -> bool:
+        exponents = offsets + (RDP_ORDERS - 1) * (grid_index * EPSILON_GRID - divergence)
         return bool(np.logaddexp.reduce(exponents) >= -math.log(budget.delta))
 
-    low = math.ceil(least / GRID) - 1
-    high = 2 * low + math.ceil(1 / GRID)
-    while not holds(high):
+    low = math.ceil(rdp_epsilon / EPSILON_GRID) - 1
+    high = 2 * low + math.ceil(1 / EPSILON_GRID)
+    while not is_satisfied(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high * GRID
+        low, high = (low, middle) if is_satisfied(middle) else (middle, high)
+    return high * EPSILON_GRID
 
 
-def _weights(budget: Budget) -> Floats:
+def _order_weights(budget: FilterBudget) -> FloatArray:
     """Of ORDERS; they add up to 1. In proportion to the orders' distance, on a scale of log(order - 1)."""
-    scale = -math.log(budget.delta) / (budget.first or budget.epsilon)
-    gaps: Floats = np.gradient(np.log(ORDERS - 1))
-    near: Floats = np.where((NEAR[0] * scale <= ORDERS - 1) & (NEAR[1] * scale >= ORDERS - 1), gaps, 0.0)
-    everywhere: Floats = gaps / gaps.sum()
-    return SHARE * near / near.sum() + (1 - SHARE) * everywhere if near.any() else everywhere
+    scale = -math.log(budget.delta) / (budget.initial_epsilon or budget.epsilon)
+    gaps: FloatArray = np.gradient(np.log(RDP_ORDERS - 1))
+    best_order_gaps: FloatArray = np.where(
+        (BEST_ORDER_RANGE[0] * scale <= RDP_ORDERS - 1) & (BEST_ORDER_RANGE[1] * scale >= RDP_ORDERS - 1), gaps, 0.0
+    )
+    uniform_weights: FloatArray = gaps / gaps.sum()
+    return (
+        BEST_ORDER_WEIGHT * best_order_gaps / best_order_gaps.sum() + (1 - BEST_ORDER_WEIGHT) * uniform_weights
+        if best_order_gaps.any()
+        else uniform_weights
+    )

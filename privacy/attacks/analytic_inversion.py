@@ -20,56 +20,64 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.core.parameters import Spec, Vec
+from pipeline.core.parameters import ParameterSpec, ParamVector
 
-GAP = 10.0  # between a singular value of the signal and one of rounding errors
-EXACT = 1e-3  # of the energy may be missed by what counts as exact
-TRIES = 4
+MIN_SINGULAR_VALUE_RATIO = 10.0  # between a singular value of the signal and one of rounding errors
+EXACT_TOLERANCE = 1e-3  # of the energy may be missed by what counts as exact
+MAX_SEARCH_TRIES = 4
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerGradient:
     module: nn.Conv2d | nn.Linear
-    shape: tuple[int, ...]  # of its input, without the batch
-    positions: int  # at which a convolution's filters are applied
-    weight: Tensor  # gradients
-    bias: Tensor | None
+    input_shape: tuple[int, ...]  # of its input, without the batch
+    num_positions: int  # at which a convolution's filters are applied
+    weight_gradient: Tensor  # gradients
+    bias_gradient: Tensor | None
 
 
 @dataclass(frozen=True)
-class Known:
+class RecoveredActivation:
     """What a layer was fed; up to a positive factor if it is a convolution."""
 
-    layer: Layer
+    layer: LayerGradient
     value: Tensor  # (*layer.shape)
-    image: bool  # it is the network's own input
+    is_image: bool  # it is the network's own input
 
 
-def recover(module: nn.Module, gradient: Vec, shape: Sequence[int]) -> Known | None:
+def recover_activation(module: nn.Module, gradient: ParamVector, shape: Sequence[int]) -> RecoveredActivation | None:
     """The earliest activation that follows from the gradient of one example, if any does."""
-    found, after = None, None
-    chain = layers(module, gradient, shape)
-    for place, layer in reversed(list(enumerate(chain))):
-        value = _dense(layer) if isinstance(layer.module, nn.Linear) else _convolution(module, layer, after, shape)
-        after = None if value is None else Known(layer, value, place == 0)
-        found = after or found
-    return found
+    earliest, next_activation = None, None
+    layer_list = layer_gradients(module, gradient, shape)
+    for index, layer in reversed(list(enumerate(layer_list))):
+        value = (
+            _recover_dense_input(layer)
+            if isinstance(layer.module, nn.Linear)
+            else _recover_convolution_input(module, layer, next_activation, shape)
+        )
+        next_activation = None if value is None else RecoveredActivation(layer, value, index == 0)
+        earliest = next_activation or earliest
+    return earliest
 
 
-def layers(module: nn.Module, gradient: Vec, shape: Sequence[int]) -> list[Layer]:
+def layer_gradients(module: nn.Module, gradient: ParamVector, shape: Sequence[int]) -> list[LayerGradient]:
     """Dense layers and convolutions in the order in which they are used."""
     names = {child: name for name, child in module.named_modules()}
-    spec = Spec.of(module)
-    parts = dict(zip(spec.names, spec.split(gradient.cpu()), strict=True))
-    order: list[Layer] = []
+    spec = ParameterSpec.from_module(module)
+    parts = dict(zip(spec.names, spec.split_parameters(gradient.cpu()), strict=True))
+    order: list[LayerGradient] = []
 
-    def note(child: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        weight = parts.get(f"{names[child]}.weight")
-        if weight is not None and isinstance(child, nn.Conv2d | nn.Linear):
-            bias = parts.get(f"{names[child]}.bias")
-            order.append(Layer(child, tuple(inputs[0].shape[1:]), math.prod(output.shape[2:]), weight, bias))
+    def record_layer(child: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        weight_gradient = parts.get(f"{names[child]}.weight")
+        if weight_gradient is not None and isinstance(child, nn.Conv2d | nn.Linear):
+            bias_gradient = parts.get(f"{names[child]}.bias")
+            order.append(
+                LayerGradient(
+                    child, tuple(inputs[0].shape[1:]), math.prod(output.shape[2:]), weight_gradient, bias_gradient
+                )
+            )
 
-    hooks = [c.register_forward_hook(note) for c in module.modules() if isinstance(c, nn.Conv2d | nn.Linear)]
+    hooks = [c.register_forward_hook(record_layer) for c in module.modules() if isinstance(c, nn.Conv2d | nn.Linear)]
     module.eval()
     with torch.no_grad():
         module(torch.zeros(1, *shape))
@@ -79,97 +87,110 @@ def layers(module: nn.Module, gradient: Vec, shape: Sequence[int]) -> list[Layer
 
 
 @contextmanager
-def watching(layer: Layer) -> Iterator[Callable[[], Tensor]]:
+def record_layer_input(layer: LayerGradient) -> Iterator[Callable[[], Tensor]]:
     """Gives what the layer was last fed."""
-    seen: list[Tensor] = []
+    last_input: list[Tensor] = []
 
-    def note(child: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen[:] = [inputs[0]]
+    def record_input(child: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        last_input[:] = [inputs[0]]
 
-    hook = layer.module.register_forward_pre_hook(note)
+    hook = layer.module.register_forward_pre_hook(record_input)
     try:
-        yield lambda: seen[0]
+        yield lambda: last_input[0]
     finally:
         hook.remove()
 
 
-def _dense(layer: Layer) -> Tensor | None:
-    error, weight = layer.bias, layer.weight.double()
+def _recover_dense_input(layer: LayerGradient) -> Tensor | None:
+    error, weight_gradient = layer.bias_gradient, layer.weight_gradient.double()
     if error is None or not error.any():
         return None
     error = error.double()
-    value = error @ weight / (error @ error)
-    missed = (weight - error[:, None] * value).norm() / weight.norm()
-    return value.float().view(layer.shape) if missed**2 < EXACT else None
+    value = error @ weight_gradient / (error @ error)
+    relative_error = (weight_gradient - error[:, None] * value).norm() / weight_gradient.norm()
+    return value.float().view(layer.input_shape) if relative_error**2 < EXACT_TOLERANCE else None
 
 
-def _convolution(module: nn.Module, layer: Layer, after: Known | None, shape: Sequence[int]) -> Tensor | None:
-    space = _candidates(layer)
-    if space is None:
+def _recover_convolution_input(
+    module: nn.Module, layer: LayerGradient, next_activation: RecoveredActivation | None, shape: Sequence[int]
+) -> Tensor | None:
+    candidates = _candidate_inputs(layer)
+    if candidates is None:
         return None
-    if len(space) == 1:
-        return space[0] * space[0].sum().sign()  # what follows a ReLU, and an image, is not negative
-    return None if after is None else _leading_to(module, layer, space, after, shape)
+    if len(candidates) == 1:
+        return candidates[0] * candidates[0].sum().sign()  # what follows a ReLU, and an image, is not negative
+    return None if next_activation is None else _search_candidate(module, layer, candidates, next_activation, shape)
 
 
-def _candidates(layer: Layer) -> Tensor | None:
+def _candidate_inputs(layer: LayerGradient) -> Tensor | None:
     """(n, *shape), orthonormal: inputs all of whose patches lie in the row space of the weight gradient."""
     conv = layer.module
     assert isinstance(conv, nn.Conv2d)
     if conv.groups != 1 or isinstance(conv.padding, str) or conv.padding_mode != "zeros":
         return None
-    _, sizes, rows = torch.linalg.svd(layer.weight.flatten(1).double(), full_matrices=False)
-    most = min(layer.positions, len(sizes) - 1)
-    if layer.positions >= len(sizes) or not sizes[0] > 0:
+    _, singular_values, rows = torch.linalg.svd(layer.weight_gradient.flatten(1).double(), full_matrices=False)
+    max_rank = min(layer.num_positions, len(singular_values) - 1)
+    if layer.num_positions >= len(singular_values) or not singular_values[0] > 0:
         return None
-    gaps = sizes[:most] / sizes[1 : most + 1].clamp(min=1e-12 * float(sizes[0]))
-    rank = int(gaps.argmax()) + 1
-    if gaps[rank - 1] < GAP:
+    ratios = singular_values[:max_rank] / singular_values[1 : max_rank + 1].clamp(min=1e-12 * float(singular_values[0]))
+    rank = int(ratios.argmax()) + 1
+    if ratios[rank - 1] < MIN_SINGULAR_VALUE_RATIO:
         return None
-    how = {"kernel_size": conv.kernel_size, "dilation": conv.dilation, "padding": conv.padding, "stride": conv.stride}
-    fold = nn.Fold(layer.shape[1:], **how)
-    times = fold(nn.Unfold(**how)(torch.ones(1, *layer.shape, dtype=torch.float64)))[0]
-    cover = times.sqrt().clamp(min=1)  # pixels that no patch holds stay 0
+    unfold_settings = {
+        "kernel_size": conv.kernel_size,
+        "dilation": conv.dilation,
+        "padding": conv.padding,
+        "stride": conv.stride,
+    }
+    fold = nn.Fold(layer.input_shape[1:], **unfold_settings)
+    patch_counts = fold(nn.Unfold(**unfold_settings)(torch.ones(1, *layer.input_shape, dtype=torch.float64)))[0]
+    patch_weights = patch_counts.sqrt().clamp(min=1)  # pixels that no patch holds stay 0
     # one patch is one row, all others 0: (positions * rank, pixels)
-    alone = torch.zeros(layer.positions, rank, rows.shape[1], layer.positions, dtype=torch.float64)
-    alone[range(layer.positions), :, :, range(layer.positions)] = rows[:rank]
-    spread = torch.cat([(fold(one) / cover).flatten(1) for one in alone])
-    share, ways = torch.linalg.eigh(spread @ spread.T)  # share 1: overlapping patches agree
-    agree = ways[:, share > 1 - EXACT].T
-    if not len(agree):
+    single_patches = torch.zeros(layer.num_positions, rank, rows.shape[1], layer.num_positions, dtype=torch.float64)
+    single_patches[range(layer.num_positions), :, :, range(layer.num_positions)] = rows[:rank]
+    spread_patches = torch.cat([(fold(patch) / patch_weights).flatten(1) for patch in single_patches])
+    eigenvalues, eigenvectors = torch.linalg.eigh(
+        spread_patches @ spread_patches.T
+    )  # share 1: overlapping patches agree
+    consistent = eigenvectors[:, eigenvalues > 1 - EXACT_TOLERANCE].T
+    if not len(consistent):
         return None
-    inputs = (agree @ spread).view(-1, *layer.shape) / cover
+    inputs = (consistent @ spread_patches).roster_view(-1, *layer.input_shape) / patch_weights
     basis: Tensor = torch.linalg.qr(inputs.flatten(1).T).Q.T
     return basis.float().reshape(inputs.shape)
 
 
-def _leading_to(module: nn.Module, layer: Layer, space: Tensor, goal: Known, shape: Sequence[int]) -> Tensor | None:
+def _search_candidate(
+    module: nn.Module, layer: LayerGradient, candidates: Tensor, target: RecoveredActivation, shape: Sequence[int]
+) -> Tensor | None:
     """The candidate from which the network arrives at the next layer's known input."""
     blank = torch.zeros(1, *shape)
-    flat, size = space.flatten(1), math.sqrt(math.prod(layer.shape))
-    mix = torch.zeros(len(space))
+    flat_candidates, target_norm = candidates.flatten(1), math.sqrt(math.prod(layer.input_shape))
+    coefficients = torch.zeros(len(candidates))
 
-    def candidate() -> Tensor:
-        value: Tensor = F.normalize(mix @ flat, dim=0) * size
-        return value.view(1, *layer.shape)
+    def current_input() -> Tensor:
+        value: Tensor = F.normalize(coefficients @ flat_candidates, dim=0) * target_norm
+        return value.view(1, *layer.input_shape)
 
-    hook = layer.module.register_forward_pre_hook(lambda child, inputs: (candidate(),))
+    hook = layer.module.register_forward_pre_hook(lambda child, inputs: (current_input(),))
     try:
-        with watching(goal.layer) as seen:
-            for nth in range(TRIES):
-                mix = torch.randn(len(space), generator=torch.Generator().manual_seed(nth)).requires_grad_()
-                search = torch.optim.LBFGS([mix], max_iter=200, line_search_fn="strong_wolfe")
+        with record_layer_input(target.layer) as layer_input:
+            for seed in range(MAX_SEARCH_TRIES):
+                coefficients = torch.randn(
+                    len(candidates), generator=torch.Generator().manual_seed(seed)
+                ).requires_grad_()
+                optimizer = torch.optim.LBFGS([coefficients], max_iter=200, line_search_fn="strong_wolfe")
 
-                def miss(search: torch.optim.Optimizer = search) -> Tensor:
-                    search.zero_grad()
+                def compute_loss(optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+                    optimizer.zero_grad()
                     module(blank)
-                    loss = 1 - F.cosine_similarity(seen().flatten(), goal.value.flatten(), 0)
+                    loss = 1 - F.cosine_similarity(layer_input().flatten(), target.value.flatten(), 0)
                     loss.backward()
                     return loss
 
-                search.step(miss)
-                if float(miss().detach()) < EXACT:
-                    return candidate().detach()[0]
+                optimizer.step(compute_loss)
+                if float(compute_loss().detach()) < EXACT_TOLERANCE:
+                    return current_input().detach()[0]
     finally:
         hook.remove()
         module.zero_grad()

@@ -21,125 +21,157 @@ from scipy.special import bdtrc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.core.errors import BadData
-from pipeline.core.parameters import Snapshot, Spec, Vec
-from privacy.attacks.membership import losses
-from privacy.dpsgd.secure_rng import Entropy
+from pipeline.core.errors import DataError
+from pipeline.core.parameters import ModelState, ParameterSpec, ParamVector
+from privacy.attacks.membership import compute_losses
+from privacy.dpsgd.secure_rng import SecureRandom
 
-Turns = Sequence[tuple[Vec, Vec]]  # a site's weights before and after each of its turns
-Train = Callable[[Tensor], Turns]  # given (m,) bool: which canaries are in
-Score = Callable[[Turns], Tensor]  # (m,): the higher, the likelier in
-SHARES = (1 / 8, 1 / 4, 2 / 5)  # of the canaries guessed in, and as many out; coins seldom let 1 / 2 be right
-BLOCKS = 8  # across a canary's image
+RoundWeights = Sequence[tuple[ParamVector, ParamVector]]  # a site's weights before and after each of its turns
+TrainFunction = Callable[[Tensor], RoundWeights]  # given (m,) bool: which canaries are in
+ScoreFunction = Callable[[RoundWeights], Tensor]  # (m,): the higher, the likelier in
+GUESS_FRACTIONS = (1 / 8, 1 / 4, 2 / 5)  # of the canaries guessed in, and as many out; coins seldom let 1 / 2 be right
+BLOCKS_PER_SIDE = 8  # across a canary's image
 
 
 @dataclass(frozen=True)
-class Canaries:
+class CanaryUnits:
     """`per_unit` examples of each, one unit after the other."""
 
     x: Tensor  # (m * per_unit, *shape) from 0 to 1
     y: Tensor
-    unit: Tensor  # 0 to m - 1
-    per_unit: int
+    unit_index: Tensor  # 0 to m - 1
+    examples_per_unit: int
 
     @property
-    def m(self) -> int:
-        return len(self.y) // self.per_unit
+    def num_units(self) -> int:
+        return len(self.y) // self.examples_per_unit
 
-    def rows(self, included: Tensor) -> Tensor:
+    def included_rows(self, included: Tensor) -> Tensor:
         """Examples of the canaries that are in."""
-        return included.repeat_interleave(self.per_unit).nonzero().flatten()
+        return included.repeat_interleave(self.examples_per_unit).nonzero().flatten()
 
 
-def make_canaries(shape: Sequence[int], classes: int, count: int, per_unit: int = 2, seed: int = 0) -> Canaries:
+def make_canaries(
+    shape: Sequence[int], num_classes: int, num_units: int, examples_per_unit: int = 2, seed: int = 0
+) -> CanaryUnits:
     """Patterns of random colours, like nobody's. A unit's labels take turns from a random one on: what all examples of
     a class share cancels out, and the units' gradients differ. Canaries are no secret; the coins are."""
-    dice = torch.Generator().manual_seed(seed)
-    x = torch.rand(count * per_unit, *shape, generator=dice)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(num_units * examples_per_unit, *shape, generator=generator)
     if len(shape) == 3:
-        for side in (2, 3):
-            x = x.index_select(side, torch.arange(shape[side - 1]) * BLOCKS // shape[side - 1])
-    first = torch.randint(0, classes, (count, 1), generator=dice)
-    y = (first + torch.arange(per_unit)).remainder(classes).flatten()
-    return Canaries(x, y, torch.arange(count).repeat_interleave(per_unit), per_unit)
+        for dim in (2, 3):
+            x = x.index_select(dim, torch.arange(shape[dim - 1]) * BLOCKS_PER_SIDE // shape[dim - 1])
+    first_label = torch.randint(0, num_classes, (num_units, 1), generator=generator)
+    y = (first_label + torch.arange(examples_per_unit)).remainder(num_classes).flatten()
+    return CanaryUnits(x, y, torch.arange(num_units).repeat_interleave(examples_per_unit), examples_per_unit)
 
 
 @dataclass(frozen=True)
-class Audit:
-    m: int
-    guesses: int
-    correct: int
-    epsilon_low: float
+class CanaryAudit:
+    num_canaries: int
+    num_guesses: int
+    num_correct: int
+    epsilon_lower_bound: float
     confidence: float
     delta: float
-    most: float  # the bound that this many canaries could have given, had every guess been right
-    tried: tuple[int, ...]  # numbers of guesses, fixed beforehand
+    max_epsilon_lower_bound: float  # the bound that this many canaries could have given, had every guess been right
+    tried_num_guesses: tuple[int, ...]  # numbers of guesses, fixed beforehand
     scores: Tensor  # (m,)
     included: Tensor  # (m,) bool
 
 
-def audit(
-    train: Train,
-    score: Score,
-    m: int,
+def audit_canaries(
+    train: TrainFunction,
+    score: ScoreFunction,
+    num_canaries: int,
     delta: float = 0.0,
     confidence: float = 0.95,
-    sides: Sequence[int] | None = None,
-    entropy: Entropy | None = None,
-) -> Audit:
+    guesses_per_side: Sequence[int] | None = None,
+    secure_random: SecureRandom | None = None,
+) -> CanaryAudit:
     """`sides`: how many are guessed on each side; one number, or several to try. Only a test may give `entropy`."""
-    included = torch.zeros(m, dtype=torch.bool)
-    included[(entropy or Entropy()).chosen(m, 0.5)] = True
-    return judge(score(train(included)), included, delta, confidence, sides)
+    included = torch.zeros(num_canaries, dtype=torch.bool)
+    included[(secure_random or SecureRandom()).poisson_sample(num_canaries, 0.5)] = True
+    return evaluate_guesses(score(train(included)), included, delta, confidence, guesses_per_side)
 
 
-def judge(
-    scores: Tensor, included: Tensor, delta: float, confidence: float = 0.95, sides: Sequence[int] | None = None
-) -> Audit:
-    m, scores = len(included), scores.detach().cpu().double()
-    if scores.shape != (m,) or not scores.isfinite().all():
-        raise BadData(f"scores of shape {tuple(scores.shape)} for {m} canaries: one finite number each is due")
-    tried = sorted({max(1, int(share * m)) for share in SHARES} if sides is None else set(sides))
-    if not tried or tried[0] < 1 or 2 * tried[-1] > m:
-        raise BadData(f"of {m} canaries {tried} cannot be guessed on each side; give numbers from 1 to {m // 2}")
-    each = 1 - (1 - confidence) / len(tried)
+def evaluate_guesses(
+    scores: Tensor,
+    included: Tensor,
+    delta: float,
+    confidence: float = 0.95,
+    guesses_per_side: Sequence[int] | None = None,
+) -> CanaryAudit:
+    num_canaries, scores = len(included), scores.detach().cpu().double()
+    if scores.shape != (num_canaries,) or not scores.isfinite().all():
+        raise DataError(
+            f"scores of shape {tuple(scores.shape)} for {num_canaries} canaries: one finite number each is due"
+        )
+    tried_per_side = sorted(
+        {max(1, int(share * num_canaries)) for share in GUESS_FRACTIONS}
+        if guesses_per_side is None
+        else set(guesses_per_side)
+    )
+    if not tried_per_side or tried_per_side[0] < 1 or 2 * tried_per_side[-1] > num_canaries:
+        raise DataError(
+            f"of {num_canaries} canaries {tried_per_side} cannot be guessed on each side; give numbers from 1 to {num_canaries // 2}"
+        )
+    confidence_each = 1 - (1 - confidence) / len(tried_per_side)
     order = scores.argsort(stable=True)  # by place where scores tie, of which the coins know nothing
-    found = [(2 * k, int((~included[order[:k]]).sum() + included[order[-k:]].sum())) for k in tried]
-    bounds = [lower_bound(r, v, m, delta, each) for r, v in found]
-    best = max(range(len(found)), key=lambda n: (bounds[n], found[n][0]))
-    most = max(lower_bound(r, r, m, delta, each) for r, _ in found)
-    asked = tuple(r for r, _ in found)
-    return Audit(m, *found[best], bounds[best], confidence, delta, most, asked, scores, included)
+    guess_results = [(2 * k, int((~included[order[:k]]).sum() + included[order[-k:]].sum())) for k in tried_per_side]
+    bounds = [epsilon_lower_bound(r, v, num_canaries, delta, confidence_each) for r, v in guess_results]
+    best = max(range(len(guess_results)), key=lambda n: (bounds[n], guess_results[n][0]))
+    max_bound = max(epsilon_lower_bound(r, r, num_canaries, delta, confidence_each) for r, _ in guess_results)
+    tried_num_guesses = tuple(r for r, _ in guess_results)
+    return CanaryAudit(
+        num_canaries,
+        *guess_results[best],
+        bounds[best],
+        confidence,
+        delta,
+        max_bound,
+        tried_num_guesses,
+        scores,
+        included,
+    )
 
 
-def lower_bound(guesses: int, correct: int, m: int, delta: float, confidence: float = 0.95) -> float:
+def epsilon_lower_bound(
+    num_guesses: int, num_correct: int, num_canaries: int, delta: float, confidence: float = 0.95
+) -> float:
     """The largest epsilon that so many right guesses refute at this confidence; 0 if they refute none."""
-    if not 0 <= correct <= guesses <= m:
-        raise BadData(f"{correct} right of {guesses} guesses about {m} canaries cannot be; count them again")
-    level = 1 - confidence
-    if p_value(guesses, correct, m, 0.0, delta) >= level:
+    if not 0 <= num_correct <= num_guesses <= num_canaries:
+        raise DataError(
+            f"{num_correct} right of {num_guesses} guesses about {num_canaries} canaries cannot be; count them again"
+        )
+    significance = 1 - confidence
+    if p_value(num_guesses, num_correct, num_canaries, 0.0, delta) >= significance:
         return 0.0
     low, high = 0.0, 1.0
-    while high < 64 and p_value(guesses, correct, m, high, delta) < level:
+    while high < 64 and p_value(num_guesses, num_correct, num_canaries, high, delta) < significance:
         low, high = high, 2 * high
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if p_value(guesses, correct, m, middle, delta) < level else (low, middle)
+        low, high = (
+            (middle, high)
+            if p_value(num_guesses, num_correct, num_canaries, middle, delta) < significance
+            else (low, middle)
+        )
     return low
 
 
-def p_value(guesses: int, correct: int, m: int, epsilon: float, delta: float) -> float:
+def p_value(num_guesses: int, num_correct: int, num_canaries: int, epsilon: float, delta: float) -> float:
     """The chance of v or more right guesses under (epsilon, delta)-DP is at most the binomial tail
     P[W >= v] + 2 m delta max_i P[v - i <= W < v] / i."""
-    chance = 1 / (1 + math.exp(-epsilon))
-    if not correct:
+    success_probability = 1 / (1 + math.exp(-epsilon))
+    if not num_correct:
         return 1.0
-    tail = float(bdtrc(correct - 1, guesses, chance))
+    tail = float(bdtrc(num_correct - 1, num_guesses, success_probability))
     if not delta:
         return tail
-    i = np.arange(1, correct + 1)
-    within = bdtrc(correct - 1 - i, guesses, chance) - tail
-    return min(1.0, tail + 2 * m * delta * float((within / i).max()))
+    i = np.arange(1, num_correct + 1)
+    tail_gain = bdtrc(num_correct - 1 - i, num_guesses, success_probability) - tail
+    return min(1.0, tail + 2 * num_canaries * delta * float((tail_gain / i).max()))
 
 
 # The trace that a canary leaves in what a coordinator sees: a score for each, the higher the likelier it was in.
@@ -149,69 +181,73 @@ def p_value(guesses: int, correct: int, m: int, epsilon: float, delta: float) ->
 # Nasr et al. 2023, arXiv 2302.07956). Gradients of canaries resemble each other, so the update is explained by all of
 # them at once (least squares), and each gets its own part in units of its standard error.
 
-RIDGE = 0.01  # of a gradient's squared length: what two like canaries share is not blown up
+GRAM_RIDGE = 0.01  # of a gradient's squared length: what two like canaries share is not blown up
 
 
-def by_loss(module: nn.Module, canaries: Canaries, stats: Vec | None = None) -> Score:
+def loss_score(module: nn.Module, canaries: CanaryUnits, stats: ParamVector | None = None) -> ScoreFunction:
     """`stats`: BatchNorm's running statistics, where the module has any."""
-    put = _writer(module, stats)
+    write_weights = _weights_writer(module, stats)
 
-    def mean(weights: Vec) -> Tensor:
-        put(weights)
-        return losses(module, canaries.x, canaries.y).view(canaries.m, canaries.per_unit).mean(1)
+    def mean_losses(weights: ParamVector) -> Tensor:
+        write_weights(weights)
+        return (
+            compute_losses(module, canaries.x, canaries.y).view(canaries.num_units, canaries.examples_per_unit).mean(1)
+        )
 
-    def score(turns: Turns) -> Tensor:
-        return mean(turns[0][0]) - mean(turns[-1][1])
+    def score(rounds: RoundWeights) -> Tensor:
+        return mean_losses(rounds[0][0]) - mean_losses(rounds[-1][1])
 
     return score
 
 
-def by_gradient(module: nn.Module, canaries: Canaries, stats: Vec | None = None, power: float = 1.0) -> Score:
+def gradient_score(
+    module: nn.Module, canaries: CanaryUnits, stats: ParamVector | None = None, power: float = 1.0
+) -> ScoreFunction:
     """`power`: gradients' entries are raised to it, with their sign; 1 suits plain descent, 1/2 Adam, which evens
     them out. Holds m x P floats."""
-    put = _writer(module, stats)
+    write_weights = _weights_writer(module, stats)
 
-    def score(turns: Turns) -> Tensor:
-        total = torch.zeros(canaries.m, dtype=torch.float64)
-        for before, after in turns:
-            step = before - after
-            if not step.any():
+    def score(rounds: RoundWeights) -> Tensor:
+        total = torch.zeros(canaries.num_units, dtype=torch.float64)
+        for weights_before, weights_after in rounds:
+            update = weights_before - weights_after
+            if not update.any():
                 continue
-            put(before)
-            directions = _directions(module, canaries, power)
-            found = (directions @ (step / step.norm())).double()
-            alike = (directions @ directions.T).double()
-            apart = torch.linalg.inv(alike + RIDGE * torch.eye(canaries.m, dtype=torch.float64))
-            total += (apart @ found) / apart.diagonal().sqrt()
+            write_weights(weights_before)
+            directions = _gradient_directions(module, canaries, power)
+            alignment = (directions @ (update / update.norm())).double()
+            gram = (directions @ directions.T).double()
+            gram_inverse = torch.linalg.inv(gram + GRAM_RIDGE * torch.eye(canaries.num_units, dtype=torch.float64))
+            total += (gram_inverse @ alignment) / gram_inverse.diagonal().sqrt()
         return total
 
     return score
 
 
-def together(*scores: Score) -> Score:
+def combine_scores(*scores: ScoreFunction) -> ScoreFunction:
     """The sum of scores in standard deviations: where one fails another may not."""
 
-    def score(turns: Turns) -> Tensor:
-        found = torch.stack([one(turns) for one in scores])
-        return ((found - found.mean(1, keepdim=True)) / found.std(1, keepdim=True).clamp(min=1e-12)).sum(0)
+    def score(rounds: RoundWeights) -> Tensor:
+        stacked = torch.stack([score_function(rounds) for score_function in scores])
+        return ((stacked - stacked.mean(1, keepdim=True)) / stacked.std(1, keepdim=True).clamp(min=1e-12)).sum(0)
 
     return score
 
 
-def _directions(module: nn.Module, canaries: Canaries, power: float) -> Tensor:
+def _gradient_directions(module: nn.Module, canaries: CanaryUnits, power: float) -> Tensor:
     """(m, P): the units' gradients, of length 1."""
     module.eval()
     params = [p for p in module.parameters() if p.requires_grad]
-    found = torch.empty(canaries.m, sum(p.numel() for p in params))
-    pairs = zip(canaries.x.split(canaries.per_unit), canaries.y.split(canaries.per_unit), strict=True)
-    for row, (x, y) in zip(found, pairs, strict=True):
-        slopes = torch.autograd.grad(F.cross_entropy(module(x), y), params)
-        flat = torch.cat([s.flatten() for s in slopes])
+    directions = torch.empty(canaries.num_units, sum(p.numel() for p in params))
+    pairs = zip(canaries.x.split(canaries.examples_per_unit), canaries.y.split(canaries.examples_per_unit), strict=True)
+    for row, (x, y) in zip(directions, pairs, strict=True):
+        gradients = torch.autograd.grad(F.cross_entropy(module(x), y), params)
+        flat = torch.cat([s.flatten() for s in gradients])
         row.copy_(F.normalize(flat.sign() * flat.abs() ** power if power != 1 else flat, dim=0))
-    return found
+    return directions
 
 
-def _writer(module: nn.Module, stats: Vec | None) -> Callable[[Vec], None]:
-    spec = Spec.of(module)
-    still = spec.read(module).stats.clone() if stats is None else stats
-    return lambda weights: spec.write(module, Snapshot(weights, still))
+def _weights_writer(module: nn.Module, stats: ParamVector | None) -> Callable[[ParamVector], None]:
+    spec = ParameterSpec.from_module(module)
+    norm_stats = spec.read_state(module).norm_stats.clone() if stats is None else stats
+    return lambda weights: spec.write_state(module, ModelState(weights, norm_stats))

@@ -16,66 +16,76 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.core.errors import BadData
-from pipeline.core.parameters import Vec
-from pipeline.reports.document.figure_style import styled
-from privacy.attacks.gradient_inversion import Inverted, invert
-from privacy.dpsgd.secure_rng import Entropy
+from pipeline.core.errors import DataError
+from pipeline.core.parameters import ParamVector
+from pipeline.reports.document.figure_style import apply_figure_style
+from privacy.attacks.gradient_inversion import InversionResult, invert_gradient
+from privacy.dpsgd.secure_rng import SecureRandom
 
-SMOOTH = (0.1, 1.0)
+SMOOTHING_WEIGHTS = (0.1, 1.0)
 
 
 @dataclass(frozen=True)
-class Find:
+class ImageReconstruction:
     title: str
     image: Tensor  # (C, H, W)
-    likeness: Likeness
+    similarity: ImageSimilarity
     route: str  # how it was found
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class InversionFigure:
     original: Tensor
-    finds: tuple[Find, ...]  # the mean image, unprotected, DP, secure sum
+    reconstructions: tuple[ImageReconstruction, ...]  # the mean image, unprotected, DP, secure sum
 
-    def png(self) -> bytes:
-        titles = ["original", *(f"{f.title}\nSSIM {f.likeness.ssim:.2f}" for f in self.finds)]
-        return panel([self.original, *(f.image for f in self.finds)], titles)
+    def to_png(self) -> bytes:
+        titles = ["original", *(f"{f.title}\nSSIM {f.similarity.ssim:.2f}" for f in self.reconstructions)]
+        return render_image_row([self.original, *(f.image for f in self.reconstructions)], titles)
 
 
-def exhibit(
+def make_inversion_figure(
     module: nn.Module,
     x: Tensor,
     y: Tensor,
-    typical: Tensor,
-    clip: float,
-    noise: float,
+    mean_image: Tensor,
+    max_grad_norm: float,
+    noise_multiplier: float,
     steps: int = 1000,
-    entropy: Entropy | None = None,
-) -> Exhibit:
+    secure_random: SecureRandom | None = None,
+) -> InversionFigure:
     """x (S, C, H, W), y (S,): an example of each site; the first is attacked. `typical` (C, H, W): the mean of images
     that the attacker may have; `noise`: in clipping norms, as in training. The module's weights are the round's."""
-    gradients = [gradient(module, image, label) for image, label in zip(x.split(1), y.split(1), strict=True)]
-    mine = gradients[0]
-    clipped = mine * min(1.0, clip / float(mine.norm()))
-    noised = clipped + noise * clip * (entropy or Entropy()).normal(mine.shape)
-    start = typical.mean((1, 2), keepdim=True)
+    gradients = [compute_gradient(module, image, label) for image, label in zip(x.split(1), y.split(1), strict=True)]
+    own_gradient = gradients[0]
+    clipped_gradient = own_gradient * min(1.0, max_grad_norm / float(own_gradient.norm()))
+    noised_gradient = clipped_gradient + noise_multiplier * max_grad_norm * (secure_random or SecureRandom()).normal(
+        own_gradient.shape
+    )
+    mean_color = mean_image.mean((1, 2), keepdim=True)
 
-    def attack(update: Vec, smooths: Sequence[float]) -> Inverted:
-        found = [invert(module, update, None, x.shape[1:], steps, start=start, smooth=smooth) for smooth in smooths]
-        return max(found, key=lambda one: likeness(x[0], one.image).ssim)
+    def attack(update: ParamVector, smoothing_weights: Sequence[float]) -> InversionResult:
+        results = [
+            invert_gradient(
+                module, update, None, x.shape[1:], steps, initial_color=mean_color, smoothing_weight=smoothing_weight
+            )
+            for smoothing_weight in smoothing_weights
+        ]
+        return max(results, key=lambda result: image_similarity(x[0], result.image).ssim)
 
-    finds = {
-        "as it is": attack(mine, SMOOTH[:1]),
-        f"clipped, noise {noise:.2g}": attack(noised, SMOOTH),
-        f"sum of {len(gradients)} sites": attack(torch.stack(gradients).sum(0), SMOOTH),
+    results_by_title = {
+        "as it is": attack(own_gradient, SMOOTHING_WEIGHTS[:1]),
+        f"clipped, noise {noise_multiplier:.2g}": attack(noised_gradient, SMOOTHING_WEIGHTS),
+        f"sum of {len(gradients)} sites": attack(torch.stack(gradients).sum(0), SMOOTHING_WEIGHTS),
     }
-    shown = [Find("mean image", typical, likeness(x[0], typical), "none")]
-    shown += [Find(title, one.image, likeness(x[0], one.image), one.route) for title, one in finds.items()]
-    return Exhibit(x[0], tuple(shown))
+    reconstructions = [ImageReconstruction("mean image", mean_image, image_similarity(x[0], mean_image), "none")]
+    reconstructions += [
+        ImageReconstruction(title, result.image, image_similarity(x[0], result.image), result.route)
+        for title, result in results_by_title.items()
+    ]
+    return InversionFigure(x[0], tuple(reconstructions))
 
 
-def gradient(module: nn.Module, x: Tensor, y: Tensor) -> Vec:
+def compute_gradient(module: nn.Module, x: Tensor, y: Tensor) -> ParamVector:
     """Of the mean loss: what one step of plain descent tells, divided by its rate."""
     module.eval()
     params = [p for p in module.parameters() if p.requires_grad]
@@ -84,31 +94,33 @@ def gradient(module: nn.Module, x: Tensor, y: Tensor) -> Vec:
 
 # How alike two images are (SSIM of Wang et al. 2004, PSNR, correlation), and a picture that shows them side by side.
 
-WINDOW, WIDTH = 11, 1.5  # of the Gaussian window, in pixels: its side and its standard deviation
-SMALL = (0.01**2, 0.03**2)  # the constants of the paper, for values from 0 to 1
+SSIM_WINDOW_PX, SSIM_SIGMA_PX = 11, 1.5  # of the Gaussian window, in pixels: its side and its standard deviation
+SSIM_CONSTANTS = (0.01**2, 0.03**2)  # the constants of the paper, for values from 0 to 1
 
-SAME = 100.0  # dB: JSON has no infinity
+MAX_PSNR_DB = 100.0  # dB: JSON has no infinity
 
 
 @dataclass(frozen=True)
-class Likeness:
+class ImageSimilarity:
     ssim: float  # 1: the same
     psnr: float  # dB, at most SAME
     correlation: float  # of the pixels after each channel's mean is taken away: blind to brightness and contrast
 
 
-def likeness(true: Tensor, found: Tensor) -> Likeness:
+def image_similarity(original: Tensor, reconstruction: Tensor) -> ImageSimilarity:
     """Of images (C, H, W) with values from 0 to 1."""
-    if true.shape != found.shape or true.dim() != 3:
-        raise BadData(f"images of shapes {tuple(true.shape)} and {tuple(found.shape)}: give both as (C, H, W), alike")
-    a, b = true.detach().double(), found.detach().double()
-    error = float(((a - b) ** 2).mean())
-    return Likeness(_ssim(a, b), min(SAME, -10 * math.log10(max(error, 1e-300))), _correlation(a, b))
+    if original.shape != reconstruction.shape or original.dim() != 3:
+        raise DataError(
+            f"images of shapes {tuple(original.shape)} and {tuple(reconstruction.shape)}: give both as (C, H, W), alike"
+        )
+    a, b = original.detach().double(), reconstruction.detach().double()
+    mse = float(((a - b) ** 2).mean())
+    return ImageSimilarity(_ssim(a, b), min(MAX_PSNR_DB, -10 * math.log10(max(mse, 1e-300))), _correlation(a, b))
 
 
-def panel(images: Sequence[Tensor], titles: Sequence[str]) -> bytes:
+def render_image_row(images: Sequence[Tensor], titles: Sequence[str]) -> bytes:
     """PNG of images (C, H, W) in a row."""
-    with styled():
+    with apply_figure_style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(2.2 * len(images), 2.75), layout="constrained")
@@ -124,18 +136,18 @@ def panel(images: Sequence[Tensor], titles: Sequence[str]) -> bytes:
 
 def _ssim(a: Tensor, b: Tensor) -> float:
     """Mean over the places at which the window lies inside, and over channels."""
-    side = min(WINDOW, *a.shape[1:])
-    ramp = torch.exp(-((torch.arange(side, dtype=torch.float64) - (side - 1) / 2) ** 2) / (2 * WIDTH**2))
-    window = (ramp[:, None] * ramp / ramp.sum() ** 2)[None, None]
+    side = min(SSIM_WINDOW_PX, *a.shape[1:])
+    gaussian = torch.exp(-((torch.arange(side, dtype=torch.float64) - (side - 1) / 2) ** 2) / (2 * SSIM_SIGMA_PX**2))
+    window = (gaussian[:, None] * gaussian / gaussian.sum() ** 2)[None, None]
 
     def mean(x: Tensor) -> Tensor:
         return F.conv2d(x[:, None], window)
 
     mean_a, mean_b = mean(a), mean(b)
-    var_a, var_b, both = mean(a * a) - mean_a**2, mean(b * b) - mean_b**2, mean(a * b) - mean_a * mean_b
-    light = (2 * mean_a * mean_b + SMALL[0]) / (mean_a**2 + mean_b**2 + SMALL[0])
-    shape = (2 * both + SMALL[1]) / (var_a + var_b + SMALL[1])
-    return float((light * shape).mean())
+    var_a, var_b, covariance = mean(a * a) - mean_a**2, mean(b * b) - mean_b**2, mean(a * b) - mean_a * mean_b
+    luminance = (2 * mean_a * mean_b + SSIM_CONSTANTS[0]) / (mean_a**2 + mean_b**2 + SSIM_CONSTANTS[0])
+    structure = (2 * covariance + SSIM_CONSTANTS[1]) / (var_a + var_b + SSIM_CONSTANTS[1])
+    return float((luminance * structure).mean())
 
 
 def _correlation(a: Tensor, b: Tensor) -> float:

@@ -19,138 +19,152 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.core.errors import BadData
+from pipeline.core.errors import DataError
 
-Floats = NDArray[np.float64]
-CHUNK = 1000  # examples at once
-FALSE_ALARMS = (0.1, 0.01, 0.001)
-THRESHOLDS = 200  # from which one is chosen
-FEWEST = 10  # units on each side; of fewer nothing is said
+FloatArray = NDArray[np.float64]
+BATCH_SIZE = 1000  # examples at once
+FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
+NUM_THRESHOLDS = 200  # from which one is chosen
+MIN_UNITS_PER_SIDE = 10  # units on each side; of fewer nothing is said
 
 
 @dataclass(frozen=True)
-class Membership:
+class MembershipResult:
     auc: float
-    low: float  # 95 % interval of the AUC; 0 to 1 with too few units
-    high: float
+    auc_low: float  # 95 % interval of the AUC; 0 to 1 with too few units
+    auc_high: float
     advantage: float  # hits minus false alarms at the best threshold: by chance about 1 / sqrt(rows), never below 0
-    tpr_at: Mapping[float, float]  # false alarms: hits; only where one of the others is enough for such a rate
-    members: int
-    others: int
+    tpr_at_fpr: Mapping[float, float]  # false alarms: hits; only where one of the others is enough for such a rate
+    num_members: int
+    num_nonmembers: int
     unit: str
 
 
-def losses(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def compute_losses(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """(N,) float64."""
     module.eval()
     with torch.no_grad():
         parts = [
             F.cross_entropy(module(a).double(), b, reduction="none")
-            for a, b in zip(x.split(CHUNK), y.split(CHUNK), strict=True)
+            for a, b in zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)
         ]
     return torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.float64)
 
 
-def by_unit(losses: Tensor, units: Tensor) -> Tensor:
+def average_by_unit(losses: Tensor, units: Tensor) -> Tensor:
     """(U,): the mean over each unit's examples, in the order of the units' numbers."""
-    _, place = units.unique(return_inverse=True)
-    totals = torch.zeros(int(place.max()) + 1, dtype=torch.float64).index_add_(0, place, losses.double())
-    return totals / torch.bincount(place)
+    _, unit_index = units.unique(return_inverse=True)
+    totals = torch.zeros(int(unit_index.max()) + 1, dtype=torch.float64).index_add_(0, unit_index, losses.double())
+    return totals / torch.bincount(unit_index)
 
 
-def membership(
-    members: Tensor,
-    others: Tensor,
+def evaluate_membership(
+    member_losses: Tensor,
+    nonmember_losses: Tensor,
     unit: str = "example",
     units: tuple[Tensor, Tensor] | None = None,
-    false_alarms: Sequence[float] = FALSE_ALARMS,
-) -> Membership:
+    false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES,
+) -> MembershipResult:
     """How well losses tell members from others. `unit` names what a row is; `units`: to whom the rows belong."""
-    a, b = _finite(members, "members"), _finite(others, "others")
-    over, under = _placements(a, b)  # (M,), (O,): the share of the other side that a row is on the right side of
-    auc = float(over.mean())
-    whose = units or (None, None)
-    low, high = _interval(auc, _clusters(over, whose[0]), _clusters(under, whose[1]))
-    up_to_each = (np.searchsorted(np.sort(v), a, "right") / len(v) for v in (a, b))
-    advantage = max(0.0, float(np.subtract(*up_to_each).max()))
-    told = {rate: _hits(a, b, rate) for rate in false_alarms if rate * len(b) >= 1}
-    return Membership(auc, low, high, advantage, told, len(a), len(b), unit)
+    a, b = _to_finite_array(member_losses, "members"), _to_finite_array(nonmember_losses, "others")
+    member_placements, nonmember_placements = _placements(
+        a, b
+    )  # (M,), (O,): the share of the other side that a row is on the right side of
+    auc = float(member_placements.mean())
+    unit_pair = units or (None, None)
+    low, high = _auc_interval(
+        auc, _unit_deviations(member_placements, unit_pair[0]), _unit_deviations(nonmember_placements, unit_pair[1])
+    )
+    cumulative_rates = (np.searchsorted(np.sort(v), a, "right") / len(v) for v in (a, b))
+    advantage = max(0.0, float(np.subtract(*cumulative_rates).max()))
+    tpr_at_fpr = {
+        false_positive_rate: _tpr_at_fpr(a, b, false_positive_rate)
+        for false_positive_rate in false_positive_rates
+        if false_positive_rate * len(b) >= 1
+    }
+    return MembershipResult(auc, low, high, advantage, tpr_at_fpr, len(a), len(b), unit)
 
 
-def epsilon_low(members: Tensor, others: Tensor, delta: float, confidence: float = 0.95) -> float:
+def epsilon_lower_bound(
+    member_losses: Tensor, nonmember_losses: Tensor, delta: float, confidence: float = 0.95
+) -> float:
     """The epsilon that a threshold's hits and false alarms would contradict: log((TPR - delta) / FPR) and its mirror,
     each rate at its Clopper-Pearson bound.
 
     The threshold is chosen on one half of the rows and judged on the other. Weak evidence: of one training run the rows
     are not independent draws, and members may differ from others by more than their membership. Give one row a unit.
     """
-    a, b = _finite(members, "members"), _finite(others, "others")
-    dice = np.random.default_rng(0)
-    (a, a_judged), (b, b_judged) = (np.array_split(dice.permutation(v), 2) for v in (a, b))
-    if not len(a_judged) or not len(b_judged):
+    a, b = _to_finite_array(member_losses, "members"), _to_finite_array(nonmember_losses, "others")
+    rng = np.random.default_rng(0)
+    (a, a_test), (b, b_test) = (np.array_split(rng.permutation(v), 2) for v in (a, b))
+    if not len(a_test) or not len(b_test):
         return 0.0
-    thresholds = np.unique(np.quantile(np.concatenate([a, b]), np.linspace(0, 1, THRESHOLDS), method="nearest"))
-    chosen = max(thresholds, key=lambda at: _epsilon(a, b, at, delta, confidence))
-    return max(0.0, _epsilon(a_judged, b_judged, chosen, delta, confidence))
+    thresholds = np.unique(np.quantile(np.concatenate([a, b]), np.linspace(0, 1, NUM_THRESHOLDS), method="nearest"))
+    best_threshold = max(thresholds, key=lambda threshold: _epsilon_at_threshold(a, b, threshold, delta, confidence))
+    return max(0.0, _epsilon_at_threshold(a_test, b_test, best_threshold, delta, confidence))
 
 
-def clopper_pearson(hits: int, n: int, confidence: float) -> tuple[float, float]:
+def clopper_pearson(num_hits: int, num_trials: int, confidence: float) -> tuple[float, float]:
     """One-sided bounds below and above, each at this confidence."""
-    low = float(stats.beta.ppf(1 - confidence, hits, n - hits + 1)) if hits else 0.0
-    high = float(stats.beta.ppf(confidence, hits + 1, n - hits)) if hits < n else 1.0
+    low = float(stats.beta.ppf(1 - confidence, num_hits, num_trials - num_hits + 1)) if num_hits else 0.0
+    high = float(stats.beta.ppf(confidence, num_hits + 1, num_trials - num_hits)) if num_hits < num_trials else 1.0
     return low, high
 
 
-def _epsilon(a: Floats, b: Floats, threshold: float, delta: float, confidence: float) -> float:
+def _epsilon_at_threshold(a: FloatArray, b: FloatArray, threshold: float, delta: float, confidence: float) -> float:
     """Both claims rest on the same two bounds, each of which gets half of the error."""
-    sure = 1 - (1 - confidence) / 2
-    hits, alarms = (clopper_pearson(int((v <= threshold).sum()), len(v), sure) for v in (a, b))
-    ratios = ((hits[0] - delta) / alarms[1], (1 - alarms[1] - delta) / (1 - hits[0]))
+    side_confidence = 1 - (1 - confidence) / 2
+    tpr_bounds, fpr_bounds = (clopper_pearson(int((v <= threshold).sum()), len(v), side_confidence) for v in (a, b))
+    ratios = ((tpr_bounds[0] - delta) / fpr_bounds[1], (1 - fpr_bounds[1] - delta) / (1 - tpr_bounds[0]))
     return max(math.log(r) if r > 0 else -math.inf for r in ratios)
 
 
-def _finite(values: Tensor, who: str) -> Floats:
-    found = values.detach().cpu().double().numpy()
-    if not len(found) or not np.isfinite(found).all():
-        raise BadData(f"{who}: {len(found)} losses, not all of them finite; the model must have been trained soundly")
-    return found
+def _to_finite_array(values: Tensor, description: str) -> FloatArray:
+    array = values.detach().cpu().double().numpy()
+    if not len(array) or not np.isfinite(array).all():
+        raise DataError(
+            f"{description}: {len(array)} losses, not all of them finite; the model must have been trained soundly"
+        )
+    return array
 
 
-def _placements(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+def _placements(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Ties count one half."""
 
-    def share(v: Floats, against: Floats) -> Floats:
-        there = np.sort(against)
-        below, not_above = (np.searchsorted(there, v, side).astype(np.float64) for side in ("left", "right"))
-        found: Floats = 1 - (below + not_above) / (2 * len(there))
-        return found
+    def placement_values(v: FloatArray, reference: FloatArray) -> FloatArray:
+        sorted_reference = np.sort(reference)
+        below, not_above = (np.searchsorted(sorted_reference, v, side).astype(np.float64) for side in ("left", "right"))
+        placements: FloatArray = 1 - (below + not_above) / (2 * len(sorted_reference))
+        return placements
 
-    return share(a, b), 1 - share(b, a)
+    return placement_values(a, b), 1 - placement_values(b, a)
 
 
-def _clusters(values: Floats, units: Tensor | None) -> Floats:
+def _unit_deviations(values: FloatArray, units: Tensor | None) -> FloatArray:
     """(U,): each unit's sum of deviations from the AUC, as a share of the rows."""
-    off: Floats = (values - values.mean()) / len(values)
+    deviations: FloatArray = (values - values.mean()) / len(values)
     if units is None:
-        return off
-    _, place = np.unique(units.cpu().numpy(), return_inverse=True)
-    return np.bincount(place, off).astype(np.float64)
+        return deviations
+    _, unit_index = np.unique(units.cpu().numpy(), return_inverse=True)
+    return np.bincount(unit_index, deviations).astype(np.float64)
 
 
-def _interval(auc: float, *sides: Floats) -> tuple[float, float]:
-    fewest = min(map(len, sides))
-    if fewest < FEWEST:
+def _auc_interval(auc: float, *sides: FloatArray) -> tuple[float, float]:
+    min_units = min(map(len, sides))
+    if min_units < MIN_UNITS_PER_SIDE:
         return 0.0, 1.0
-    edge = 0.025 ** (1 / fewest)  # an AUC below it would hardly order that many independent pairs without a fault
+    extreme_auc = 0.025 ** (
+        1 / min_units
+    )  # an AUC below it would hardly order that many independent pairs without a fault
     if auc in (0.0, 1.0):
-        return (edge, 1.0) if auc else (0.0, 1 - edge)
+        return (extreme_auc, 1.0) if auc else (0.0, 1 - extreme_auc)
     variance = sum(len(s) / (len(s) - 1) * float((s**2).sum()) for s in sides)
-    reach = 1.96 * math.sqrt(variance) / (auc * (1 - auc))  # on the log-odds, which keep it between 0 and 1
-    odds = math.log(auc / (1 - auc))
-    return tuple(float(stats.logistic.cdf(odds + s * reach)) for s in (-1, 1))  # type: ignore[return-value]
+    half_width = 1.96 * math.sqrt(variance) / (auc * (1 - auc))  # on the log-odds, which keep it between 0 and 1
+    log_odds = math.log(auc / (1 - auc))
+    return tuple(float(stats.logistic.cdf(log_odds + s * half_width)) for s in (-1, 1))  # type: ignore[return-value]
 
 
-def _hits(a: Floats, b: Floats, rate: float) -> float:
+def _tpr_at_fpr(a: FloatArray, b: FloatArray, false_positive_rate: float) -> float:
     """Of the members, below a threshold that at most this share of the others is below."""
-    allowed = math.floor(rate * len(b) + 1e-9)
-    return float((a < np.sort(b)[allowed]).mean()) if allowed < len(b) else 1.0
+    num_allowed = math.floor(false_positive_rate * len(b) + 1e-9)
+    return float((a < np.sort(b)[num_allowed]).mean()) if num_allowed < len(b) else 1.0

@@ -16,167 +16,226 @@ from torch import Tensor, nn
 
 from pipeline.coordinator.checkpoint import load_tensors
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadRun
+from pipeline.core.errors import RunFolderError
 from pipeline.core.files import write_atomically
-from pipeline.core.parameters import Snapshot, Vec
+from pipeline.core.parameters import ModelState, ParamVector
 from pipeline.protocol.messages import SiteId
-from pipeline.protocol.tasks import Fit, Fitted
-from pipeline.runs.simulation import Simulation, look
-from privacy.attacks.canaries import Audit, Canaries, Turns, audit, by_gradient, by_loss, make_canaries, together
-from privacy.attacks.inversion_figure import exhibit
-from privacy.attacks.membership import by_unit, losses, membership
-from sites.training.base import Bench, Pool, Ticket, Trainer
-from sites.training.sequential import Loop
+from pipeline.protocol.tasks import TrainJob, TrainResult
+from pipeline.runs.simulation import Simulation, dry_run_study
+from privacy.attacks.canaries import (
+    CanaryAudit,
+    CanaryUnits,
+    RoundWeights,
+    audit_canaries,
+    combine_scores,
+    gradient_score,
+    loss_score,
+    make_canaries,
+)
+from privacy.attacks.inversion_figure import make_inversion_figure
+from privacy.attacks.membership import average_by_unit, compute_losses, evaluate_membership
+from sites.training.base import ExamplePool, Trainer, TrainerContext, TrainRequest
+from sites.training.sequential import SequentialTrainer
 
-CANARIES = 200
-PER_UNIT = 2
-TURNS = 10  # that a rehearsal of an unprotected run takes
-SHOWN = 8  # sites whose sum is attacked
-STEPS = 600  # of the search for an image
-PLAIN = (1.0, 1.0)  # clip and noise of the picture, where the run has none
+NUM_CANARIES = 200
+EXAMPLES_PER_CANARY = 2
+NUM_UNPROTECTED_ROUNDS = 10  # that a rehearsal of an unprotected run takes
+MAX_ATTACKED_SITES = 8  # sites whose sum is attacked
+INVERSION_STEPS = 600  # of the search for an image
+DEFAULT_DP_PARAMS = (1.0, 1.0)  # clip and noise of the picture, where the run has none
 
 
-def attack_run(folder: RunFolder, data: Path | None) -> dict[str, Any]:
-    if not folder.finished:
-        raise BadRun(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")
+def attack_run(folder: RunFolder, data_folder: Path | None) -> dict[str, Any]:
+    if not folder.is_finished:
+        raise RunFolderError(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")
     if not (folder.path / "models" / "global.safetensors").is_file():
-        raise BadRun(f"{folder.path} has no common model that could be attacked; its sites keep their own")
-    study = folder.study()
-    sim = look(study, data)
-    found = {
-        "membership": _membership(sim, _final(sim, folder)),
-        "canaries": _canaries(sim),
-        "inversion": _inversion(sim, folder),
+        raise RunFolderError(f"{folder.path} has no common model that could be attacked; its sites keep their own")
+    study = folder.load_study()
+    simulation = dry_run_study(study, data_folder)
+    results = {
+        "membership": _attack_membership(simulation, _load_final_model(simulation, folder)),
+        "canaries": _audit_canaries(simulation),
+        "inversion": _attack_inversion(simulation, folder),
     }
-    folder.write_json("attacks.json", found)
-    return found
+    folder.write_json("attacks.json", results)
+    return results
 
 
-def _final(sim: Simulation, folder: RunFolder) -> nn.Module:
+def _load_final_model(simulation: Simulation, folder: RunFolder) -> nn.Module:
     _, tensors = load_tensors(folder.path / "models" / "global.safetensors")
-    module = sim.bench.make()
-    sim.bench.spec.write(module, Snapshot(tensors["weights"], tensors["stats"]))
+    module = simulation.trainer_context.make_model()
+    simulation.trainer_context.spec.write_state(module, ModelState(tensors["weights"], tensors["stats"]))
     return module
 
 
-def _membership(sim: Simulation, module: nn.Module) -> dict[str, Any]:
-    people, pool = sim.population, sim.population.pool
-    sides = []
+def _attack_membership(simulation: Simulation, module: nn.Module) -> dict[str, Any]:
+    dataset, pool = simulation.dataset, simulation.dataset.pool
+    loss_sides = []
     for split in ("train", "test"):
-        rows = torch.cat([getattr(people.examples[site], split) for site in people.sites]).unique().cpu()
-        sides.append((losses(module, pool.inputs(rows), pool.labels(rows)), None if pool.unit is None else pool.unit[rows]))  # fmt: skip
-    (inside, their), (outside, others) = sides
+        rows = torch.cat([getattr(dataset.split_indices[site], split) for site in dataset.sites]).unique().cpu()
+        loss_sides.append((compute_losses(module, pool.inputs(rows), pool.labels(rows)), None if pool.unit_ids is None else pool.unit_ids[rows]))  # fmt: skip
+    (member_losses, member_units), (nonmember_losses, nonmember_units) = loss_sides
     unit = "example"
-    if their is not None and others is not None:
-        inside, outside, unit = by_unit(inside, their), by_unit(outside, others), people.unit or "unit"
-    found = membership(inside, outside, unit=unit)
-    sure = "succeeds" if found.low > 0.5 else "does no better than chance"
+    if member_units is not None and nonmember_units is not None:
+        member_losses, nonmember_losses, unit = (
+            average_by_unit(member_losses, member_units),
+            average_by_unit(nonmember_losses, nonmember_units),
+            dataset.privacy_unit or "unit",
+        )
+    result = evaluate_membership(member_losses, nonmember_losses, unit=unit)
+    outcome = "succeeds" if result.auc_low > 0.5 else "does no better than chance"
     return {
-        "auc": found.auc, "low": found.low, "high": found.high, "unit": unit, "members": found.members,
-        "others": found.others, "advantage": found.advantage,
-        "words": f"Guessing from the final model's loss whether a {unit} was trained on {sure}: AUC {found.auc:.3f} "
-        f"(95 % interval {found.low:.3f} to {found.high:.3f}; 0.5 is chance, 1 certainty).",
+        "auc": result.auc, "low": result.auc_low, "high": result.auc_high, "unit": unit, "members": result.num_members,
+        "others": result.num_nonmembers, "advantage": result.advantage,
+        "words": f"Guessing from the final model's loss whether a {unit} was trained on {outcome}: AUC {result.auc:.3f} "
+        f"(95 % interval {result.auc_low:.3f} to {result.auc_high:.3f}; 0.5 is chance, 1 certainty).",
     }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class CanaryTraining:
     """One site's turns with canaries among its units."""
 
-    sim: Simulation
+    simulation: Simulation
     site: SiteId
-    canaries: Canaries
-    start: Vec
+    canaries: CanaryUnits
+    initial_weights: ParamVector
 
-    def __call__(self, included: Tensor) -> Turns:
-        bench, turns, steps = self._bench(included), TURNS, None
-        made = self.sim.shield.promises.get(self.site) if self.sim.shield else None
-        trainer: Trainer = Loop(bench)
-        if made is not None:
-            from pipeline.runs.privacy_setup import mode_of
-            from sites.training.dp_sgd import Private
+    def __call__(self, included: Tensor) -> RoundWeights:
+        context, num_rounds, steps = self._context_with_canaries(included), NUM_UNPROTECTED_ROUNDS, None
+        privacy_plan = (
+            self.simulation.privacy_setup.privacy_plans.get(self.site) if self.simulation.privacy_setup else None
+        )
+        trainer: Trainer = SequentialTrainer(context)
+        if privacy_plan is not None:
+            from pipeline.runs.privacy_setup import select_clipping_mode
+            from sites.training.dp_sgd import DpSgdTrainer
 
-            assert self.sim.shield is not None
-            terms = replace(made.terms, units=made.terms.units + CANARIES // 2)  # not how many coins fell so
-            mode = mode_of(self.sim.coordinator.study, bench, self.sim.shield.promises)
-            trainer = Private(bench, {self.site: terms}, mode)
-            turns, steps = made.turns, made.steps
-        local, seen, weights = self.sim.coordinator.study.local, [], self.start
-        stats = bench.spec.read(bench.make()).stats
-        for turn in range(1, turns + 1):
-            job = Fit(weights, stats, steps=steps or local.steps, epochs=None if steps else local.epochs)
-            (fit,) = trainer.run([Ticket(self.site, turn, 0, job, private=made is not None)])
-            assert isinstance(fit, Fitted)
-            seen.append((weights, fit.weights))
-            weights, stats = fit.weights, fit.stats
-        return seen
+            assert self.simulation.privacy_setup is not None
+            dp_params = replace(
+                privacy_plan.dp_sgd_params, num_units=privacy_plan.dp_sgd_params.num_units + NUM_CANARIES // 2
+            )  # not how many coins fell so
+            mode = select_clipping_mode(
+                self.simulation.round_loop.study, context, self.simulation.privacy_setup.privacy_plans
+            )
+            trainer = DpSgdTrainer(context, {self.site: dp_params}, mode)
+            num_rounds, steps = privacy_plan.max_rounds, privacy_plan.steps_per_round
+        local, round_weights, weights = self.simulation.round_loop.study.local, [], self.initial_weights
+        stats = context.spec.read_state(context.make_model()).norm_stats
+        for round_number in range(1, num_rounds + 1):
+            job = TrainJob(weights, stats, steps=steps or local.steps, epochs=None if steps else local.epochs)
+            (result,) = trainer.run(
+                [TrainRequest(self.site, round_number, 0, job, is_private=privacy_plan is not None)]
+            )
+            assert isinstance(result, TrainResult)
+            round_weights.append((weights, result.weights))
+            weights, stats = result.weights, result.norm_stats
+        return round_weights
 
-    def _bench(self, included: Tensor) -> Bench:
-        bench = self.sim.bench
-        pool, mine = bench.pool, bench.examples[self.site]
-        first, rows = len(pool.y), self.canaries.rows(included)
-        own = torch.arange(len(pool.y)) if pool.unit is None else pool.unit
+    def _context_with_canaries(self, included: Tensor) -> TrainerContext:
+        context = self.simulation.trainer_context
+        pool, site_examples = context.pool, context.split_indices[self.site]
+        first_row, rows = len(pool.y), self.canaries.included_rows(included)
+        own_units = torch.arange(len(pool.y)) if pool.unit_ids is None else pool.unit_ids
         x = self.canaries.x if pool.x.is_floating_point() else (self.canaries.x * 255).round().to(pool.x.dtype)
-        unit = torch.cat([own, int(own.max()) + 1 + self.canaries.unit])
-        wide = Pool(torch.cat([pool.x, x]), torch.cat([pool.y, self.canaries.y]), pool.device, unit)
-        train = torch.cat([mine.train, first + rows])
-        return replace(bench, pool=wide, examples={**bench.examples, self.site: replace(mine, train=train, epoch=None)})
+        unit = torch.cat([own_units, int(own_units.max()) + 1 + self.canaries.unit_index])
+        extended_pool = ExamplePool(torch.cat([pool.x, x]), torch.cat([pool.y, self.canaries.y]), pool.device, unit)
+        train = torch.cat([site_examples.train, first_row + rows])
+        return replace(
+            context,
+            pool=extended_pool,
+            split_indices={
+                **context.split_indices,
+                self.site: replace(site_examples, train=train, examples_per_epoch=None),
+            },
+        )
 
 
-def _canaries(sim: Simulation) -> dict[str, Any]:
-    people = sim.population
-    made = sim.shield.promises if sim.shield else {}
-    site = max(people.sites, key=lambda s: made[s].terms.units if s in made else len(people.examples[s].train))
-    promised, delta = (made[site].epsilon, made[site].delta) if site in made else (None, 1e-5)
-    per_unit = 1 if site in made and made[site].terms.unit == "example" else PER_UNIT
-    canaries = make_canaries(people.shape, len(people.classes), CANARIES, per_unit)
-    module = sim.bench.make()
-    start = sim.bench.spec.read(module).weights.clone()
-    power = 1.0 if sim.coordinator.study.local.optimiser == "sgd" else 0.5  # Adam evens gradients out
-    score = together(by_loss(module, canaries), by_gradient(module, canaries, power=power))
-    threads = torch.get_num_threads()
+def _audit_canaries(simulation: Simulation) -> dict[str, Any]:
+    dataset = simulation.dataset
+    privacy_plans = simulation.privacy_setup.privacy_plans if simulation.privacy_setup else {}
+    site = max(
+        dataset.sites,
+        key=lambda s: (
+            privacy_plans[s].dp_sgd_params.num_units if s in privacy_plans else len(dataset.split_indices[s].train)
+        ),
+    )
+    promised_epsilon, delta = (
+        (privacy_plans[site].epsilon, privacy_plans[site].delta) if site in privacy_plans else (None, 1e-5)
+    )
+    examples_per_unit = (
+        1
+        if site in privacy_plans and privacy_plans[site].dp_sgd_params.privacy_unit == "example"
+        else EXAMPLES_PER_CANARY
+    )
+    canaries = make_canaries(dataset.shape, len(dataset.classes), NUM_CANARIES, examples_per_unit)
+    module = simulation.trainer_context.make_model()
+    initial_weights = simulation.trainer_context.spec.read_state(module).weights.clone()
+    power = 1.0 if simulation.round_loop.study.local.optimizer == "sgd" else 0.5  # Adam evens gradients out
+    score = combine_scores(loss_score(module, canaries), gradient_score(module, canaries, power=power))
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # canaries are scored a few images at a time
     try:
-        found = audit(Rehearsal(sim, site, canaries, start), score, CANARIES, delta)
+        result = audit_canaries(CanaryTraining(simulation, site, canaries, initial_weights), score, NUM_CANARIES, delta)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(num_threads)
     return {
-        "epsilon_low": found.epsilon_low, "confidence": found.confidence, "epsilon_promised": promised, "delta": delta,
-        "m": found.m, "guesses": found.guesses, "correct": found.correct, "most": found.most, "site": site,
-        "words": _of_canaries(found, promised, site),
+        "epsilon_low": result.epsilon_lower_bound, "confidence": result.confidence, "epsilon_promised": promised_epsilon, "delta": delta,
+        "m": result.num_canaries, "guesses": result.num_guesses, "correct": result.num_correct, "most": result.max_epsilon_lower_bound, "site": site,
+        "words": _describe_canary_audit(result, promised_epsilon, site),
     }  # fmt: skip
 
 
-def _of_canaries(found: Audit, promised: float | None, site: SiteId) -> str:
-    told = (
-        f"Of {found.m} canaries each was trained on by a coin at {site}; {found.correct} of {found.guesses} guesses which "
-        f"were right. That refutes any epsilon below {found.epsilon_low:.2f} at {100 * found.confidence:g} % confidence; "
-        f"with every guess right it would have been {found.most:.2f}."
+def _describe_canary_audit(result: CanaryAudit, promised_epsilon: float | None, site: SiteId) -> str:
+    description = (
+        f"Of {result.num_canaries} canaries each was trained on by a coin at {site}; {result.num_correct} of {result.num_guesses} guesses which "
+        f"were right. That refutes any epsilon below {result.epsilon_lower_bound:.2f} at {100 * result.confidence:g} % confidence; "
+        f"with every guess right it would have been {result.max_epsilon_lower_bound:.2f}."
     )
-    if promised is None:
-        return told + " The run promises nothing."
-    if found.epsilon_low <= promised:
-        return told + f" The promise, {promised:.2f}, is consistent with that."
-    return told + f" The promise, {promised:.2f}, is BROKEN: do not use this software until that is explained."
+    if promised_epsilon is None:
+        return description + " The run promises nothing."
+    if result.epsilon_lower_bound <= promised_epsilon:
+        return description + f" The promise, {promised_epsilon:.2f}, is consistent with that."
+    return (
+        description
+        + f" The promise, {promised_epsilon:.2f}, is BROKEN: do not use this software until that is explained."
+    )
 
 
-def _inversion(sim: Simulation, folder: RunFolder) -> dict[str, Any] | None:
-    people, pool = sim.population, sim.population.pool
-    if len(people.shape) != 3:
+def _attack_inversion(simulation: Simulation, folder: RunFolder) -> dict[str, Any] | None:
+    dataset, pool = simulation.dataset, simulation.dataset.pool
+    if len(dataset.shape) != 3:
         return None  # points are no picture
-    made = next(iter(sim.shield.promises.values()), None) if sim.shield else None
-    clip, noise = (made.terms.clip, made.terms.noise) if made else PLAIN
-    rows = torch.stack([people.examples[site].train[0] for site in people.sites[:SHOWN]])
-    others = torch.cat([people.examples[site].test for site in people.sites])[:500]
-    typical = pool.inputs(others if len(others) else rows).mean(0)
-    shown = exhibit(sim.bench.make(), pool.inputs(rows), pool.labels(rows), typical, clip, noise, STEPS)
-    write_atomically(folder.path / "attacks" / "inversion.png", shown.png())
-    cases = [{"name": f.title, "ssim": f.likeness.ssim, "psnr": f.likeness.psnr, "route": f.route} for f in shown.finds]
-    by_name = {case["name"]: float(str(case["ssim"])) for case in cases}
+    privacy_plan = (
+        next(iter(simulation.privacy_setup.privacy_plans.values()), None) if simulation.privacy_setup else None
+    )
+    max_grad_norm, noise_multiplier = (
+        (privacy_plan.dp_sgd_params.max_grad_norm, privacy_plan.dp_sgd_params.noise_multiplier)
+        if privacy_plan
+        else DEFAULT_DP_PARAMS
+    )
+    rows = torch.stack([dataset.split_indices[site].train[0] for site in dataset.sites[:MAX_ATTACKED_SITES]])
+    test_rows = torch.cat([dataset.split_indices[site].test for site in dataset.sites])[:500]
+    mean_image = pool.inputs(test_rows if len(test_rows) else rows).mean(0)
+    figure = make_inversion_figure(
+        simulation.trainer_context.make_model(),
+        pool.inputs(rows),
+        pool.labels(rows),
+        mean_image,
+        max_grad_norm,
+        noise_multiplier,
+        INVERSION_STEPS,
+    )
+    write_atomically(folder.path / "attacks" / "inversion.png", figure.to_png())
+    cases = [
+        {"name": f.title, "ssim": f.similarity.ssim, "psnr": f.similarity.psnr, "route": f.route}
+        for f in figure.reconstructions
+    ]
+    similarity_by_name = {case["name"]: float(str(case["ssim"])) for case in cases}
     return {
         "picture": "attacks/inversion.png",
         "cases": cases,
         "words": "One step on one image, at the model before training: the image is sought again from the update. Likeness (SSIM, 1 is the "
-        "same): " + ", ".join(f"{name} {value:.2f}" for name, value in by_name.items()) + ". The mean image is what "
+        "same): " + ", ".join(f"{name} {value:.2f}" for name, value in similarity_by_name.items()) + ". The mean image is what "
         "anybody has without an attack.",
     }  # fmt: skip

@@ -1,1 +1,1 @@
-"""The audit report: facts of a run, words about them, and HTML, PDF and JSON made of both."""
+"""The audit report: facts of a run, what they mean, and the report as HTML, PDF and JSON."""

@@ -16,100 +16,110 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.coordinator.validation_profile import FILE as PROFILE
-from pipeline.core.errors import BadRun
+from pipeline.coordinator.validation_profile import PROFILE_FILE_NAME as PROFILE
+from pipeline.core.errors import RunFolderError
 from pipeline.study.schema import Study
-from privacy.accounting.accountant import Event
+from privacy.accounting.accountant import DpEvent
 from privacy.audit import interpretation as meaning
-from privacy.audit.disclosures import disclosures
-from privacy.audit.document.attack_chapter import refuted
-from privacy.audit.recompute_epsilon import OTHERS, agree, by_all
-from privacy.audit.site_facts import Office, part_in, site_facts
-from privacy.audit.warnings import cautions
+from privacy.audit.disclosures import list_disclosures
+from privacy.audit.document.attack_chapter import refuted_promises
+from privacy.audit.recompute_epsilon import OTHER_ACCOUNTANT_TOLERANCE, are_epsilons_equal, epsilon_by_accountant
+from privacy.audit.site_facts import CoordinatorReceipts, collect_site_facts, participation_facts
+from privacy.audit.warnings import list_warnings
 
-FORMAT = "hemofed-audit/1"
-PRIOR = 0.01  # the belief, and the rate of false alarms, that worked sentences start from
-PACKAGES = ("hemofed", "torch", "opacus", "dp-accounting", "cryptography", "numpy")
+AUDIT_FORMAT = "hemofed-audit/1"
+PRIOR_BELIEF = 0.01  # the belief, and the rate of false alarms, that worked sentences start from
+AUDITED_PACKAGES = ("hemofed", "torch", "opacus", "dp-accounting", "cryptography", "numpy")
 
 
-def collect(folder: RunFolder, now: datetime | None = None) -> dict[str, Any]:
-    study, rounds = folder.study(), folder.rounds()
-    results = _part(folder, "results.json")
-    held = _part(folder, "sites.json")
-    told = _part(folder, "privacy.json")
-    plan = str(results.get("hash") or study.hash)
-    homes = _homes(folder)
-    office = Office.read(folder.path / "coordinator" if homes == folder.path / "homes" else homes / ".coordinator")
-    promises = told.get("at_site") or {}
-    names = list(dict.fromkeys([*(held.get("sites") or {}), *promises]))
+def collect_facts(folder: RunFolder, now: datetime | None = None) -> dict[str, Any]:
+    study, rounds = folder.load_study(), folder.load_rounds()
+    results = _read_json_object(folder, "results.json")
+    site_data = _read_json_object(folder, "sites.json")
+    privacy_record = _read_json_object(folder, "privacy.json")
+    study_hash = str(results.get("hash") or study.hash)
+    homes_folder = _site_homes_folder(folder)
+    coordinator_receipts = CoordinatorReceipts.load(
+        folder.path / "coordinator" if homes_folder == folder.path / "homes" else homes_folder / ".coordinator"
+    )
+    privacy_plans = privacy_record.get("dp_sgd") or {}
+    site_names = list(dict.fromkeys([*(site_data.get("sites") or {}), *privacy_plans]))
     sites = {
-        site: site_facts(homes / quote(site, safe=""), office, plan, promises.get(site), part_in(rounds, site))
-        for site in names
+        site: collect_site_facts(
+            homes_folder / quote(site, safe=""),
+            coordinator_receipts,
+            study_hash,
+            privacy_plans.get(site),
+            participation_facts(rounds, site),
+        )
+        for site in site_names
     }
     facts: dict[str, Any] = {
-        "format": FORMAT,
+        "format": AUDIT_FORMAT,
         "written": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
         "run": folder.path.resolve().name,
-        "study": _study(study, plan, held, results) | {"profiled": (folder.path / PROFILE).exists()},
+        "study": _study_facts(study, study_hash, site_data, results) | {"profiled": (folder.path / PROFILE).exists()},
         "rounds": max((int(line["round"]) for line in rounds), default=0),
         "planned": study.rounds,
-        "released": _released(results),
+        "released": _released_model(results),
         "protection": {
-            "at_site": bool(promises),
-            "at_coordinator": _at_coordinator(told.get("at_coordinator"), rounds),
-            "secure_sum": told.get("secure_sum"),
+            "dp_sgd": bool(privacy_plans),
+            "client_level_dp": _client_level_dp_facts(privacy_record.get("client_level_dp"), rounds),
+            "secure_aggregation": privacy_record.get("secure_aggregation"),
         },
-        "person": _person(promises, results, held),
+        "person": _person_facts(privacy_plans, results, site_data),
         "sites": sites,
-        "headline": _headline(sites) if promises else None,
+        "headline": _headline_facts(sites) if privacy_plans else None,
         "coordinator": {
-            "key": office.key,
-            "receipts": len(office.receipts),
-            "shared_homes": homes.parent != folder.path,
+            "key": coordinator_receipts.public_key,
+            "receipts": len(coordinator_receipts.receipts),
+            "shared_homes": homes_folder.parent != folder.path,
         },
-        "attacks": _part(folder, "attacks.json") or None,
-        "software": {"run": results.get("software") or {}, "audit": _software()},
-        "data": {"fingerprint": held.get("fingerprint"), "held": held.get("sites") or {}},
+        "attacks": _read_json_object(folder, "attacks.json") or None,
+        "software": {"run": results.get("software") or {}, "audit": _software_versions()},
+        "data": {"fingerprint": site_data.get("fingerprint"), "held": site_data.get("sites") or {}},
     }
-    facts["disclosures"] = disclosures(study, facts, results)
-    facts["cautions"] = cautions(study, facts)
-    facts["problems"] = _problems(facts, office)
+    facts["disclosures"] = list_disclosures(study, facts, results)
+    facts["cautions"] = list_warnings(study, facts)
+    facts["problems"] = _find_problems(facts, coordinator_receipts)
     facts["ok"] = not facts["problems"]
     return facts
 
 
-def _part(folder: RunFolder, name: str) -> dict[str, Any]:
+def _read_json_object(folder: RunFolder, name: str) -> dict[str, Any]:
     if not (folder.path / name).exists():
         return {}
-    found = folder.read_json(name)
-    if not isinstance(found, dict):
-        raise BadRun(f"{folder.path / name} holds no JSON object; restore what the run wrote")
-    return found
+    content = folder.read_json(name)
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{folder.path / name} holds no JSON object; restore what the run wrote")
+    return content
 
 
-def _homes(folder: RunFolder) -> Path:
+def _site_homes_folder(folder: RunFolder) -> Path:
     file = folder.path / "homes.json"
     return Path(json.loads(file.read_text("utf-8"))) if file.exists() else folder.path / "homes"
 
 
-def _study(study: Study, plan: str, held: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+def _study_facts(
+    study: Study, study_hash: str, site_data: Mapping[str, Any], results: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         "name": study.name,
-        "about": study.about,
-        "hash": plan,
+        "about": study.description,
+        "hash": study_hash,
         "strategy": study.strategy.name,
         "model": study.model.name,
         "parameters": results.get("parameters"),
         "data": study.data.name,
-        "classes": held.get("classes") or [],
+        "classes": site_data.get("classes") or [],
         "weighting": study.weighting,
         "privacy": study.privacy.model_dump(mode="json", exclude_none=True),
-        "watch": list(study.evaluation.watch),
-        "judged_at": study.evaluation.where,
+        "watch": list(study.evaluation.splits),
+        "judged_at": study.evaluation.evaluate_at,
     }
 
 
-def _released(results: Mapping[str, Any]) -> dict[str, Any] | None:
+def _released_model(results: Mapping[str, Any]) -> dict[str, Any] | None:
     """The model that came out, if one did."""
     if not results:
         return None
@@ -120,74 +130,88 @@ def _released(results: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _at_coordinator(made: Mapping[str, Any] | None, rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _client_level_dp_facts(
+    client_level_dp: Mapping[str, Any] | None, rounds: list[dict[str, Any]]
+) -> dict[str, Any] | None:
     """With what was really released: a round that was repeated was noised, and counts, again."""
-    if made is None:
+    if client_level_dp is None:
         return None
-    asked: dict[str, int] = {}
+    num_requests: dict[str, int] = {}
     for line in rounds:
         for site in line.get("asked") or ():
-            asked[site] = asked.get(site, 0) + 1 + int(line.get("attempt") or 0)
-    releases = max(asked.values(), default=0)
-    spent = by_all([Event(made["noise"], 1.0, releases)], made["delta"])
-    tightest = min(spent["rdp"], spent["pld"])
-    return {**made, "releases": releases, "recount": spent, "spent": tightest, **_meaning(tightest, made["delta"])}
-
-
-def _headline(sites: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the site where most was spent, by its ledger or by what the coordinator was told, whichever is more."""
-
-    def spent(found: Mapping[str, Any]) -> float:
-        return max(found.get("spent") or 0.0, found["took"]["epsilon"] or 0.0)
-
-    private = {name: found for name, found in sites.items() if found["promise"]}
-    worst = max(private, key=lambda name: spent(private[name]))
-    promise, epsilon = private[worst]["promise"], spent(private[worst])
-    about = {"site": worst, "epsilon": epsilon, "delta": promise["delta"], "unit": promise["unit"]}
-    return about | _meaning(epsilon, promise["delta"])
-
-
-def _meaning(epsilon: float, delta: float) -> dict[str, Any]:
+            num_requests[site] = num_requests.get(site, 0) + 1 + int(line.get("attempt") or 0)
+    releases = max(num_requests.values(), default=0)
+    epsilons = epsilon_by_accountant([DpEvent(client_level_dp["noise"], 1.0, releases)], client_level_dp["delta"])
+    tightest_epsilon = min(epsilons["rdp"], epsilons["pld"])
     return {
-        "factor": meaning.factor(epsilon),
-        "prior": PRIOR,
-        "belief": meaning.belief(PRIOR, epsilon),
-        "detection": meaning.detection(epsilon, delta, PRIOR),
-        "auc": meaning.largest_auc(epsilon, delta),
+        **client_level_dp,
+        "releases": releases,
+        "recount": epsilons,
+        "spent": tightest_epsilon,
+        **_interpret_epsilon(tightest_epsilon, client_level_dp["delta"]),
     }
 
 
-def _person(promises: Mapping[str, Any], results: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any] | None:
+def _headline_facts(sites: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the site where most was spent, by its ledger or by what the coordinator was told, whichever is more."""
+
+    def max_epsilon(site_facts: Mapping[str, Any]) -> float:
+        return max(site_facts.get("spent") or 0.0, site_facts["took"]["epsilon"] or 0.0)
+
+    private_sites = {name: site_facts for name, site_facts in sites.items() if site_facts["promise"]}
+    worst_site = max(private_sites, key=lambda name: max_epsilon(private_sites[name]))
+    privacy_plan, epsilon = private_sites[worst_site]["promise"], max_epsilon(private_sites[worst_site])
+    headline = {"site": worst_site, "epsilon": epsilon, "delta": privacy_plan["delta"], "unit": privacy_plan["unit"]}
+    return headline | _interpret_epsilon(epsilon, privacy_plan["delta"])
+
+
+def _interpret_epsilon(epsilon: float, delta: float) -> dict[str, Any]:
+    return {
+        "factor": meaning.odds_ratio(epsilon),
+        "prior": PRIOR_BELIEF,
+        "belief": meaning.posterior_bound(PRIOR_BELIEF, epsilon),
+        "detection": meaning.tpr_bound(epsilon, delta, PRIOR_BELIEF),
+        "auc": meaning.auc_bound(epsilon, delta),
+    }
+
+
+def _person_facts(
+    privacy_plans: Mapping[str, Any], results: Mapping[str, Any], site_data: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """How many images one person, or whatever is the data's coarsest key, has."""
-    whole = [made for made in promises.values() if made["unit"] != "example"]
-    if whole:
-        units, examples = (sum(made[part] for made in whole) for part in ("units", "examples"))
-        return {"unit": whole[0]["unit"], "units": units, "examples": examples, "split": "train"}
-    drawn = results.get("intervals") or {}
-    if not drawn or drawn.get("unit") == "example":
+    unit_plans = [privacy_plan for privacy_plan in privacy_plans.values() if privacy_plan["unit"] != "example"]
+    if unit_plans:
+        units, examples = (sum(privacy_plan[key] for privacy_plan in unit_plans) for key in ("units", "examples"))
+        return {"unit": unit_plans[0]["unit"], "units": units, "examples": examples, "split": "train"}
+    intervals = results.get("intervals") or {}
+    if not intervals or intervals.get("unit") == "example":
         return None
-    examples = sum(sum(counts.get("test") or ()) for counts in (held.get("sites") or {}).values())
-    return {"unit": drawn["unit"], "units": drawn["units"], "examples": examples, "split": "test"}
+    examples = sum(sum(counts.get("test") or ()) for counts in (site_data.get("sites") or {}).values())
+    return {"unit": intervals["unit"], "units": intervals["units"], "examples": examples, "split": "test"}
 
 
-def _software() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
+def _software_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in AUDITED_PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def _problems(facts: Mapping[str, Any], office: Office) -> list[str]:
-    found = [f"{site}: {text}" for site, about in facts["sites"].items() for text in about["problems"]]
-    noised = facts["protection"]["at_coordinator"]
-    if noised and noised["spent"] > noised["epsilon"] * (1 + 1e-9):
-        found.append(
-            f"the coordinator noised {noised['releases']} sums, and promised epsilon {noised['epsilon']:.4f} for "
-            f"{noised['turns']}: epsilon {noised['spent']:.4f} was spent"
+def _find_problems(facts: Mapping[str, Any], coordinator_receipts: CoordinatorReceipts) -> list[str]:
+    problems = [
+        f"{site}: {problem}" for site, site_facts in facts["sites"].items() for problem in site_facts["problems"]
+    ]
+    client_level_dp = facts["protection"]["client_level_dp"]
+    if client_level_dp and client_level_dp["spent"] > client_level_dp["epsilon"] * (1 + 1e-9):
+        problems.append(
+            f"the coordinator noised {client_level_dp['releases']} sums, and promised epsilon {client_level_dp['epsilon']:.4f} for "
+            f"{client_level_dp['turns']}: epsilon {client_level_dp['spent']:.4f} was spent"
         )
-    if noised and not agree(noised["recount"]["rdp"], noised["recount"]["dp_accounting"], OTHERS):
-        found.append("at the coordinator: two implementations of the same accountant differ")
-    return [*found, *refuted(facts), *office.problems]
+    if client_level_dp and not are_epsilons_equal(
+        client_level_dp["recount"]["rdp"], client_level_dp["recount"]["dp_accounting"], OTHER_ACCOUNTANT_TOLERANCE
+    ):
+        problems.append("at the coordinator: two implementations of the same accountant differ")
+    return [*problems, *refuted_promises(facts), *coordinator_receipts.problems]

@@ -10,32 +10,32 @@ from __future__ import annotations
 import math
 
 
-def factor(epsilon: float) -> float:
+def odds_ratio(epsilon: float) -> float:
     """By which the odds of any statement about a unit can change."""
     return math.exp(epsilon) if epsilon < 700 else math.inf
 
 
-def belief(before: float, epsilon: float) -> float:
+def posterior_bound(prior: float, epsilon: float) -> float:
     """The most that `before` can become; delta aside."""
-    other = (1 - before) / before
-    return 1 / (1 + other * math.exp(-epsilon))
+    prior_odds_against = (1 - prior) / prior
+    return 1 / (1 + prior_odds_against * math.exp(-epsilon))
 
 
-def detection(epsilon: float, delta: float, alarm: float) -> float:
+def tpr_bound(epsilon: float, delta: float, false_positive_rate: float) -> float:
     """The highest rate of right alarms at this rate of false ones."""
-    steep = factor(epsilon) * alarm + delta
-    flat = 1 - math.exp(-epsilon) * (1 - delta - alarm)
-    return min(1.0, steep, flat)
+    steep_bound = odds_ratio(epsilon) * false_positive_rate + delta
+    flat_bound = 1 - math.exp(-epsilon) * (1 - delta - false_positive_rate)
+    return min(1.0, steep_bound, flat_bound)
 
 
-def largest_auc(epsilon: float, delta: float) -> float:
+def auc_bound(epsilon: float, delta: float) -> float:
     """The area under `detection`, which no attack's ROC curve rises above: three straight pieces."""
-    knee = (1 - delta) / (1 + factor(epsilon))
-    height = detection(epsilon, delta, knee)
+    knee = (1 - delta) / (1 + odds_ratio(epsilon))
+    height = tpr_bound(epsilon, delta, knee)
     return knee * (delta + height) / 2 + (1 - delta - knee) * (height + 1) / 2 + delta
 
 
-def of_group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
+def group_privacy(epsilon: float, delta: float, size: int) -> tuple[float, float]:
     """What a person with so many units is promised; delta 1 promises nothing."""
     if epsilon == 0:
         return 0.0, min(1.0, size * delta)
@@ -43,9 +43,9 @@ def of_group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
     return size * epsilon, math.exp(min(0.0, math.log(delta) + log_sum))
 
 
-def largest_group(epsilon: float, delta: float) -> int:
+def max_group_size(epsilon: float, delta: float) -> int:
     """The most units of one person of which anything is promised."""
     size = 1
-    while size < 10_000 and of_group(epsilon, delta, size + 1)[1] < 1:
+    while size < 10_000 and group_privacy(epsilon, delta, size + 1)[1] < 1:
         size += 1
     return size

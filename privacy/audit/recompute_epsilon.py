@@ -16,87 +16,112 @@ from typing import Any
 from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from pipeline.core.errors import BadBudget
-from privacy.accounting.accountant import ORDERS, Event, epsilon, merged
-from privacy.accounting.privacy_filter import Budget as Allowance
-from privacy.accounting.privacy_filter import Commitment, spent
-from privacy.ledger.entry import Entry
-from privacy.ledger.records import Budget, Carried, Charge, Commit
-from privacy.ledger.summary import charges
+from pipeline.core.errors import BudgetError
+from privacy.accounting.accountant import RDP_ORDERS, DpEvent, compute_epsilon, merge_events
+from privacy.accounting.privacy_filter import FilterBudget as Allowance
+from privacy.accounting.privacy_filter import PlannedSpending, compute_spent
+from privacy.ledger.entry import LedgerEntry
+from privacy.ledger.records import CarriedCharges, LedgerBudget, PrivacyCharge, StudyCommitment
+from privacy.ledger.summary import list_charges
 
-SAME, OTHERS = 1e-3, 1e-2  # relative: the same rule again, and another implementation of it
+SAME_RULE_TOLERANCE, OTHER_ACCOUNTANT_TOLERANCE = (
+    1e-3,
+    1e-2,
+)  # relative: the same rule again, and another implementation of it
 
 
-def events_of(made: Iterable[Charge]) -> list[Event]:
-    return [Event(charge.noise, charge.rate, charge.steps) for charge in made]
+def dp_events_of(charges: Iterable[PrivacyCharge]) -> list[DpEvent]:
+    return [DpEvent(charge.noise_multiplier, charge.sampling_rate, charge.steps) for charge in charges]
 
 
-def outside(events: Iterable[Event], delta: float) -> float:
+def dp_accounting_epsilon(events: Iterable[DpEvent], delta: float) -> float:
     """By dp_accounting's Rényi accountant."""
-    accountant = RdpAccountant([float(order) for order in ORDERS], NeighboringRelation.ADD_OR_REMOVE_ONE)
-    with _quiet():
-        for event in merged(events):
-            if event.noise == 0:
+    accountant = RdpAccountant([float(order) for order in RDP_ORDERS], NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with _silence_logging():
+        for event in merge_events(events):
+            if event.noise_multiplier == 0:
                 return math.inf
-            accountant.compose(PoissonSampledDpEvent(event.rate, GaussianDpEvent(event.noise)), event.steps)
+            accountant.compose(
+                PoissonSampledDpEvent(event.sampling_rate, GaussianDpEvent(event.noise_multiplier)), event.steps
+            )
         return float(accountant.get_epsilon(delta))
 
 
-def by_all(events: Sequence[Event], delta: float) -> dict[str, float]:
+def epsilon_by_accountant(events: Sequence[DpEvent], delta: float) -> dict[str, float]:
     """Epsilon by each accountant."""
     return {
-        "rdp": epsilon(events, delta, "rdp"),
-        "pld": epsilon(events, delta, "pld"),
-        "dp_accounting": outside(events, delta),
+        "rdp": compute_epsilon(events, delta, "rdp"),
+        "pld": compute_epsilon(events, delta, "pld"),
+        "dp_accounting": dp_accounting_epsilon(events, delta),
     }
 
 
-def recount(entries: Sequence[Entry], first: Budget, now: Budget, told: float) -> dict[str, Any]:
+def recompute_epsilon(
+    entries: Sequence[LedgerEntry], initial_budget: LedgerBudget, current_budget: LedgerBudget, ledger_epsilon: float
+) -> dict[str, Any]:
     """`told`: what the ledger says was spent; `first`: the budget it was opened with."""
-    made = charges(entries)
-    events = events_of(made)
-    found: dict[str, Any] = by_all(events, now.delta)
-    history = [(charge.plan, event) for charge, event in zip(made, events, strict=True)]
+    charges = list_charges(entries)
+    events = dp_events_of(charges)
+    result: dict[str, Any] = epsilon_by_accountant(events, current_budget.delta)
+    history = [(charge.study_hash, event) for charge, event in zip(charges, events, strict=True)]
     problems = []
     try:
-        again = spent(history, commitments(entries), Allowance(now.epsilon, now.delta, first.epsilon))
-        found |= {"again": again.epsilon, "how": again.how}
-        if not agree(again.epsilon, told, SAME):
-            problems.append(f"the ledger says epsilon {told:.4f}, its charges add up to {again.epsilon:.4f}")
-    except BadBudget as error:
-        found |= {"again": None, "how": None}
-        problems.append(str(error))
-    if not agree(found["rdp"], found["dp_accounting"], OTHERS):
-        problems.append(
-            f"two implementations differ: epsilon {found['rdp']:.4f} by Opacus, {found['dp_accounting']:.4f} by dp_accounting"
+        recomputed = compute_spent(
+            history,
+            planned_spending_by_study(entries),
+            Allowance(current_budget.epsilon, current_budget.delta, initial_budget.epsilon),
         )
-    return found | {"problems": problems}
+        result |= {"again": recomputed.epsilon, "how": recomputed.accountant}
+        if not are_epsilons_equal(recomputed.epsilon, ledger_epsilon, SAME_RULE_TOLERANCE):
+            problems.append(
+                f"the ledger says epsilon {ledger_epsilon:.4f}, its charges add up to {recomputed.epsilon:.4f}"
+            )
+    except BudgetError as error:
+        result |= {"again": None, "how": None}
+        problems.append(str(error))
+    if not are_epsilons_equal(result["rdp"], result["dp_accounting"], OTHER_ACCOUNTANT_TOLERANCE):
+        problems.append(
+            f"two implementations differ: epsilon {result['rdp']:.4f} by Opacus, {result['dp_accounting']:.4f} by dp_accounting"
+        )
+    return result | {"problems": problems}
 
 
-def agree(one: float, other: float, within: float) -> bool:
-    return one == other or math.isclose(one, other, rel_tol=within, abs_tol=1e-6)
+def are_epsilons_equal(epsilon: float, other_epsilon: float, tolerance: float) -> bool:
+    return epsilon == other_epsilon or math.isclose(epsilon, other_epsilon, rel_tol=tolerance, abs_tol=1e-6)
 
 
-def commitments(entries: Sequence[Entry]) -> Mapping[str, Commitment]:
+def planned_spending_by_study(entries: Sequence[LedgerEntry]) -> Mapping[str, PlannedSpending]:
     """As committed to; plans that an earlier ledger carried over are taken to have kept to theirs."""
-    found: dict[str, Commitment] = {}
-    for body in (entry.what for entry in entries if entry.kind in ("carried", "commit")):
-        if isinstance(body, Commit):
-            found[body.plan] = Commitment(body.plan, body.noise, body.rate, body.steps_per_turn, body.turns)
-        elif isinstance(body, Carried):
-            for plan in {charge.plan for charge in body.charges}:
-                own = [charge for charge in body.charges if charge.plan == plan]
-                most = max(charge.steps for charge in own)
-                found[plan] = Commitment(plan, own[0].noise, own[0].rate, most, len(own))
-    return found
+    planned: dict[str, PlannedSpending] = {}
+    for record in (entry.record for entry in entries if entry.kind in ("carried", "commit")):
+        if isinstance(record, StudyCommitment):
+            planned[record.study_hash] = PlannedSpending(
+                record.study_hash,
+                record.noise_multiplier,
+                record.sampling_rate,
+                record.steps_per_round,
+                record.max_participations,
+            )
+        elif isinstance(record, CarriedCharges):
+            for study_hash in {charge.study_hash for charge in record.charges}:
+                study_charges = [charge for charge in record.charges if charge.study_hash == study_hash]
+                max_steps = max(charge.steps for charge in study_charges)
+                planned[study_hash] = PlannedSpending(
+                    study_hash,
+                    study_charges[0].noise_multiplier,
+                    study_charges[0].sampling_rate,
+                    max_steps,
+                    len(study_charges),
+                )
+    return planned
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_logging() -> Iterator[None]:
     """dp_accounting names every order at which a series does not converge."""
-    before = logging.root.manager.disable
+    previous_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(previous_level)

@@ -9,182 +9,218 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.core.errors import BadLedger, HemofedError
-from pipeline.protocol.messages import BUDGET
-from privacy.accounting.accountant import epsilon
-from privacy.audit.recompute_epsilon import events_of, recount
+from pipeline.core.errors import HemofedError, LedgerError
+from pipeline.protocol.messages import BUDGET_DECLINE_PREFIX
+from privacy.accounting.accountant import compute_epsilon
+from privacy.audit.recompute_epsilon import dp_events_of, recompute_epsilon
 from privacy.ledger import keys
-from privacy.ledger.countersigner import Known
-from privacy.ledger.entry import Entry
-from privacy.ledger.records import Approve, Budget, Data, Receipt, Refusal, Withdraw
-from privacy.ledger.signatures import show
-from privacy.ledger.summary import charges
-from privacy.ledger.validation import Standing
-from privacy.ledger.verify import Verdict, verify
+from privacy.ledger.countersigner import CountersignedState
+from privacy.ledger.entry import LedgerEntry
+from privacy.ledger.records import (
+    ApprovalRevoked,
+    ChargeRefused,
+    DatasetSnapshot,
+    LedgerBudget,
+    LedgerReceipt,
+    StudyApproved,
+)
+from privacy.ledger.signatures import fingerprint_of
+from privacy.ledger.summary import list_charges
+from privacy.ledger.validation import LedgerState
+from privacy.ledger.verify import LedgerVerification, verify_ledger
 
 Json = Mapping[str, Any]
-EDGE = 1e-9  # of a budget, for rounding
+BUDGET_ROUNDING = 1e-9  # of a budget, for rounding
 
 
 @dataclass(frozen=True)
-class Office:
+class CoordinatorReceipts:
     """What the coordinator keeps: the last receipt that it gave to each ledger, and its key."""
 
-    receipts: tuple[Receipt, ...] = ()
-    key: str | None = None  # public
+    receipts: tuple[LedgerReceipt, ...] = ()
+    public_key: str | None = None  # public
     problems: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, folder: Path) -> Office:
-        found, problems = [], []
+    def load(cls, folder: Path) -> CoordinatorReceipts:
+        receipts, problems = [], []
         for file in sorted((folder / "receipts").glob("*.json")):
             try:
-                found.append(Known.model_validate_json(file.read_bytes()).receipt)
+                receipts.append(CountersignedState.model_validate_json(file.read_bytes()).receipt)
             except ValidationError:
                 problems.append(f"the coordinator's {file.name} is damaged; restore its newest copy")
         try:
-            key = keys.public_hex(keys.load(folder / "key.pem"))
+            public_key = keys.public_hex(keys.load_key(folder / "key.pem"))
         except HemofedError:
-            key = None  # not here, or not for these eyes
-        return cls(tuple(found), key, tuple(problems))
+            public_key = None  # not here, or not for these eyes
+        return cls(tuple(receipts), public_key, tuple(problems))
 
-    def anchor(self, standing: Standing | None) -> Receipt | None:
-        if standing is None:
+    def last_receipt_of(self, state: LedgerState | None) -> LedgerReceipt | None:
+        if state is None:
             return None
-        who = (standing.opening.site, standing.opening.dataset_id)
-        return next((r for r in self.receipts if (r.site, r.dataset_id) == who), None)
+        ledger_key = (state.opening.site, state.opening.dataset_id)
+        return next((r for r in self.receipts if (r.site, r.dataset_id) == ledger_key), None)
 
 
-def site_facts(home: Path, office: Office, plan: str, promise: Json | None, took: Json) -> dict[str, Any]:
+def collect_site_facts(
+    home: Path,
+    coordinator_receipts: CoordinatorReceipts,
+    study_hash: str,
+    privacy_plan: Json | None,
+    participation: Json,
+) -> dict[str, Any]:
     """`promise`: of privacy.json, if the site's training is private; `took`: its part in the rounds."""
     file = home / "ledger.jsonl"
     if not file.is_file():
-        problems = ["has no ledger, although its training was promised to be private"] if promise else []
-        return {"ledger": None, "promise": promise, "took": took, "problems": problems}
-    verdict = _verdict(file, office)
-    found: dict[str, Any] = {
-        "ledger": _about(verdict, office, home),
-        "promise": promise,
-        "took": took,
-        "problems": [f"its ledger does not verify: {problem}" for problem in verdict.problems],
+        problems = ["has no ledger, although its training was promised to be private"] if privacy_plan else []
+        return {"ledger": None, "promise": privacy_plan, "took": participation, "problems": problems}
+    verification = _verify_site_ledger(file, coordinator_receipts)
+    facts: dict[str, Any] = {
+        "ledger": _ledger_facts(verification, coordinator_receipts, home),
+        "promise": privacy_plan,
+        "took": participation,
+        "problems": [f"its ledger does not verify: {problem}" for problem in verification.problems],
     }
-    if verdict.standing is None:
-        return found
+    if verification.state is None:
+        return facts
     try:
-        return _with_spending(found, verdict, verdict.standing, plan)
-    except BadLedger as error:
-        return found | {"problems": [*found["problems"], f"its ledger cannot be read to its end: {error}"]}
+        return _add_spending_facts(facts, verification, verification.state, study_hash)
+    except LedgerError as error:
+        return facts | {"problems": [*facts["problems"], f"its ledger cannot be read to its end: {error}"]}
 
 
-def _verdict(file: Path, office: Office) -> Verdict:
-    anchor = office.anchor(verify(file).standing)
-    return verify(file, anchor, None if office.key is None else {office.key})
+def _verify_site_ledger(file: Path, coordinator_receipts: CoordinatorReceipts) -> LedgerVerification:
+    last_receipt = coordinator_receipts.last_receipt_of(verify_ledger(file).state)
+    return verify_ledger(
+        file, last_receipt, None if coordinator_receipts.public_key is None else {coordinator_receipts.public_key}
+    )
 
 
-def _about(verdict: Verdict, office: Office, home: Path) -> dict[str, Any]:
-    entries, standing, last = verdict.entries, verdict.standing, verdict.last_receipt
+def _ledger_facts(
+    verification: LedgerVerification, coordinator_receipts: CoordinatorReceipts, home: Path
+) -> dict[str, Any]:
+    entries, state, last_receipt = verification.entries, verification.state, verification.last_receipt
     return {
-        "ok": verdict.ok,
-        "problems": list(verdict.problems),
+        "ok": verification.is_valid,
+        "problems": list(verification.problems),
         "entries": len(entries),
         "head": entries[-1].hash if entries else None,
         "from": entries[0].time if entries else None,
         "to": entries[-1].time if entries else None,
-        "anchored": office.anchor(standing) is not None,
-        "receipt": last and {"index": last.index, "time": last.time, "key": show(last.key)},
-        "unreceipted": len(verdict.unreceipted),
-        "agent": standing and show(standing.keys.agent),
-        "officer": standing and show(standing.keys.officer),
+        "anchored": coordinator_receipts.last_receipt_of(state) is not None,
+        "receipt": last_receipt
+        and {
+            "index": last_receipt.index,
+            "time": last_receipt.time,
+            "key": fingerprint_of(last_receipt.coordinator_key),
+        },
+        "unreceipted": len(verification.unreceipted_indices),
+        "agent": state and fingerprint_of(state.keys.agent_key),
+        "officer": state and fingerprint_of(state.keys.officer_key),
         "officer_is_here": (home / "officer.pem").exists(),
-        "dataset_id": standing and standing.opening.dataset_id,
+        "dataset_id": state and state.opening.dataset_id,
     }
 
 
-def _with_spending(found: dict[str, Any], verdict: Verdict, standing: Standing, plan: str) -> dict[str, Any]:
-    entries, budget = verdict.entries, standing.budget
-    made = charges(entries)
-    told = made[-1].epsilon if made else 0.0
-    again = recount(entries, standing.opening.budget, budget, told) if made else None
-    most = max(told, (again or {}).get("again") or 0.0)
-    problems = [*found["problems"], *(again or {}).get("problems", ())]
-    if most > budget.epsilon * (1 + EDGE):
-        problems.append(f"has spent epsilon {most:.4f} of a budget of {budget.epsilon:g}")
-    own = [charge for charge in made if charge.plan == plan]
-    if found["promise"] is not None:
-        turns = {charge.turn for charge in own}
-        if bare := [turn for turn in found["took"]["counted"] if turn not in turns]:
-            problems.append(f"took part in {_rounds(bare)} without a charge in its ledger")
-        problems += _off_promise(found["promise"], own)
-        if (heard := found["took"]["epsilon"] or 0.0) > told * (1 + EDGE):
-            problems.append(f"told the coordinator that epsilon {heard:.4f} was spent, and its ledger says {told:.4f}")
-    return found | {
-        "unit": standing.opening.unit,
-        "budget": budget.model_dump() if made or found["promise"] else None,
-        "spent": told,
-        "left": max(0.0, budget.epsilon - told),
-        "before": max((c.epsilon for c in made[: _first(made, plan)]), default=0.0),
-        "recount": again,
-        "charges": [charge.model_dump(mode="json") for charge in made],
-        "curve": _curve(made, plan, budget),
-        "studies": {study: sum(c.study == study for c in made) for study in dict.fromkeys(c.study for c in made)},
-        "refusals": [body.model_dump() for body in _bodies(entries, Refusal)],
-        "approvals": [_decision(e) for e in entries if e.kind in (Approve.kind, Withdraw.kind)],
+def _add_spending_facts(
+    facts: dict[str, Any], verification: LedgerVerification, state: LedgerState, study_hash: str
+) -> dict[str, Any]:
+    entries, budget = verification.entries, state.budget
+    charges = list_charges(entries)
+    ledger_epsilon = charges[-1].total_epsilon if charges else 0.0
+    recomputed = recompute_epsilon(entries, state.opening.budget, budget, ledger_epsilon) if charges else None
+    max_epsilon = max(ledger_epsilon, (recomputed or {}).get("again") or 0.0)
+    problems = [*facts["problems"], *(recomputed or {}).get("problems", ())]
+    if max_epsilon > budget.epsilon * (1 + BUDGET_ROUNDING):
+        problems.append(f"has spent epsilon {max_epsilon:.4f} of a budget of {budget.epsilon:g}")
+    own_charges = [charge for charge in charges if charge.study_hash == study_hash]
+    if facts["promise"] is not None:
+        charged_rounds = {charge.round for charge in own_charges}
+        if uncharged_rounds := [
+            round_number for round_number in facts["took"]["counted"] if round_number not in charged_rounds
+        ]:
+            problems.append(f"took part in {_format_rounds(uncharged_rounds)} without a charge in its ledger")
+        problems += _plan_mismatches(facts["promise"], own_charges)
+        if (reported_epsilon := facts["took"]["epsilon"] or 0.0) > ledger_epsilon * (1 + BUDGET_ROUNDING):
+            problems.append(
+                f"told the coordinator that epsilon {reported_epsilon:.4f} was spent, and its ledger says {ledger_epsilon:.4f}"
+            )
+    return facts | {
+        "unit": state.opening.privacy_unit,
+        "budget": budget.model_dump() if charges or facts["promise"] else None,
+        "spent": ledger_epsilon,
+        "left": max(0.0, budget.epsilon - ledger_epsilon),
+        "before": max((c.total_epsilon for c in charges[: _first_charge_index(charges, study_hash)]), default=0.0),
+        "recount": recomputed,
+        "charges": [charge.model_dump(mode="json") for charge in charges],
+        "curve": _spending_curve(charges, study_hash, budget),
+        "studies": {study: sum(c.study == study for c in charges) for study in dict.fromkeys(c.study for c in charges)},
+        "refusals": [record.model_dump() for record in _records_of(entries, ChargeRefused)],
+        "approvals": [_decision_facts(e) for e in entries if e.kind in (StudyApproved.kind, ApprovalRevoked.kind)],
         "forgotten": sum(entry.kind == "forget" for entry in entries),
-        "data": [body.model_dump() for body in _bodies(entries, Data)],
+        "data": [record.model_dump() for record in _records_of(entries, DatasetSnapshot)],
         "problems": problems,
     }
 
 
-def _bodies(entries: Sequence[Entry], kind: type[Refusal] | type[Data]) -> list[Refusal | Data]:
-    return [body for entry in entries if isinstance(body := entry.what, kind)]
+def _records_of(
+    entries: Sequence[LedgerEntry], record_type: type[ChargeRefused] | type[DatasetSnapshot]
+) -> list[ChargeRefused | DatasetSnapshot]:
+    return [record for entry in entries if isinstance(record := entry.record, record_type)]
 
 
-def _first(made: Sequence[Any], plan: str) -> int:
+def _first_charge_index(charges: Sequence[Any], study_hash: str) -> int:
     """Where the plan's own charges begin."""
-    return next((place for place, charge in enumerate(made) if charge.plan == plan), len(made))
+    return next((index for index, charge in enumerate(charges) if charge.study_hash == study_hash), len(charges))
 
 
-def _curve(made: Sequence[Any], plan: str, budget: Budget) -> list[dict[str, float]]:
+def _spending_curve(charges: Sequence[Any], study_hash: str, budget: LedgerBudget) -> list[dict[str, float]]:
     """Spent in all after each of the plan's charges: as the ledger says, and by Rényi divergences alone."""
     return [
-        {"turn": c.turn, "epsilon": c.epsilon, "rdp": epsilon(events_of(made[: place + 1]), budget.delta, "rdp")}
-        for place, c in enumerate(made)
-        if c.plan == plan
+        {
+            "turn": c.round,
+            "epsilon": c.total_epsilon,
+            "rdp": compute_epsilon(dp_events_of(charges[: index + 1]), budget.delta, "rdp"),
+        }
+        for index, c in enumerate(charges)
+        if c.study_hash == study_hash
     ]
 
 
-def _off_promise(promise: Json, own: Sequence[Any]) -> list[str]:
+def _plan_mismatches(privacy_plan: Json, own_charges: Sequence[Any]) -> list[str]:
     """Charges that are not as privacy.json says."""
-    same = all(
-        (c.noise, c.rate, c.unit) == (promise["noise"], promise["rate"], promise["unit"])
-        and c.steps <= promise["steps"]
-        for c in own
+    is_as_planned = all(
+        (c.noise, c.rate, c.unit) == (privacy_plan["noise"], privacy_plan["rate"], privacy_plan["unit"])
+        and c.steps <= privacy_plan["steps"]
+        for c in own_charges
     )
-    return [] if same else ["was charged for other noise, rates, steps or units than privacy.json promised"]
+    return [] if is_as_planned else ["was charged for other noise, rates, steps or units than privacy.json promised"]
 
 
-def _decision(entry: Entry) -> dict[str, Any]:
-    who = entry.officer.key if entry.officer else None
-    return {"kind": entry.kind, "time": entry.time, "officer": who, **dict(entry.body)}
+def _decision_facts(entry: LedgerEntry) -> dict[str, Any]:
+    officer_fingerprint = entry.officer_decision.key_fingerprint if entry.officer_decision else None
+    return {"kind": entry.kind, "time": entry.time, "officer": officer_fingerprint, **dict(entry.body)}
 
 
-def part_in(rounds: Sequence[Json], site: str) -> dict[str, Any]:
+def participation_facts(rounds: Sequence[Json], site: str) -> dict[str, Any]:
     """What the coordinator's record says of a site's answers."""
     missed = {int(line["round"]): str(line["missed"][site]) for line in rounds if site in (line.get("missed") or {})}
-    looks: dict[str, int] = {}
+    num_evaluations: dict[str, int] = {}
     for line in rounds:
-        for split, seen in (line.get("metrics") or {}).items():
-            looks[split] = looks.get(split, 0) + (site in (seen.get("sites") or {}))
+        for split, split_metrics in (line.get("metrics") or {}).items():
+            num_evaluations[split] = num_evaluations.get(split, 0) + (site in (split_metrics.get("sites") or {}))
     return {
         "asked": [int(line["round"]) for line in rounds if site in (line.get("asked") or ())],
         "counted": [int(line["round"]) for line in rounds if site in (line.get("counted") or ())],
-        "missed": {str(turn): reason for turn, reason in missed.items()},
-        "sat_out": [turn for turn, reason in missed.items() if reason.startswith(BUDGET)],
-        "judged": {split: times for split, times in looks.items() if times},
+        "missed": {str(round_number): reason for round_number, reason in missed.items()},
+        "sat_out": [
+            round_number for round_number, reason in missed.items() if reason.startswith(BUDGET_DECLINE_PREFIX)
+        ],
+        "judged": {split: count for split, count in num_evaluations.items() if count},
         "epsilon": max((line["epsilon"][site] for line in rounds if site in (line.get("epsilon") or {})), default=None),
     }
 
 
-def _rounds(turns: Sequence[int]) -> str:
-    shown = ", ".join(map(str, turns[:8])) + (" and more" if len(turns) > 8 else "")
-    return f"round{'s' if len(turns) > 1 else ''} {shown}"
+def _format_rounds(rounds: Sequence[int]) -> str:
+    listed = ", ".join(map(str, rounds[:8])) + (" and more" if len(rounds) > 8 else "")
+    return f"round{'s' if len(rounds) > 1 else ''} {listed}"

@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.files import write_atomically
-from pipeline.reports.document.html import write_page
+from pipeline.reports.document.html import write_html
 from pipeline.reports.document.pdf import write_pdf
-from privacy.audit.document.report import report
+from privacy.audit.document.report import build_report
 
 
-def write_audit(facts: Mapping[str, Any], run: Path, out: Path) -> list[Path]:
+def write_audit(facts: Mapping[str, Any], run_folder: Path, out_folder: Path) -> list[Path]:
     """`run`: where the pictures of attacks lie."""
-    out.mkdir(parents=True, exist_ok=True)
-    made = report(facts, run)
-    text = json.dumps(plain(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    out_folder.mkdir(parents=True, exist_ok=True)
+    document = build_report(facts, run_folder)
+    facts_json = json.dumps(to_finite_json(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return [
-        write_page(made, out / "audit.html"),
-        write_pdf(made, out / "audit.pdf"),
-        write_atomically(out / "audit.json", text.encode()),
+        write_html(document, out_folder / "audit.html"),
+        write_pdf(document, out_folder / "audit.pdf"),
+        write_atomically(out_folder / "audit.json", facts_json.encode()),
     ]
 
 
-def plain(value: Any) -> Any:
+def to_finite_json(value: Any) -> Any:
     """JSON knows no infinity."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): to_finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [to_finite_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,1 @@
+"""DP-SGD: the optimizer that clips by privacy unit, and secret random numbers."""

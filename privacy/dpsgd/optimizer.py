@@ -12,31 +12,31 @@ import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from torch import Tensor
 
-from privacy.dpsgd.secure_rng import Entropy
+from privacy.dpsgd.secure_rng import SecureRandom
 
 
 class UnitOptimizer(DPOptimizer):  # type: ignore[misc]
     """Before every `pre_step`, `owners` says whose each example is, or `alone` that all of `.grad` is one unit's."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, entropy: Entropy, **settings: Any) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, secure_random: SecureRandom, **settings: Any) -> None:
         super().__init__(optimizer, **settings)
-        self.entropy = entropy
-        self._owners = torch.zeros(0, dtype=torch.int64)
-        self._units = 0
+        self.secure_random = secure_random
+        self._example_units = torch.zeros(0, dtype=torch.int64)
+        self._num_units = 0
 
-    def owners(self, owners: Tensor, units: int) -> None:
+    def set_example_units(self, example_units: Tensor, num_units: int) -> None:
         """owners (B,): 0 to units - 1, of the examples whose gradients the hooks have left."""
-        self._owners, self._units = owners, units
+        self._example_units, self._num_units = example_units, num_units
 
-    def alone(self) -> None:
+    def set_single_unit(self) -> None:
         """What plain backward passes have added up is a unit's gradient: nothing per example is ever kept."""
-        self._units = 1
+        self._num_units = 1
         for p in self.params:
             p.grad_sample = torch.zeros_like(p)[None] if p.grad is None else p.grad[None]
 
-    def nobody(self) -> None:
+    def set_empty_batch(self) -> None:
         """What is left of a batch into which nobody was drawn."""
-        self._units = 0
+        self._num_units = 0
         for p in self.params:
             p.grad_sample = torch.zeros(0, *p.shape, device=p.device)
 
@@ -49,34 +49,34 @@ class UnitOptimizer(DPOptimizer):  # type: ignore[misc]
             p.summed_grad = grad if p.summed_grad is None else p.summed_grad.add_(grad)
 
     def add_noise(self) -> None:
-        _add_noise(self, self.entropy)
+        _add_noise(self, self.secure_random)
 
     def _by_unit(self, samples: Tensor) -> Tensor:
         """(B, ...) -> (units, ...)"""
-        if self._units == len(samples):  # one example each
+        if self._num_units == len(samples):  # one example each
             return samples
-        summed = torch.zeros(self._units, *samples.shape[1:], device=samples.device)
-        return summed.index_add_(0, self._owners, samples)
+        summed = torch.zeros(self._num_units, *samples.shape[1:], device=samples.device)
+        return summed.index_add_(0, self._example_units, samples)
 
 
 class GhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc]
     """For single examples as units: clipped in a second backward pass, without keeping their gradients."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, entropy: Entropy, **settings: Any) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, secure_random: SecureRandom, **settings: Any) -> None:
         super().__init__(optimizer, **settings)
-        self.entropy = entropy
+        self.secure_random = secure_random
 
     def add_noise(self) -> None:
-        _add_noise(self, self.entropy)
+        _add_noise(self, self.secure_random)
 
-    def nobody(self) -> None:
+    def set_empty_batch(self) -> None:
         for p in self.params:
             p.grad = torch.zeros_like(p)
 
 
-def _add_noise(optimizer: DPOptimizer, entropy: Entropy) -> None:
+def _add_noise(optimizer: DPOptimizer, secure_random: SecureRandom) -> None:
     std = optimizer.noise_multiplier * optimizer.max_grad_norm
     for p in optimizer.params:
         p.grad = p.summed_grad.view_as(p)
         if std:
-            p.grad = p.grad + std * entropy.normal(p.shape).to(p.device)
+            p.grad = p.grad + std * secure_random.normal(p.shape).to(p.device)

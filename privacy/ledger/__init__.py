@@ -1,0 +1,1 @@
+"""A site's privacy ledger: signed, hash-chained and countersigned records of every charge."""

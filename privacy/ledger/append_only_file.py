@@ -14,63 +14,63 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from pipeline.core.errors import BadLedger
-from pipeline.core.files import full_disk_is_named, write_atomically
+from pipeline.core.errors import LedgerError
+from pipeline.core.files import raise_no_space, write_atomically
 
 
 @contextlib.contextmanager
-def locked(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
+def lock_file(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
     """The lock goes with the process, however it ends. Readers share it, writers do not."""
     try:
-        file = os.open(path, flags | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise BadLedger(f"the ledger {path} cannot be opened: {error.strerror}; name the right file") from error
+        raise LedgerError(f"the ledger {path} cannot be opened: {error.strerror}; name the right file") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if flags & os.O_RDWR else fcntl.LOCK_SH)
-        yield file
+        fcntl.flock(fd, fcntl.LOCK_EX if flags & os.O_RDWR else fcntl.LOCK_SH)
+        yield fd
     finally:
-        os.close(file)
+        os.close(fd)
 
 
-def read_from(file: int, start: int) -> bytes:
-    with os.fdopen(os.dup(file), "rb") as whole:
-        whole.seek(start)
-        return whole.read()
+def read_from(fd: int, start: int) -> bytes:
+    with os.fdopen(os.dup(fd), "rb") as stream:
+        stream.seek(start)
+        return stream.read()
 
 
-def append_line(file: int, path: Path, line: bytes) -> None:
+def append_line(fd: int, path: Path, line: bytes) -> None:
     """If the disk is full, the file is as it was."""
-    start = os.lseek(file, 0, os.SEEK_END)
-    with full_disk_is_named(path):
+    start = os.lseek(fd, 0, os.SEEK_END)
+    with raise_no_space(path):
         try:
-            left = line
-            while left:
-                left = left[os.write(file, left) :]
-            os.fsync(file)
+            remaining = line
+            while remaining:
+                remaining = remaining[os.write(fd, remaining) :]
+            os.fsync(fd)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(file, start)
+                os.ftruncate(fd, start)
             raise
 
 
-def mend(file: int, path: Path) -> Path | None:
+def repair_last_line(fd: int, path: Path) -> Path | None:
     """Gives a last line its end, or moves what a crash left of it to ledger.torn-<n>; where to, if so."""
-    size = os.fstat(file).st_size
-    if size == 0 or os.pread(file, 1, size - 1) == b"\n":
+    size = os.fstat(fd).st_size
+    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
         return None
-    data = read_from(file, 0)
-    rest = data[data.rfind(b"\n") + 1 :]
-    if _complete(rest):
-        append_line(file, path, b"\n")
+    data = read_from(fd, 0)
+    last_line = data[data.rfind(b"\n") + 1 :]
+    if _is_complete(last_line):
+        append_line(fd, path, b"\n")
         return None
-    aside = next(p for n in count(1) if not (p := path.with_suffix(f".torn-{n}")).exists())
-    write_atomically(aside, rest)
-    os.ftruncate(file, len(data) - len(rest))
-    os.fsync(file)
-    return aside
+    torn_path = next(p for n in count(1) if not (p := path.with_suffix(f".torn-{n}")).exists())
+    write_atomically(torn_path, last_line)
+    os.ftruncate(fd, len(data) - len(last_line))
+    os.fsync(fd)
+    return torn_path
 
 
-def _complete(line: bytes) -> bool:
+def _is_complete(line: bytes) -> bool:
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -80,8 +80,8 @@ def _complete(line: bytes) -> bool:
 
 def sync_folder(folder: Path) -> None:
     """A new file's name is on the disk only after its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
+    fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(fd)
     finally:
-        os.close(handle)
+        os.close(fd)

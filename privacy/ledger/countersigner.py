@@ -15,142 +15,174 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
-from pipeline.core.errors import BadLedger
-from pipeline.core.files import alone_in, write_atomically
-from privacy.ledger.entry import START, Entry, chained, read_line
-from privacy.ledger.keys import canonical, public_hex, sign, verified
+from pipeline.core.errors import LedgerError
+from pipeline.core.files import exclusive_lock, write_atomically
+from privacy.ledger.entry import GENESIS_HASH, LedgerEntry, chain_hash, parse_entry_line
+from privacy.ledger.keys import canonical_json, is_valid_signature, public_hex, sign
 from privacy.ledger.ledger import Clock, utc_now
-from privacy.ledger.receipts import Request
-from privacy.ledger.records import Open, Receipt, Strict
-from privacy.ledger.signatures import Keys, after, missing, show
+from privacy.ledger.receipts import ReceiptRequest
+from privacy.ledger.records import LedgerOpened, LedgerReceipt, StrictModel
+from privacy.ledger.signatures import KeyHistory, apply_key_change, fingerprint_of, signature_problems
 
 
-class Known(Strict):
+class CountersignedState(StrictModel):
     """What a coordinator remembers of a ledger."""
 
-    keys: Keys
-    receipt: Receipt
+    keys: KeyHistory
+    receipt: LedgerReceipt
 
 
-class Countersigner:
+class LedgerCountersigner:
     """`expected`: the fingerprint of each site's officer; sites that are not named are then refused."""
 
     def __init__(
-        self, folder: Path, key: Ed25519PrivateKey, expected: Mapping[str, str] | None = None, clock: Clock = utc_now
+        self,
+        folder: Path,
+        key: Ed25519PrivateKey,
+        officer_fingerprints: Mapping[str, str] | None = None,
+        clock: Clock = utc_now,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._key, self._expected, self._clock = folder, key, expected, clock
+        self.folder, self._key, self._officer_fingerprints, self._clock = folder, key, officer_fingerprints, clock
 
-    def countersign(self, asked: Request) -> Receipt:
+    def countersign(self, request: ReceiptRequest) -> LedgerReceipt:
         """The same receipt again for the same head, for an answer may be lost on its way."""
-        with alone_in(self.folder, wait=True):
-            known = self._known(asked.site, asked.dataset_id)
-            same = known is not None and known.keys.ledger == asked.ledger
-            if known and same and (asked.index, asked.head) == (known.receipt.index, known.receipt.head):
-                _check_asker(asked, known.keys)
-                return known.receipt
-            keys = self._followed(asked, known if same else None, known)
-            _check_asker(asked, keys)
-            receipt = self._signed(asked)
-            kept = Known(keys=keys, receipt=receipt).model_dump_json(indent=1)
-            write_atomically(self._file(asked.site, asked.dataset_id), kept.encode())
+        with exclusive_lock(self.folder, wait=True):
+            remembered = self._load_state(request.site, request.dataset_id)
+            is_same_ledger = remembered is not None and remembered.keys.ledger_id == request.ledger_id
+            if (
+                remembered
+                and is_same_ledger
+                and (request.index, request.head) == (remembered.receipt.index, remembered.receipt.head)
+            ):
+                _check_request_signature(request, remembered.keys)
+                return remembered.receipt
+            keys = self._follow_digests(request, remembered if is_same_ledger else None, remembered)
+            _check_request_signature(request, keys)
+            receipt = self._sign_receipt(request)
+            state_json = CountersignedState(keys=keys, receipt=receipt).model_dump_json(indent=1)
+            write_atomically(self._state_path(request.site, request.dataset_id), state_json.encode())
             return receipt
 
-    def last(self, site: str, dataset_id: str) -> Receipt | None:
+    def last_receipt(self, site: str, dataset_id: str) -> LedgerReceipt | None:
         """The anchor against which an audit finds a tail that was cut off."""
-        known = self._known(site, dataset_id)
-        return known.receipt if known else None
+        remembered = self._load_state(site, dataset_id)
+        return remembered.receipt if remembered else None
 
-    def _followed(self, asked: Request, start: Known | None, known: Known | None) -> Keys:
+    def _follow_digests(
+        self, request: ReceiptRequest, state: CountersignedState | None, remembered: CountersignedState | None
+    ) -> KeyHistory:
         """The keys in force at the new head, if it follows from the one remembered."""
-        keys, head, at = (start.keys, start.receipt.head, start.receipt.index + 1) if start else (None, START, 0)
-        if asked.since > at and known and not start:
-            raise _stale(asked, known)
-        if asked.since > at:
-            raise BadLedger(f"{_who(asked)}: the coordinator needs the digests since entry {at}, not {asked.since}")
-        shown = {entry.index: entry for entry in map(_read, asked.shown)}
-        for index, digest in enumerate(asked.digests[at - asked.since :], start=at):
-            before, head = head, chained(head, digest)
-            if (entry := shown.get(index)) is not None:
-                if (entry.digest, entry.before, entry.hash) != (digest, before, head):
-                    raise BadLedger(f"{_who(asked)}: entry {index} as shown is not the one in the ledger")
-                keys = self._changed(asked, keys, entry, known)
-        if head != asked.head or asked.since + len(asked.digests) != asked.index + 1:
-            raise _stale(asked, known) if known else BadLedger(f"{_who(asked)}: the digests do not lead to the head")
-        if keys is None or keys.ledger != asked.ledger:
-            raise BadLedger(f"{_who(asked)}: the first request must show the entry that opens the ledger")
+        keys, head, next_index = (
+            (state.keys, state.receipt.head, state.receipt.index + 1) if state else (None, GENESIS_HASH, 0)
+        )
+        if request.since_index > next_index and remembered and not state:
+            raise _stale_ledger_error(request, remembered)
+        if request.since_index > next_index:
+            raise LedgerError(
+                f"{_ledger_name(request)}: the coordinator needs the digests since entry {next_index}, not {request.since_index}"
+            )
+        shown_entries = {entry.index: entry for entry in map(_parse_entry_line, request.key_change_lines)}
+        for index, digest in enumerate(request.digests[next_index - request.since_index :], start=next_index):
+            previous_hash, head = head, chain_hash(head, digest)
+            if (entry := shown_entries.get(index)) is not None:
+                if (entry.digest, entry.previous_hash, entry.hash) != (digest, previous_hash, head):
+                    raise LedgerError(f"{_ledger_name(request)}: entry {index} as shown is not the one in the ledger")
+                keys = self._apply_shown_entry(request, keys, entry, remembered)
+        if head != request.head or request.since_index + len(request.digests) != request.index + 1:
+            raise (
+                _stale_ledger_error(request, remembered)
+                if remembered
+                else LedgerError(f"{_ledger_name(request)}: the digests do not lead to the head")
+            )
+        if keys is None or keys.ledger_id != request.ledger_id:
+            raise LedgerError(f"{_ledger_name(request)}: the first request must show the entry that opens the ledger")
         return keys
 
-    def _changed(self, asked: Request, keys: Keys | None, entry: Entry, known: Known | None) -> Keys | None:
-        body = entry.what
-        wrong = list(missing(keys, entry, body))
-        if isinstance(body, Open):
-            if entry.index or (body.site, body.dataset_id) != (asked.site, asked.dataset_id):
-                wrong.append(f"opens a ledger for {body.site}, {body.dataset_id}")
-            self._welcome(asked, body, known)
-        if wrong:
-            raise BadLedger(f"{_who(asked)}: entry {entry.index} {'; '.join(wrong)}")
-        return after(keys, entry, body)
+    def _apply_shown_entry(
+        self,
+        request: ReceiptRequest,
+        keys: KeyHistory | None,
+        entry: LedgerEntry,
+        remembered: CountersignedState | None,
+    ) -> KeyHistory | None:
+        record = entry.record
+        problems = list(signature_problems(keys, entry, record))
+        if isinstance(record, LedgerOpened):
+            if entry.index or (record.site, record.dataset_id) != (request.site, request.dataset_id):
+                problems.append(f"opens a ledger for {record.site}, {record.dataset_id}")
+            self._check_opening(request, record, remembered)
+        if problems:
+            raise LedgerError(f"{_ledger_name(request)}: entry {entry.index} {'; '.join(problems)}")
+        return apply_key_change(keys, entry, record)
 
-    def _welcome(self, asked: Request, opening: Open, known: Known | None) -> None:
+    def _check_opening(
+        self, request: ReceiptRequest, opening: LedgerOpened, remembered: CountersignedState | None
+    ) -> None:
         """A ledger seen for the first time: as expected, and if there was another one, its officer's continuation."""
-        vouched = self._expected is not None and self._expected.get(asked.site) == show(opening.officer)
-        if known is None:
-            if self._expected is not None and not vouched:
-                raise BadLedger(
-                    f"{_who(asked)}: its officer's key is {show(opening.officer)}, which is not the one expected; hear "
+        is_expected_officer = self._officer_fingerprints is not None and self._officer_fingerprints.get(
+            request.site
+        ) == fingerprint_of(opening.officer_key)
+        if remembered is None:
+            if self._officer_fingerprints is not None and not is_expected_officer:
+                raise LedgerError(
+                    f"{_ledger_name(request)}: its officer's key is {fingerprint_of(opening.officer_key)}, which is not the one expected; hear "
                     "the fingerprint from the officer, and add it to those expected"
                 )
             return
-        end, there = known.receipt, opening.continues
-        if there is None or (there.ledger, there.index, there.head) != (known.keys.ledger, end.index, end.head):
-            raise _stale(asked, known)
-        if opening.officer != known.keys.officer and not vouched:
-            raise BadLedger(
-                f"{_who(asked)}: the new ledger's officer has key {show(opening.officer)}, the old one's "
-                f"{show(known.keys.officer)}; if that is lost, hear the new fingerprint from him and expect it"
+        last_receipt, previous_ledger = remembered.receipt, opening.previous_ledger
+        if previous_ledger is None or (previous_ledger.ledger_id, previous_ledger.index, previous_ledger.head) != (
+            remembered.keys.ledger_id,
+            last_receipt.index,
+            last_receipt.head,
+        ):
+            raise _stale_ledger_error(request, remembered)
+        if opening.officer_key != remembered.keys.officer_key and not is_expected_officer:
+            raise LedgerError(
+                f"{_ledger_name(request)}: the new ledger's officer has key {fingerprint_of(opening.officer_key)}, the old one's "
+                f"{fingerprint_of(remembered.keys.officer_key)}; if that is lost, hear the new fingerprint from him and expect it"
             )
 
-    def _signed(self, asked: Request) -> Receipt:
+    def _sign_receipt(self, request: ReceiptRequest) -> LedgerReceipt:
         time = self._clock().isoformat(timespec="milliseconds")
-        bare = Receipt(site=asked.site, dataset_id=asked.dataset_id, index=asked.index, head=asked.head, time=time,
-                       key=public_hex(self._key), signature="0" * 128)  # fmt: skip
-        return bare.model_copy(update={"signature": sign(self._key, "receipt", bare.statement())})
+        unsigned = LedgerReceipt(site=request.site, dataset_id=request.dataset_id, index=request.index, head=request.head, time=time,
+                       coordinator_key=public_hex(self._key), signature="0" * 128)  # fmt: skip
+        return unsigned.model_copy(update={"signature": sign(self._key, "receipt", unsigned.signed_content())})
 
-    def _file(self, site: str, dataset_id: str) -> Path:
-        return self.folder / f"{hashlib.sha256(canonical([site, dataset_id])).hexdigest()[:32]}.json"
+    def _state_path(self, site: str, dataset_id: str) -> Path:
+        return self.folder / f"{hashlib.sha256(canonical_json([site, dataset_id])).hexdigest()[:32]}.json"
 
-    def _known(self, site: str, dataset_id: str) -> Known | None:
-        file = self._file(site, dataset_id)
+    def _load_state(self, site: str, dataset_id: str) -> CountersignedState | None:
+        file = self._state_path(site, dataset_id)
         try:
-            return Known.model_validate_json(file.read_bytes()) if file.exists() else None
+            return CountersignedState.model_validate_json(file.read_bytes()) if file.exists() else None
         except ValidationError as error:
-            raise BadLedger(
+            raise LedgerError(
                 f"{file}, which remembers {site}, {dataset_id}, is damaged; restore its newest copy"
             ) from error
 
 
-def _read(line: str) -> Entry:
-    return read_line(line.encode())
+def _parse_entry_line(line: str) -> LedgerEntry:
+    return parse_entry_line(line.encode())
 
 
-def _who(asked: Request) -> str:
-    return f"{asked.site}, {asked.dataset_id}"
+def _ledger_name(request: ReceiptRequest) -> str:
+    return f"{request.site}, {request.dataset_id}"
 
 
-def _check_asker(asked: Request, keys: Keys) -> None:
-    if keys.revoked:
-        raise BadLedger(f"{_who(asked)}: the agent's key is revoked; the officer replaces it first")
-    if not verified(keys.agent, "request", asked.statement(), asked.signature):
-        raise BadLedger(
-            f"{_who(asked)}: the request is not signed by the agent's key {show(keys.agent)}, but by {asked.key}"
+def _check_request_signature(request: ReceiptRequest, keys: KeyHistory) -> None:
+    if keys.is_agent_revoked:
+        raise LedgerError(f"{_ledger_name(request)}: the agent's key is revoked; the officer replaces it first")
+    if not is_valid_signature(keys.agent_key, "request", request.signed_content(), request.signature):
+        raise LedgerError(
+            f"{_ledger_name(request)}: the request is not signed by the agent's key {fingerprint_of(keys.agent_key)}, but by {request.agent_fingerprint}"
         )
 
 
-def _stale(asked: Request, known: Known) -> BadLedger:
-    end = known.receipt
-    return BadLedger(
-        f"{_who(asked)}: this ledger, at its entry {asked.index}, is older than, or another than, the one receipted at entry "
-        f"{end.index}. A restored backup does not refund what was spent: restore the newest copy. If that is lost, the "
-        f"officer opens a new ledger that continues ledger {known.keys.ledger} from entry {end.index}, head {end.head}"
+def _stale_ledger_error(request: ReceiptRequest, remembered: CountersignedState) -> LedgerError:
+    last_receipt = remembered.receipt
+    return LedgerError(
+        f"{_ledger_name(request)}: this ledger, at its entry {request.index}, is older than, or another than, the one receipted at entry "
+        f"{last_receipt.index}. A restored backup does not refund what was spent: restore the newest copy. If that is lost, the "
+        f"officer opens a new ledger that continues ledger {remembered.keys.ledger_id} from entry {last_receipt.index}, head {last_receipt.head}"
     )

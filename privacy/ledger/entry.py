@@ -19,15 +19,15 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
-from pipeline.core.errors import BadLedger
-from privacy.ledger.keys import canonical, fingerprint, public_bytes, sign
-from privacy.ledger.records import KINDS, Body
+from pipeline.core.errors import LedgerError
+from privacy.ledger.keys import canonical_json, fingerprint, public_bytes, sign
+from privacy.ledger.records import RECORD_TYPES, LedgerRecord
 
-START = "0" * 64  # the head before the first entry
+GENESIS_HASH = "0" * 64  # the head before the first entry
 
 
 @dataclass(frozen=True)
-class Mark:
+class LedgerPosition:
     """Where a ledger stood: the hash of entry `index`."""
 
     index: int
@@ -35,120 +35,143 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Decision:
+class OfficerDecision:
     """The officer's signature under a body, made when the ledger's head was `seen`, on whatever machine he keeps it."""
 
-    key: str
-    seen: str
+    key_fingerprint: str
+    seen_head: str
     signature: str
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     index: int
     kind: str
     time: str  # UTC
     salt: str
     body: Mapping[str, Any]
-    before: str
-    key: str  # fingerprint of who wrote it
-    officer: Decision | None
+    previous_hash: str
+    key_fingerprint: str  # fingerprint of who wrote it
+    officer_decision: OfficerDecision | None
     hash: str = ""
     signature: str = ""
 
     @cached_property
     def digest(self) -> str:
-        return hashlib.sha256(canonical({k: v for k, v in self.raw().items() if k not in SEALS})).hexdigest()
+        return hashlib.sha256(
+            canonical_json({k: v for k, v in self.to_dict().items() if k not in UNHASHED_FIELDS})
+        ).hexdigest()
 
-    def raw(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in FIELDS} | {"officer": self.officer and asdict(self.officer)}
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ENTRY_FIELDS} | {
+            "officer_decision": self.officer_decision and asdict(self.officer_decision)
+        }
 
-    def line(self) -> bytes:
-        return canonical(self.raw()) + b"\n"
+    def to_line(self) -> bytes:
+        return canonical_json(self.to_dict()) + b"\n"
 
     @cached_property
-    def what(self) -> Body:
+    def record(self) -> LedgerRecord:
         """The body as its kind's class."""
-        if self.kind not in KINDS:
-            raise BadLedger(f"`{self.kind}` is no kind of entry that this version knows; kinds: {', '.join(KINDS)}")
+        if self.kind not in RECORD_TYPES:
+            raise LedgerError(
+                f"`{self.kind}` is no kind of entry that this version knows; kinds: {', '.join(RECORD_TYPES)}"
+            )
         try:
-            return KINDS[self.kind].model_validate_json(canonical(self.body))
+            return RECORD_TYPES[self.kind].model_validate_json(canonical_json(self.body))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "body"
-            raise BadLedger(f"its `{self.kind}` is not as it should be: {where}: {first['msg']}") from error
+            first_error = error.errors()[0]
+            location = ".".join(map(str, first_error["loc"])) or "body"
+            raise LedgerError(f"its `{self.kind}` is not as it should be: {location}: {first_error['msg']}") from error
 
 
-FIELDS = tuple(Entry.__dataclass_fields__)
-SEALS = ("hash", "signature")
+ENTRY_FIELDS = tuple(LedgerEntry.__dataclass_fields__)
+UNHASHED_FIELDS = ("hash", "signature")
 
 
-def chained(before: str, digest: str) -> str:
-    return hashlib.sha256(bytes.fromhex(before) + bytes.fromhex(digest)).hexdigest()
+def chain_hash(previous_hash: str, digest: str) -> str:
+    return hashlib.sha256(bytes.fromhex(previous_hash) + bytes.fromhex(digest)).hexdigest()
 
 
-def written(
-    body: Body, before: Sequence[Entry], key: Ed25519PrivateKey, officer: Decision | None, now: datetime
-) -> Entry:
+def sign_entry(
+    record: LedgerRecord,
+    previous_entries: Sequence[LedgerEntry],
+    key: Ed25519PrivateKey,
+    officer_decision: OfficerDecision | None,
+    now: datetime,
+) -> LedgerEntry:
     """The entry that comes after those `before`, signed."""
-    last = before[-1].hash if before else START
-    said = body.model_dump(mode="json")
+    previous_hash = previous_entries[-1].hash if previous_entries else GENESIS_HASH
+    body = record.model_dump(mode="json")
     time, salt = now.isoformat(timespec="milliseconds"), secrets.token_hex(16)
-    bare = Entry(len(before), body.kind, time, salt, said, last, fingerprint(public_bytes(key)), officer)
-    whole = replace(bare, hash=chained(last, bare.digest))
-    return replace(whole, signature=sign(key, "entry", whole.hash))
+    unsealed = LedgerEntry(
+        len(previous_entries),
+        record.kind,
+        time,
+        salt,
+        body,
+        previous_hash,
+        fingerprint(public_bytes(key)),
+        officer_decision,
+    )
+    hashed = replace(unsealed, hash=chain_hash(previous_hash, unsealed.digest))
+    return replace(hashed, signature=sign(key, "entry", hashed.hash))
 
 
-def decide(key: Ed25519PrivateKey, body: Body, ledger: str = START, seen: str = START) -> Decision:
+def sign_decision(
+    key: Ed25519PrivateKey, record: LedgerRecord, ledger_id: str = GENESIS_HASH, seen_head: str = GENESIS_HASH
+) -> OfficerDecision:
     """`ledger` is the hash of its first entry and `seen` its head; there is neither yet when it is opened."""
-    said = decision_on(body.kind, body.model_dump(mode="json"), ledger, seen)
-    return Decision(fingerprint(public_bytes(key)), seen, sign(key, "decision", said))
+    payload = decision_payload(record.kind, record.model_dump(mode="json"), ledger_id, seen_head)
+    return OfficerDecision(fingerprint(public_bytes(key)), seen_head, sign(key, "decision", payload))
 
 
-def decision_on(kind: str, body: Mapping[str, Any], ledger: str, seen: str) -> dict[str, Any]:
+def decision_payload(kind: str, body: Mapping[str, Any], ledger_id: str, seen_head: str) -> dict[str, Any]:
     """What an officer's signature is under. Bound to one ledger and to all that he knew when he signed."""
-    return {"kind": kind, "body": body, "ledger": ledger, "seen": seen}
+    return {"kind": kind, "body": body, "ledger": ledger_id, "seen": seen_head}
 
 
-def read_line(line: bytes) -> Entry:
+def parse_entry_line(line: bytes) -> LedgerEntry:
     """Of a line without its end."""
-    return read_entry(read_json(line), line)
+    return parse_entry(parse_strict_json(line), line)
 
 
-def read_entry(raw: Any, line: bytes | None = None) -> Entry:
-    if not isinstance(raw, Mapping) or set(raw) != set(FIELDS):
-        raise BadLedger("it is no entry: fields are missing or unknown")
-    text = all(isinstance(raw[name], str) for name in FIELDS if name not in ("index", "body", "officer"))
-    if not text or type(raw["index"]) is not int or not isinstance(raw["body"], dict):
-        raise BadLedger("it is no entry: a field is of another type than it should be")
+def parse_entry(raw: Any, line: bytes | None = None) -> LedgerEntry:
+    if not isinstance(raw, Mapping) or set(raw) != set(ENTRY_FIELDS):
+        raise LedgerError("it is no entry: fields are missing or unknown")
+    all_strings = all(
+        isinstance(raw[name], str) for name in ENTRY_FIELDS if name not in ("index", "body", "officer_decision")
+    )
+    if not all_strings or type(raw["index"]) is not int or not isinstance(raw["body"], dict):
+        raise LedgerError("it is no entry: a field is of another type than it should be")
     try:
         if datetime.fromisoformat(raw["time"]).utcoffset() != timedelta(0):
             raise ValueError(raw["time"])
-        chained(raw["before"], raw["hash"])
-        officer = None if raw["officer"] is None else Decision(**raw["officer"])
-        if officer and not all(isinstance(part, str) for part in astuple(officer)):
-            raise TypeError(officer)
-        spelt = canonical(raw)
+        chain_hash(raw["previous_hash"], raw["hash"])
+        officer_decision = None if raw["officer_decision"] is None else OfficerDecision(**raw["officer_decision"])
+        if officer_decision and not all(isinstance(part, str) for part in astuple(officer_decision)):
+            raise TypeError(officer_decision)
+        canonical_line = canonical_json(raw)
     except (ValueError, TypeError, RecursionError) as error:
-        raise BadLedger("it is no entry: a time, a hash, a number or the officer's part cannot be read") from error
-    if line not in (None, spelt):
-        raise BadLedger("it is not spelt the one way an entry is spelt; it was edited")
-    return Entry(**{**raw, "officer": officer})
+        raise LedgerError("it is no entry: a time, a hash, a number or the officer's part cannot be read") from error
+    if line not in (None, canonical_line):
+        raise LedgerError("it is not spelt the one way an entry is spelt; it was edited")
+    return LedgerEntry(**{**raw, "officer_decision": officer_decision})
 
 
-def read_json(text: bytes) -> Any:
+def parse_strict_json(text: bytes) -> Any:
     """Refuses what readers of JSON understand differently: keys that stand twice, NaN."""
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+        return json.loads(text, object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise BadLedger("it is no JSON, or names a thing twice") from error
+        raise LedgerError("it is no JSON, or names a thing twice") from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) != len(pairs):
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(result := dict(pairs)) != len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return result
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(constant)

@@ -25,16 +25,16 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from pipeline.core.errors import BadKey
-from pipeline.core.files import full_disk_is_named
+from pipeline.core.errors import KeyFileError
+from pipeline.core.files import raise_no_space
 
 Purpose = Literal["entry", "decision", "possession", "receipt", "request", "bundle"]
-SHOWN = 32  # hex digits of a fingerprint: 128 bits
-GROUP = 4
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
+FINGERPRINT_DIGITS = 32  # hex digits of a fingerprint: 128 bits
+DIGITS_PER_GROUP = 4
+OTHERS_ACCESS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def generate() -> Ed25519PrivateKey:
+def generate_key() -> Ed25519PrivateKey:
     return Ed25519PrivateKey.generate()
 
 
@@ -47,25 +47,31 @@ def public_hex(key: Ed25519PrivateKey) -> str:
     return public_bytes(key).hex()
 
 
-def fingerprint(public: bytes) -> str:
+def fingerprint(public_key: bytes) -> str:
     """To be read out over the telephone: 1a2b-3c4d-..., the first 128 bits of the key's SHA-256."""
-    digits = hashlib.sha256(public).hexdigest()[:SHOWN]
-    return "-".join(digits[at : at + GROUP] for at in range(0, SHOWN, GROUP))
+    digits = hashlib.sha256(public_key).hexdigest()[:FINGERPRINT_DIGITS]
+    return "-".join(
+        digits[start : start + DIGITS_PER_GROUP] for start in range(0, FINGERPRINT_DIGITS, DIGITS_PER_GROUP)
+    )
 
 
-def save(key: Ed25519PrivateKey, path: Path, passphrase: str | None = None) -> Path:
+def save_key(key: Ed25519PrivateKey, path: Path, passphrase: str | None = None) -> Path:
     """PEM (PKCS8), for the owner's eyes only. Never over another file: a key that is gone cannot be had back."""
-    how: KeySerializationEncryption = BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
-    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how)
+    encryption: KeySerializationEncryption = (
+        BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
+    )
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise BadKey(f"{path} exists and is not overwritten; move it away, or save the key under a new name") from error
+        raise KeyFileError(
+            f"{path} exists and is not overwritten; move it away, or save the key under a new name"
+        ) from error
     try:
-        with full_disk_is_named(path), os.fdopen(handle, "wb") as file:
+        with raise_no_space(path), os.fdopen(fd, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
-            file.write(text)
+            file.write(pem)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
@@ -74,63 +80,65 @@ def save(key: Ed25519PrivateKey, path: Path, passphrase: str | None = None) -> P
     return path
 
 
-def load(path: Path, passphrase: str | None = None) -> Ed25519PrivateKey:
-    text = _private_text(path)
-    protected = b"ENCRYPTED" in text.partition(b"\n")[0]
-    if protected and not passphrase:
-        raise BadKey(f"{path} is protected by a passphrase, and none was given")
-    if passphrase and not protected:
-        raise BadKey(f"{path} is not protected by a passphrase; leave the passphrase out, or protect the key first")
+def load_key(path: Path, passphrase: str | None = None) -> Ed25519PrivateKey:
+    pem = _read_private_pem(path)
+    is_encrypted = b"ENCRYPTED" in pem.partition(b"\n")[0]
+    if is_encrypted and not passphrase:
+        raise KeyFileError(f"{path} is protected by a passphrase, and none was given")
+    if passphrase and not is_encrypted:
+        raise KeyFileError(
+            f"{path} is not protected by a passphrase; leave the passphrase out, or protect the key first"
+        )
     try:
-        key = load_pem_private_key(text, passphrase.encode() if passphrase else None)
+        key = load_pem_private_key(pem, passphrase.encode() if passphrase else None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        what = "the passphrase is wrong, or the file is damaged" if protected else "it is damaged, or no PEM key"
-        raise BadKey(f"{path} cannot be read: {what}; try again, or restore it from its backup") from error
+        cause = "the passphrase is wrong, or the file is damaged" if is_encrypted else "it is damaged, or no PEM key"
+        raise KeyFileError(f"{path} cannot be read: {cause}; try again, or restore it from its backup") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise BadKey(f"{path} holds a key of another kind; ledgers are signed with Ed25519")
+        raise KeyFileError(f"{path} holds a key of another kind; ledgers are signed with Ed25519")
     return key
 
 
-def _private_text(path: Path) -> bytes:
+def _read_private_pem(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & OTHERS:
-                raise BadKey(f"{path} is a private key that others may use (mode {mode:04o}): chmod 600 {path}")
+            if mode & OTHERS_ACCESS_BITS:
+                raise KeyFileError(f"{path} is a private key that others may use (mode {mode:04o}): chmod 600 {path}")
             return file.read()
     except FileNotFoundError as error:
-        raise BadKey(f"there is no key at {path}; make one, or name the right file") from error
+        raise KeyFileError(f"there is no key at {path}; make one, or name the right file") from error
     except OSError as error:
-        raise BadKey(
+        raise KeyFileError(
             f"{path} cannot be read: {error.strerror}; a private key is read by the user who owns it"
         ) from error
 
 
-def canonical(value: Any) -> bytes:
+def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def sign(key: Ed25519PrivateKey, purpose: Purpose, value: Any) -> str:
     """128 hex digits."""
-    return key.sign(_signed(purpose, value)).hex()
+    return key.sign(_signing_input(purpose, value)).hex()
 
 
-def verified(public: str, purpose: Purpose, value: Any, signature: str) -> bool:
+def is_valid_signature(public_key: str, purpose: Purpose, value: Any, signature: str) -> bool:
     """`public` and `signature` in lower-case hex; anything else is simply no signature."""
-    return _verified(public, _signed(purpose, value), signature)
+    return _is_valid_signature(public_key, _signing_input(purpose, value), signature)
 
 
 @lru_cache(4096)  # a ledger is checked when it is opened, exported and audited, and a signature takes 0.1 ms each time
-def _verified(public: str, signed: bytes, signature: str) -> bool:
+def _is_valid_signature(public_key: str, signed_bytes: bytes, signature: str) -> bool:
     try:
-        key, mark = bytes.fromhex(public), bytes.fromhex(signature)
-        if (key.hex(), mark.hex()) != (public, signature):
+        key_bytes, signature_bytes = bytes.fromhex(public_key), bytes.fromhex(signature)
+        if (key_bytes.hex(), signature_bytes.hex()) != (public_key, signature):
             return False
-        Ed25519PublicKey.from_public_bytes(key).verify(mark, signed)
+        Ed25519PublicKey.from_public_bytes(key_bytes).verify(signature_bytes, signed_bytes)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _signed(purpose: Purpose, value: Any) -> bytes:
-    return f"hemofed/1/{purpose}\n".encode() + canonical(value)
+def _signing_input(purpose: Purpose, value: Any) -> bytes:
+    return f"hemofed/1/{purpose}\n".encode() + canonical_json(value)

@@ -17,16 +17,28 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pipeline.core.errors import BadLedger
-from privacy.ledger.append_only_file import append_line, locked, mend, read_from, sync_folder
-from privacy.ledger.entry import Decision, Entry, Mark, decide, read_line, written
+from pipeline.core.errors import LedgerError
+from privacy.ledger.append_only_file import append_line, lock_file, read_from, repair_last_line, sync_folder
+from privacy.ledger.entry import (
+    LedgerEntry,
+    LedgerPosition,
+    OfficerDecision,
+    parse_entry_line,
+    sign_decision,
+    sign_entry,
+)
 from privacy.ledger.keys import public_hex
-from privacy.ledger.records import Body, Budget, Charge, Open, Revoke
-from privacy.ledger.signatures import lost, routine, show
-from privacy.ledger.summary import charges
-from privacy.ledger.validation import Problem, Standing, check
+from privacy.ledger.records import AgentKeyRevoked, LedgerBudget, LedgerOpened, LedgerRecord, PrivacyCharge
+from privacy.ledger.signatures import fingerprint_of, lost_key_rotation, routine_rotation
+from privacy.ledger.summary import list_charges
+from privacy.ledger.validation import EntryProblem, LedgerState, check_entry
 
-RECKONED = ("charge", "commit", "budget", "carried")  # what a charge's epsilon, and its leave, are computed from
+ACCOUNTING_KINDS = (
+    "charge",
+    "commit",
+    "budget",
+    "carried",
+)  # what a charge's epsilon, and its leave, are computed from
 Clock = Callable[[], datetime]
 
 
@@ -39,30 +51,30 @@ class Ledger:
 
     def __init__(self, path: Path, key: Ed25519PrivateKey | None, clock: Clock) -> None:
         self.path, self._key, self._clock = path, key, clock
-        self.torn: Path | None = None  # where a line went that a crash had cut short
-        self._entries: list[Entry] = []
-        self._standing: Standing | None = None
-        self._problems: list[Problem] = []
-        self._size = 0  # bytes read so far
+        self.torn_line_path: Path | None = None  # where a line went that a crash had cut short
+        self._entries: list[LedgerEntry] = []
+        self._state: LedgerState | None = None
+        self._problems: list[EntryProblem] = []
+        self._num_bytes_read = 0  # bytes read so far
 
     @classmethod
     def create(
         cls,
         path: Path,
-        opening: Open,
+        opening: LedgerOpened,
         key: Ed25519PrivateKey,
-        officer: Ed25519PrivateKey | Decision,
+        officer: Ed25519PrivateKey | OfficerDecision,
         clock: Clock = utc_now,
     ) -> Ledger:
         """`officer`: his key, or `decide(his key, opening)` from where he keeps it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         ledger = cls(path, key, clock)
-        with locked(path, os.O_RDWR | os.O_CREAT) as file:
-            if os.fstat(file).st_size:
-                raise BadLedger(
+        with lock_file(path, os.O_RDWR | os.O_CREAT) as fd:
+            if os.fstat(fd).st_size:
+                raise LedgerError(
                     f"{path} exists; a ledger is opened once, and a budget belongs to its dataset_id for good"
                 )
-            ledger._write(file, opening, key, officer)
+            ledger._write_record(fd, opening, key, officer)
         sync_folder(path.parent)
         return ledger
 
@@ -70,58 +82,68 @@ class Ledger:
     def open(cls, path: Path, key: Ed25519PrivateKey | None = None, clock: Clock = utc_now) -> Ledger:
         """Without a key to read only. With one a line that a crash cut short is moved aside; `torn` says where to."""
         ledger = cls(path, key, clock)
-        with locked(path, os.O_RDWR if key else os.O_RDONLY) as file:
-            ledger.torn = mend(file, path) if key else None
-            ledger._catch_up(file)
+        with lock_file(path, os.O_RDWR if key else os.O_RDONLY) as fd:
+            ledger.torn_line_path = repair_last_line(fd, path) if key else None
+            ledger._read_new_entries(fd)
         if not ledger._entries:
-            raise BadLedger(f"{path} holds no entry; it was never opened: remove it, and open the ledger again")
-        ledger._refuse_problems()
-        if key and public_hex(key) != ledger.standing.keys.agent:
-            raise BadLedger(
-                f"{path} is written with key {show(ledger.standing.keys.agent)}, and this is {show(public_hex(key))}; "
+            raise LedgerError(f"{path} holds no entry; it was never opened: remove it, and open the ledger again")
+        ledger._raise_on_problems()
+        if key and public_hex(key) != ledger.state.keys.agent_key:
+            raise LedgerError(
+                f"{path} is written with key {fingerprint_of(ledger.state.keys.agent_key)}, and this is {fingerprint_of(public_hex(key))}; "
                 "load the agent's key, or let the officer replace a lost one"
             )
         return ledger
 
-    def append(self, body: Body, officer: Ed25519PrivateKey | Decision | None = None) -> Entry:
+    def append(self, record: LedgerRecord, officer: Ed25519PrivateKey | OfficerDecision | None = None) -> LedgerEntry:
         """On the disk when it returns. `officer`: his key, or `decide(key, body, ledger.id, ledger.head)`."""
         if self._key is None:
-            raise BadLedger(f"{self.path} was opened to read; open it with the agent's key to add to it")
-        return self._append(body, self._key, officer)
+            raise LedgerError(f"{self.path} was opened to read; open it with the agent's key to add to it")
+        return self._append(record, self._key, officer)
 
     def refresh(self) -> None:
         """Takes what other processes have added since. Reads little more than that."""
-        with locked(self.path, os.O_RDONLY) as file:
-            self._catch_up(file)
-        self._refuse_problems()
+        with lock_file(self.path, os.O_RDONLY) as fd:
+            self._read_new_entries(fd)
+        self._raise_on_problems()
 
-    def rotate(self, new: Ed25519PrivateKey, officer: Ed25519PrivateKey | None = None) -> Entry:
+    def rotate_agent_key(self, new_key: Ed25519PrivateKey, officer_key: Ed25519PrivateKey | None = None) -> LedgerEntry:
         """Without the officer: routine, by the old key. With him: the old key is lost, so no key is needed to open."""
-        if officer is None and self._key is None:
-            raise BadLedger(f"{self.path}: a routine rotation needs the old key; if it is lost, the officer must sign")
-        if officer is None and self._key is not None:
-            entry = self._append(routine(self.standing.keys, self._key, new), self._key, None)
+        if officer_key is None and self._key is None:
+            raise LedgerError(
+                f"{self.path}: a routine rotation needs the old key; if it is lost, the officer must sign"
+            )
+        if officer_key is None and self._key is not None:
+            entry = self._append(routine_rotation(self.state.keys, self._key, new_key), self._key, None)
         else:
-            entry = self._append(lost(new), new, officer)
-        self._key = new
+            entry = self._append(lost_key_rotation(new_key), new_key, officer_key)
+        self._key = new_key
         return entry
 
-    def revoke(self, officer: Ed25519PrivateKey, after: int, reason: str = "", agent: str | None = None) -> Entry:
+    def revoke_agent_key(
+        self, officer_key: Ed25519PrivateKey, last_trusted_index: int, reason: str = "", agent_key: str | None = None
+    ) -> LedgerEntry:
         """The agent's key in force if not another one is named. To be followed by `rotate(new, officer)`."""
-        return self._append(Revoke(agent=agent or self.standing.keys.agent, after=after, reason=reason), officer, None)
+        return self._append(
+            AgentKeyRevoked(
+                agent_key=agent_key or self.state.keys.agent_key, last_trusted_index=last_trusted_index, reason=reason
+            ),
+            officer_key,
+            None,
+        )
 
     @property
-    def standing(self) -> Standing:
-        if self._standing is None:
-            raise BadLedger(f"{self.path} does not start with an `open` that can be believed")
-        return self._standing
+    def state(self) -> LedgerState:
+        if self._state is None:
+            raise LedgerError(f"{self.path} does not start with an `open` that can be believed")
+        return self._state
 
     @property
     def id(self) -> str:
-        return self.standing.keys.ledger
+        return self.state.keys.ledger_id
 
     @property
-    def index(self) -> int:
+    def last_index(self) -> int:
         return self._entries[-1].index
 
     @property
@@ -129,69 +151,75 @@ class Ledger:
         return self._entries[-1].hash
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self.index, self.head)
+    def position(self) -> LedgerPosition:
+        return LedgerPosition(self.last_index, self.head)
 
     @property
-    def budget(self) -> Budget:
-        return self.standing.budget
+    def budget(self) -> LedgerBudget:
+        return self.state.budget
 
-    def entries(self, kind: str | None = None) -> list[Entry]:
+    def entries(self, kind: str | None = None) -> list[LedgerEntry]:
         return [entry for entry in self._entries if kind in (None, entry.kind)]
 
-    def spent_events(self) -> list[Charge]:
-        return charges(self._entries)
+    def list_charges(self) -> list[PrivacyCharge]:
+        return list_charges(self._entries)
 
-    def digests(self, since: int = 0) -> list[str]:
-        return [entry.digest for entry in self._entries[since:]]
+    def digests(self, since_index: int = 0) -> list[str]:
+        return [entry.digest for entry in self._entries[since_index:]]
 
-    def _append(self, body: Body, key: Ed25519PrivateKey, officer: Ed25519PrivateKey | Decision | None) -> Entry:
-        with locked(self.path) as file:
-            self.torn = mend(file, self.path) or self.torn
-            known = len(self._entries)
-            self._catch_up(file)
-            self._refuse_problems()
-            if isinstance(body, Charge) and any(entry.kind in RECKONED for entry in self._entries[known:]):
-                raise BadLedger(f"{self.path} was added to by another process meanwhile; reckon the charge again")
-            return self._write(file, body, key, officer)
+    def _append(
+        self, record: LedgerRecord, key: Ed25519PrivateKey, officer: Ed25519PrivateKey | OfficerDecision | None
+    ) -> LedgerEntry:
+        with lock_file(self.path) as fd:
+            self.torn_line_path = repair_last_line(fd, self.path) or self.torn_line_path
+            num_known = len(self._entries)
+            self._read_new_entries(fd)
+            self._raise_on_problems()
+            if isinstance(record, PrivacyCharge) and any(
+                entry.kind in ACCOUNTING_KINDS for entry in self._entries[num_known:]
+            ):
+                raise LedgerError(f"{self.path} was added to by another process meanwhile; reckon the charge again")
+            return self._write_record(fd, record, key, officer)
 
-    def _write(
-        self, file: int, body: Body, key: Ed25519PrivateKey, officer: Ed25519PrivateKey | Decision | None
-    ) -> Entry:
+    def _write_record(
+        self, fd: int, record: LedgerRecord, key: Ed25519PrivateKey, officer: Ed25519PrivateKey | OfficerDecision | None
+    ) -> LedgerEntry:
         if isinstance(officer, Ed25519PrivateKey):
-            officer = decide(officer, body, self.id, self.head) if self._entries else decide(officer, body)
-        entry = written(body, self._entries, key, officer, self._clock())
-        standing, problems = check(self._standing, self._entries, entry)
-        if own := [problem.text for problem in problems if problem.index == entry.index]:
-            raise BadLedger(f"{self.path}: this `{body.kind}` may not be added: {'; '.join(own)}")
-        append_line(file, self.path, entry.line())
-        self._take(entry, standing, problems)
+            officer = (
+                sign_decision(officer, record, self.id, self.head) if self._entries else sign_decision(officer, record)
+            )
+        entry = sign_entry(record, self._entries, key, officer, self._clock())
+        state, problems = check_entry(self._state, self._entries, entry)
+        if own_problems := [problem.text for problem in problems if problem.index == entry.index]:
+            raise LedgerError(f"{self.path}: this `{record.kind}` may not be added: {'; '.join(own_problems)}")
+        append_line(fd, self.path, entry.to_line())
+        self._add_entry(entry, state, problems)
         return entry
 
-    def _catch_up(self, file: int) -> None:
+    def _read_new_entries(self, fd: int) -> None:
         """Takes what was added since, by another process. The caller holds the lock."""
-        last = self._entries[-1].line() if self._entries else b""
-        data = read_from(file, self._size - len(last))
-        if not data.startswith(last):
-            raise BadLedger(f"{self.path} was replaced while it was open; restore the newest copy and open it again")
-        lines = data[len(last) :].split(b"\n")[:-1]
-        for place, line in enumerate(lines, start=len(self._entries) + 1):
+        last_line = self._entries[-1].to_line() if self._entries else b""
+        data = read_from(fd, self._num_bytes_read - len(last_line))
+        if not data.startswith(last_line):
+            raise LedgerError(f"{self.path} was replaced while it was open; restore the newest copy and open it again")
+        lines = data[len(last_line) :].split(b"\n")[:-1]
+        for line_number, line in enumerate(lines, start=len(self._entries) + 1):
             try:
-                entry = read_line(line)
-            except BadLedger as error:
-                raise BadLedger(f"{self.path}, line {place}: {error}; restore the newest copy") from error
-            self._take(entry, *check(self._standing, self._entries, entry))
+                entry = parse_entry_line(line)
+            except LedgerError as error:
+                raise LedgerError(f"{self.path}, line {line_number}: {error}; restore the newest copy") from error
+            self._add_entry(entry, *check_entry(self._state, self._entries, entry))
 
-    def _take(self, entry: Entry, standing: Standing | None, problems: list[Problem]) -> None:
+    def _add_entry(self, entry: LedgerEntry, state: LedgerState | None, problems: list[EntryProblem]) -> None:
         self._entries.append(entry)
-        self._standing = standing
+        self._state = state
         self._problems += problems
-        self._size += len(entry.line())
+        self._num_bytes_read += len(entry.to_line())
 
-    def _refuse_problems(self) -> None:
+    def _raise_on_problems(self) -> None:
         if self._problems:
-            more = f" (and {len(self._problems) - 1} more)" if len(self._problems) > 1 else ""
-            raise BadLedger(
-                f"{self.path} cannot be believed: {self._problems[0]}{more}; restore the newest copy, or show "
+            more_text = f" (and {len(self._problems) - 1} more)" if len(self._problems) > 1 else ""
+            raise LedgerError(
+                f"{self.path} cannot be believed: {self._problems[0]}{more_text}; restore the newest copy, or show "
                 "it to the officer"
             )

@@ -12,54 +12,62 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import NonNegativeInt
 
-from pipeline.core.errors import BadLedger
+from pipeline.core.errors import LedgerError
 from privacy.ledger.keys import public_hex, sign
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.records import Digest, Receipt, Signature, Strict, Text
-from privacy.ledger.signatures import CHANGES_KEYS, show
-from privacy.ledger.validation import bad_receipt
+from privacy.ledger.records import HexDigest, HexSignature, LedgerReceipt, NonEmptyStr, StrictModel
+from privacy.ledger.signatures import KEY_CHANGE_KINDS, fingerprint_of
+from privacy.ledger.validation import receipt_problems
 
 
-class Request(Strict):
+class ReceiptRequest(StrictModel):
     """Digests of the entries `since` ... `index`, and in full, as lines, those of them that change keys."""
 
-    site: Text
-    dataset_id: Text
-    ledger: Digest  # hash of its first entry
-    since: NonNegativeInt
+    site: NonEmptyStr
+    dataset_id: NonEmptyStr
+    ledger_id: HexDigest  # hash of its first entry
+    since_index: NonNegativeInt
     index: NonNegativeInt
-    head: Digest
-    digests: tuple[Digest, ...]
-    shown: tuple[str, ...]
-    key: Text  # the agent's fingerprint
-    signature: Signature
+    head: HexDigest
+    digests: tuple[HexDigest, ...]
+    key_change_lines: tuple[str, ...]
+    agent_fingerprint: NonEmptyStr  # the agent's fingerprint
+    signature: HexSignature
 
-    def statement(self) -> dict[str, Any]:
+    def signed_content(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude={"signature"})
 
 
-def request(ledger: Ledger, key: Ed25519PrivateKey, coordinator: str, since: int | None = None) -> Request:
+def create_receipt_request(
+    ledger: Ledger, key: Ed25519PrivateKey, coordinator_key: str, since_index: int | None = None
+) -> ReceiptRequest:
     """For the ledger's head, since the last receipt of this coordinator (its public key), or since an entry it asks for."""
-    if since is None:
-        since = 1 + max((r.index for r in ledger.standing.receipts if r.key == coordinator), default=-1)
-    asked = Request(
-        site=ledger.standing.opening.site,
-        dataset_id=ledger.standing.opening.dataset_id,
-        ledger=ledger.id,
-        since=since,
-        index=ledger.index,
+    if since_index is None:
+        since_index = 1 + max(
+            (r.index for r in ledger.state.receipts if r.coordinator_key == coordinator_key), default=-1
+        )
+    unsigned = ReceiptRequest(
+        site=ledger.state.opening.site,
+        dataset_id=ledger.state.opening.dataset_id,
+        ledger_id=ledger.id,
+        since_index=since_index,
+        index=ledger.last_index,
         head=ledger.head,
-        digests=tuple(ledger.digests(since)),
-        shown=tuple(e.line().decode().strip() for e in ledger.entries()[since:] if e.kind in CHANGES_KEYS),
-        key=show(public_hex(key)),
+        digests=tuple(ledger.digests(since_index)),
+        key_change_lines=tuple(
+            e.to_line().decode().strip() for e in ledger.entries()[since_index:] if e.kind in KEY_CHANGE_KINDS
+        ),
+        agent_fingerprint=fingerprint_of(public_hex(key)),
         signature="0" * 128,
     )
-    return asked.model_copy(update={"signature": sign(key, "request", asked.statement())})
+    return unsigned.model_copy(update={"signature": sign(key, "request", unsigned.signed_content())})
 
 
-def check_receipt(receipt: Receipt, ledger: Ledger, coordinator: str) -> None:
+def check_receipt(receipt: LedgerReceipt, ledger: Ledger, coordinator_key: str) -> None:
     """At the site, before the receipt is appended."""
-    if receipt.key != coordinator:
-        raise BadLedger(f"the receipt is by {show(receipt.key)}, and the coordinator's key is {show(coordinator)}")
-    if wrong := list(bad_receipt(ledger.standing.opening, ledger.entries(), receipt)):
-        raise BadLedger(f"the coordinator's receipt is not for {ledger.path}: {'; '.join(wrong)}; ask for another")
+    if receipt.coordinator_key != coordinator_key:
+        raise LedgerError(
+            f"the receipt is by {fingerprint_of(receipt.coordinator_key)}, and the coordinator's key is {fingerprint_of(coordinator_key)}"
+        )
+    if problems := list(receipt_problems(ledger.state.opening, ledger.entries(), receipt)):
+        raise LedgerError(f"the coordinator's receipt is not for {ledger.path}: {'; '.join(problems)}; ask for another")

@@ -23,22 +23,22 @@ from pydantic import (
     StringConstraints,
 )
 
-Text = Annotated[str, StringConstraints(min_length=1)]
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]  # a SHA-256, or a public key's 32 bytes
-Signature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
-Rate = Annotated[float, Field(gt=0, le=1)]
+NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
+HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]  # a SHA-256, or a public key's 32 bytes
+HexSignature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+SamplingRate = Annotated[float, Field(gt=0, le=1)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Body(Strict):
+class LedgerRecord(StrictModel):
     kind: ClassVar[str]
 
 
-class Budget(Body):
+class LedgerBudget(LedgerRecord):
     """What the data set may cost a unit in all, over all studies."""
 
     kind = "budget"
@@ -46,178 +46,178 @@ class Budget(Body):
     delta: Delta
 
 
-class Continues(Strict):
+class PreviousLedger(StrictModel):
     """The end of an earlier ledger: as the site has it, or as the coordinator's refusal names it."""
 
-    ledger: Digest  # hash of its first entry
+    ledger_id: HexDigest  # hash of its first entry
     index: NonNegativeInt
-    head: Digest
+    head: HexDigest
 
 
-class Open(Body):
+class LedgerOpened(LedgerRecord):
     """Always the first entry. A budget belongs to the `dataset_id`, whatever files it has come to mean since."""
 
     kind = "open"
     version: Literal[1] = 1
-    site: Text
-    dataset_id: Text
-    unit: Text  # whom the budget protects: "patient"
-    budget: Budget
-    agent: Digest  # public keys
-    officer: Digest
-    continues: Continues | None = None
+    site: NonEmptyStr
+    dataset_id: NonEmptyStr
+    privacy_unit: NonEmptyStr  # whom the budget protects: "patient"
+    budget: LedgerBudget
+    agent_key: HexDigest  # public keys
+    officer_key: HexDigest
+    previous_ledger: PreviousLedger | None = None
 
 
-class Data(Body):
+class DatasetSnapshot(LedgerRecord):
     """What the data set was made of at the time. A new fingerprint resets nothing."""
 
     kind = "data"
-    fingerprint: Text
-    units: NonNegativeInt
-    examples: NonNegativeInt
+    fingerprint: NonEmptyStr
+    num_units: NonNegativeInt
+    num_examples: NonNegativeInt
 
 
-class Commit(Body):
+class StudyCommitment(LedgerRecord):
     """What a study may cost here if it runs to its end."""
 
     kind = "commit"
-    study: Text
-    plan: Text  # the plan's hash
-    mechanism: Text
-    noise: NonNegativeFloat
-    rate: Rate
-    steps_per_turn: PositiveInt
-    turns: PositiveInt  # that the site takes part in, at most
-    clip: PositiveFloat
-    unit: Text
+    study: NonEmptyStr
+    study_hash: NonEmptyStr  # the plan's hash
+    mechanism: NonEmptyStr
+    noise_multiplier: NonNegativeFloat
+    sampling_rate: SamplingRate
+    steps_per_round: PositiveInt
+    max_participations: PositiveInt  # that the site takes part in, at most
+    max_grad_norm: PositiveFloat
+    privacy_unit: NonEmptyStr
     delta: Delta
     epsilon: NonNegativeFloat
 
 
-class Charge(Body):
+class PrivacyCharge(LedgerRecord):
     """Written before the training that it pays for. `epsilon` is what the data set has cost in all, this included."""
 
     kind = "charge"
-    study: Text
-    plan: Text
-    turn: NonNegativeInt
+    study: NonEmptyStr
+    study_hash: NonEmptyStr
+    round: NonNegativeInt
     attempt: NonNegativeInt
-    nth: NonNegativeInt  # job within the turn
-    mechanism: Text
-    noise: NonNegativeFloat
-    rate: Rate
+    job_index: NonNegativeInt  # job within the turn
+    mechanism: NonEmptyStr
+    noise_multiplier: NonNegativeFloat
+    sampling_rate: SamplingRate
     steps: PositiveInt
-    unit: Text
-    epsilon: NonNegativeFloat
+    privacy_unit: NonEmptyStr
+    total_epsilon: NonNegativeFloat
     delta: Delta  # the budget's
-    accountant: Text
+    accountant: NonEmptyStr
 
 
-class Carried(Body):
+class CarriedCharges(LedgerRecord):
     """Right after an `open` that continues: every charge so far. Kept out of `open`, which coordinators read."""
 
     kind = "carried"
-    charges: tuple[Charge, ...]
+    charges: tuple[PrivacyCharge, ...]
     note: str = ""  # such as: how the charges of a lost end were reckoned
 
 
-class Receipt(Body):
+class LedgerReceipt(LedgerRecord):
     """A coordinator's word that it has seen the ledger up to entry `index`, whose hash is `head`."""
 
     kind = "receipt"
-    site: Text
-    dataset_id: Text
+    site: NonEmptyStr
+    dataset_id: NonEmptyStr
     index: NonNegativeInt
-    head: Digest
-    time: Text
-    key: Digest  # the coordinator's public key
-    signature: Signature
+    head: HexDigest
+    time: NonEmptyStr
+    coordinator_key: HexDigest  # the coordinator's public key
+    signature: HexSignature
 
-    def statement(self) -> dict[str, JsonValue]:
+    def signed_content(self) -> dict[str, JsonValue]:
         return self.model_dump(mode="json", exclude={"signature"})
 
 
-class Refusal(Body):
+class ChargeRefused(LedgerRecord):
     """A charge that was not made, since it would have passed the budget."""
 
     kind = "refusal"
-    study: Text
-    turn: NonNegativeInt
-    reason: Text
+    study: NonEmptyStr
+    round: NonNegativeInt
+    reason: NonEmptyStr
 
 
-class Forget(Body):
+class UnitWithdrawn(LedgerRecord):
     """A unit that withdrew. `unit` is `pseudonym(salt, id)`; without the site's salt nobody can try ids on it."""
 
     kind = "forget"
-    unit: Digest
+    unit_pseudonym: HexDigest
     reason: str = ""
 
 
-class Consent(Strict):
+class CosignerConsent(StrictModel):
     """A second person's signature under the officer's decision, made when the ledger's head was `seen`."""
 
-    seen: Digest
-    signature: Signature
+    seen_head: HexDigest
+    signature: HexSignature
 
 
-class Approve(Body):
+class StudyApproved(LedgerRecord):
     kind = "approve"
-    plan: Text
+    study_hash: NonEmptyStr
     terms: dict[str, JsonValue] = {}
-    consent: Consent | None = None  # where the policy asks for two persons
+    consent: CosignerConsent | None = None  # where the policy asks for two persons
 
 
-class Policy(Body):
+class CosignerPolicy(LedgerRecord):
     """Who must sign approvals beside the officer; nobody if `second` is none. What takes two, one cannot undo: a policy
     that names somebody is changed with his consent, or, if his key is lost, by a new ledger that continues this one."""
 
     kind = "policy"
-    second: Digest | None  # public key
-    consent: Consent | None = None
+    cosigner_key: HexDigest | None  # public key
+    consent: CosignerConsent | None = None
 
 
-class Withdraw(Body):
+class ApprovalRevoked(LedgerRecord):
     """Signed by the agent alone it counts too: what it does can only be less."""
 
     kind = "withdraw"
-    plan: Text
+    study_hash: NonEmptyStr
     terms: dict[str, JsonValue] = {}
 
 
-class Rotate(Body):
+class AgentKeyRotated(LedgerRecord):
     """A new key for the agent. `proof` is the new key's: a lost rotation needs none, for the new key signs it."""
 
     kind = "rotate"
-    agent: Digest
+    agent_key: HexDigest
     reason: Literal["routine", "lost"]
-    proof: Signature | None = None
+    possession_proof: HexSignature | None = None
 
 
-class Officer(Body):
+class OfficerKeyRotated(LedgerRecord):
     """A new key for the officer. Decided with the old one; `proof` is the new one's."""
 
     kind = "officer"
-    officer: Digest
-    proof: Signature
+    officer_key: HexDigest
+    possession_proof: HexSignature
 
 
-class Revoke(Body):
+class AgentKeyRevoked(LedgerRecord):
     """Nothing that this agent's key signed after entry `after` is to be believed. Signed by the officer alone."""
 
     kind = "revoke"
-    agent: Digest
-    after: NonNegativeInt
+    agent_key: HexDigest
+    last_trusted_index: NonNegativeInt
     reason: str = ""
 
 
-KINDS: dict[str, type[Body]] = {
+RECORD_TYPES: dict[str, type[LedgerRecord]] = {
     body.kind: body
-    for body in (Open, Carried, Data, Commit, Charge, Receipt, Refusal, Forget, Approve, Withdraw, Budget, Policy,
-                 Rotate, Officer, Revoke)
+    for body in (LedgerOpened, CarriedCharges, DatasetSnapshot, StudyCommitment, PrivacyCharge, LedgerReceipt, ChargeRefused, UnitWithdrawn, StudyApproved, ApprovalRevoked, LedgerBudget, CosignerPolicy,
+                 AgentKeyRotated, OfficerKeyRotated, AgentKeyRevoked)
 }  # fmt: skip
 
 
-def pseudonym(salt: bytes, unit: str) -> str:
+def pseudonymize_unit(salt: bytes, unit_id: str) -> str:
     """HMAC-SHA256. The salt (16 random bytes or more) stays with the site, away from the ledger."""
-    return hmac.new(salt, unit.encode(), "sha256").hexdigest()
+    return hmac.new(salt, unit_id.encode(), "sha256").hexdigest()

@@ -13,130 +13,166 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy.ledger.entry import START, Entry, decision_on
-from privacy.ledger.keys import fingerprint, public_hex, sign, verified
-from privacy.ledger.records import Approve, Body, Budget, Carried, Consent, Officer, Open, Policy, Revoke, Rotate
+from privacy.ledger.entry import GENESIS_HASH, LedgerEntry, decision_payload
+from privacy.ledger.keys import fingerprint, is_valid_signature, public_hex, sign
+from privacy.ledger.records import (
+    AgentKeyRevoked,
+    AgentKeyRotated,
+    CarriedCharges,
+    CosignerConsent,
+    CosignerPolicy,
+    LedgerBudget,
+    LedgerOpened,
+    LedgerRecord,
+    OfficerKeyRotated,
+    StudyApproved,
+)
 
-DECIDED = (Open, Carried, Approve, Budget, Policy, Officer)
-CHANGES_KEYS = ("open", "rotate", "officer", "revoke")
+OFFICER_DECIDED_RECORDS = (LedgerOpened, CarriedCharges, StudyApproved, LedgerBudget, CosignerPolicy, OfficerKeyRotated)
+KEY_CHANGE_KINDS = ("open", "rotate", "officer", "revoke")
 
 
 @dataclass(frozen=True)
-class Keys:
-    ledger: str  # hash of its first entry
-    agents: tuple[str, ...]  # public keys; the last one is in force
-    officers: tuple[str, ...]
-    revoked: bool = False  # the agent's; until it is replaced
+class KeyHistory:
+    ledger_id: str  # hash of its first entry
+    agent_keys: tuple[str, ...]  # public keys; the last one is in force
+    officer_keys: tuple[str, ...]
+    is_agent_revoked: bool = False  # the agent's; until it is replaced
 
     @property
-    def agent(self) -> str:
-        return self.agents[-1]
+    def agent_key(self) -> str:
+        return self.agent_keys[-1]
 
     @property
-    def officer(self) -> str:
-        return self.officers[-1]
+    def officer_key(self) -> str:
+        return self.officer_keys[-1]
 
 
-def show(public: str) -> str:
-    return fingerprint(bytes.fromhex(public))
+def fingerprint_of(public_key: str) -> str:
+    return fingerprint(bytes.fromhex(public_key))
 
 
-def routine(keys: Keys, old: Ed25519PrivateKey, new: Ed25519PrivateKey) -> Rotate:
-    proof = sign(new, "possession", _hand_over(keys, public_hex(old), public_hex(new)))
-    return Rotate(agent=public_hex(new), reason="routine", proof=proof)
+def routine_rotation(keys: KeyHistory, old_key: Ed25519PrivateKey, new_key: Ed25519PrivateKey) -> AgentKeyRotated:
+    proof = sign(new_key, "possession", _possession_payload(keys, public_hex(old_key), public_hex(new_key)))
+    return AgentKeyRotated(agent_key=public_hex(new_key), reason="routine", possession_proof=proof)
 
 
-def lost(new: Ed25519PrivateKey) -> Rotate:
-    return Rotate(agent=public_hex(new), reason="lost")
+def lost_key_rotation(new_key: Ed25519PrivateKey) -> AgentKeyRotated:
+    return AgentKeyRotated(agent_key=public_hex(new_key), reason="lost")
 
 
-def new_officer(keys: Keys, new: Ed25519PrivateKey) -> Officer:
-    public = public_hex(new)
-    return Officer(officer=public, proof=sign(new, "possession", _hand_over(keys, keys.officer, public)))
+def officer_key_rotation(keys: KeyHistory, new_key: Ed25519PrivateKey) -> OfficerKeyRotated:
+    public_key = public_hex(new_key)
+    return OfficerKeyRotated(
+        officer_key=public_key,
+        possession_proof=sign(new_key, "possession", _possession_payload(keys, keys.officer_key, public_key)),
+    )
 
 
-def consent(second: Ed25519PrivateKey, body: Approve | Policy, ledger: str, seen: str) -> Consent:
+def sign_consent(
+    cosigner_key: Ed25519PrivateKey, record: StudyApproved | CosignerPolicy, ledger_id: str, seen_head: str
+) -> CosignerConsent:
     """The second person's. `ledger` is the hash of its first entry and `seen` its head."""
-    return Consent(seen=seen, signature=sign(second, "decision", _consented(body, ledger, seen)))
+    return CosignerConsent(
+        seen_head=seen_head, signature=sign(cosigner_key, "decision", _consent_payload(record, ledger_id, seen_head))
+    )
 
 
-def consented(second: str, body: Approve | Policy, ledger: str) -> bool:
-    given = body.consent
-    return given is not None and verified(second, "decision", _consented(body, ledger, given.seen), given.signature)
+def is_consent_valid(cosigner_key: str, record: StudyApproved | CosignerPolicy, ledger_id: str) -> bool:
+    consent = record.consent
+    return consent is not None and is_valid_signature(
+        cosigner_key, "decision", _consent_payload(record, ledger_id, consent.seen_head), consent.signature
+    )
 
 
-def _consented(body: Approve | Policy, ledger: str, seen: str) -> dict[str, Any]:
+def _consent_payload(record: StudyApproved | CosignerPolicy, ledger_id: str, seen_head: str) -> dict[str, Any]:
     """What the officer decides, without the consent itself."""
-    return decision_on(body.kind, body.model_dump(mode="json", exclude={"consent"}), ledger, seen)
+    return decision_payload(record.kind, record.model_dump(mode="json", exclude={"consent"}), ledger_id, seen_head)
 
 
-def _hand_over(keys: Keys, old: str, new: str) -> dict[str, str]:
-    return {"ledger": keys.ledger, "from": old, "to": new}
+def _possession_payload(keys: KeyHistory, old_key: str, new_key: str) -> dict[str, str]:
+    return {"ledger": keys.ledger_id, "from": old_key, "to": new_key}
 
 
-def missing(keys: Keys | None, entry: Entry, body: Body) -> Iterator[str]:
+def signature_problems(keys: KeyHistory | None, entry: LedgerEntry, record: LedgerRecord) -> Iterator[str]:
     """What is wrong with the signatures of an entry that comes when `keys` are in force."""
-    if isinstance(body, Open):
-        keys = Keys(START, (body.agent,), (body.officer,))
+    if isinstance(record, LedgerOpened):
+        keys = KeyHistory(GENESIS_HASH, (record.agent_key,), (record.officer_key,))
     if keys is None:
         return
-    role, public = _writer(keys, body)
-    if entry.key != show(public):
-        yield f"is signed by key {entry.key}, and {role}'s key is {show(public)}"
-    elif not verified(public, "entry", entry.hash, entry.signature):
+    role, public_key = _required_signer(keys, record)
+    if entry.key_fingerprint != fingerprint_of(public_key):
+        yield f"is signed by key {entry.key_fingerprint}, and {role}'s key is {fingerprint_of(public_key)}"
+    elif not is_valid_signature(public_key, "entry", entry.hash, entry.signature):
         yield f"the signature of {role} does not fit it"
-    if entry.officer is not None:
-        said = decision_on(entry.kind, entry.body, keys.ledger, entry.officer.seen)
-        if entry.officer.key != show(keys.officer):
-            yield f"is decided with key {entry.officer.key}, and the officer's key is {show(keys.officer)}"
-        elif not verified(keys.officer, "decision", said, entry.officer.signature):
+    if entry.officer_decision is not None:
+        payload = decision_payload(entry.kind, entry.body, keys.ledger_id, entry.officer_decision.seen_head)
+        if entry.officer_decision.key_fingerprint != fingerprint_of(keys.officer_key):
+            yield f"is decided with key {entry.officer_decision.key_fingerprint}, and the officer's key is {fingerprint_of(keys.officer_key)}"
+        elif not is_valid_signature(keys.officer_key, "decision", payload, entry.officer_decision.signature):
             yield "the officer's signature does not fit it"
-    elif isinstance(body, DECIDED) or (isinstance(body, Rotate) and body.reason == "lost"):
+    elif isinstance(record, OFFICER_DECIDED_RECORDS) or (
+        isinstance(record, AgentKeyRotated) and record.reason == "lost"
+    ):
         yield f"`{entry.kind}` is for the officer to decide, and his signature is missing"
-    yield from _wrong_change(keys, body)
+    yield from _key_change_problems(keys, record)
 
 
-def _writer(keys: Keys, body: Body) -> tuple[str, str]:
-    match body:
-        case Revoke():
-            return "the officer", keys.officer
-        case Rotate(reason="lost"):
-            return "the new agent", body.agent
+def _required_signer(keys: KeyHistory, record: LedgerRecord) -> tuple[str, str]:
+    match record:
+        case AgentKeyRevoked():
+            return "the officer", keys.officer_key
+        case AgentKeyRotated(reason="lost"):
+            return "the new agent", record.agent_key
         case _:
-            return "the agent", keys.agent
+            return "the agent", keys.agent_key
 
 
-def _wrong_change(keys: Keys, body: Body) -> Iterator[str]:
+def _key_change_problems(keys: KeyHistory, record: LedgerRecord) -> Iterator[str]:
     """A change of keys that may not be."""
-    known = {*keys.agents, *keys.officers}
-    match body:
-        case Open():
-            if body.agent == body.officer:
+    used_keys = {*keys.agent_keys, *keys.officer_keys}
+    match record:
+        case LedgerOpened():
+            if record.agent_key == record.officer_key:
                 yield "the agent and the officer need keys of their own"
-        case Rotate(reason="routine"):
-            if not verified(body.agent, "possession", _hand_over(keys, keys.agent, body.agent), body.proof or ""):
+        case AgentKeyRotated(reason="routine"):
+            if not is_valid_signature(
+                record.agent_key,
+                "possession",
+                _possession_payload(keys, keys.agent_key, record.agent_key),
+                record.possession_proof or "",
+            ):
                 yield "the new agent's key is not proven to be in the agent's hands"
-        case Officer():
-            if not verified(body.officer, "possession", _hand_over(keys, keys.officer, body.officer), body.proof):
+        case OfficerKeyRotated():
+            if not is_valid_signature(
+                record.officer_key,
+                "possession",
+                _possession_payload(keys, keys.officer_key, record.officer_key),
+                record.possession_proof,
+            ):
                 yield "the new officer's key is not proven to be in the officer's hands"
-        case Revoke():
-            if body.agent not in keys.agents:
-                yield f"revokes {show(body.agent)}, which never was the agent's key"
-    if (isinstance(body, Rotate) and body.agent in known) or (isinstance(body, Officer) and body.officer in known):
+        case AgentKeyRevoked():
+            if record.agent_key not in keys.agent_keys:
+                yield f"revokes {fingerprint_of(record.agent_key)}, which never was the agent's key"
+    if (isinstance(record, AgentKeyRotated) and record.agent_key in used_keys) or (
+        isinstance(record, OfficerKeyRotated) and record.officer_key in used_keys
+    ):
         yield "brings a key into force that was used before; make a new one"
-    if keys.revoked and not (isinstance(body, Revoke) or (isinstance(body, Rotate) and body.reason == "lost")):
+    if keys.is_agent_revoked and not (
+        isinstance(record, AgentKeyRevoked) or (isinstance(record, AgentKeyRotated) and record.reason == "lost")
+    ):
         yield "comes after a revocation, where only a rotation of the lost key may; the officer signs that"
 
 
-def after(keys: Keys | None, entry: Entry, body: Body) -> Keys | None:
-    match body:
-        case Open() if keys is None:
-            return Keys(entry.hash, (body.agent,), (body.officer,))
-        case Rotate() if keys:
-            return replace(keys, agents=(*keys.agents, body.agent), revoked=False)
-        case Officer() if keys:
-            return replace(keys, officers=(*keys.officers, body.officer))
-        case Revoke() if keys:
-            return replace(keys, revoked=True)
+def apply_key_change(keys: KeyHistory | None, entry: LedgerEntry, record: LedgerRecord) -> KeyHistory | None:
+    match record:
+        case LedgerOpened() if keys is None:
+            return KeyHistory(entry.hash, (record.agent_key,), (record.officer_key,))
+        case AgentKeyRotated() if keys:
+            return replace(keys, agent_keys=(*keys.agent_keys, record.agent_key), is_agent_revoked=False)
+        case OfficerKeyRotated() if keys:
+            return replace(keys, officer_keys=(*keys.officer_keys, record.officer_key))
+        case AgentKeyRevoked() if keys:
+            return replace(keys, is_agent_revoked=True)
         case _:
             return keys

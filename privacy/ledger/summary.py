@@ -6,67 +6,74 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.core.errors import BadLedger
-from privacy.ledger.entry import Entry, Mark
-from privacy.ledger.records import Carried, Charge, Continues, Receipt
-from privacy.ledger.signatures import show
-from privacy.ledger.validation import Standing
+from pipeline.core.errors import LedgerError
+from privacy.ledger.entry import LedgerEntry, LedgerPosition
+from privacy.ledger.records import CarriedCharges, LedgerReceipt, PreviousLedger, PrivacyCharge
+from privacy.ledger.signatures import fingerprint_of
+from privacy.ledger.validation import LedgerState
 
 
-def charges(entries: Sequence[Entry]) -> list[Charge]:
+def list_charges(entries: Sequence[LedgerEntry]) -> list[PrivacyCharge]:
     """All that was ever spent on the data set, what an earlier ledger carried over first."""
-    bodies = [entry.what for entry in entries if entry.kind in ("carried", "charge")]
-    before = [charge for body in bodies if isinstance(body, Carried) for charge in body.charges]
-    return before + [body for body in bodies if isinstance(body, Charge)]
+    records = [entry.record for entry in entries if entry.kind in ("carried", "charge")]
+    carried = [charge for record in records if isinstance(record, CarriedCharges) for charge in record.charges]
+    return carried + [record for record in records if isinstance(record, PrivacyCharge)]
 
 
-def continuation(
-    entries: Sequence[Entry], end: Mark | Receipt | None = None, note: str = "", lost: Sequence[Charge] = ()
-) -> tuple[Continues, Carried]:
+def continuation_records(
+    entries: Sequence[LedgerEntry],
+    end_position: LedgerPosition | LedgerReceipt | None = None,
+    note: str = "",
+    lost_charges: Sequence[PrivacyCharge] = (),
+) -> tuple[PreviousLedger, CarriedCharges]:
     """For the `open` and the `carried` of a new ledger, when the old one is closed or the officer's key is gone.
 
     If the newest copy is lost, `end` is where the coordinator says that it ended, and `lost` what the officer reckons
     was charged in between. Charges of disputed entries count: a doubt never refunds anything.
     """
     if not entries:
-        raise BadLedger("there is nothing to continue: the old ledger has no entry that can be read")
-    last = end or Mark(entries[-1].index, entries[-1].hash)
-    there = Continues(ledger=entries[0].hash, index=last.index, head=last.head)
-    return there, Carried(charges=(*charges(entries), *lost), note=note)
+        raise LedgerError("there is nothing to continue: the old ledger has no entry that can be read")
+    last_position = end_position or LedgerPosition(entries[-1].index, entries[-1].hash)
+    previous_ledger = PreviousLedger(ledger_id=entries[0].hash, index=last_position.index, head=last_position.head)
+    return previous_ledger, CarriedCharges(charges=(*list_charges(entries), *lost_charges), note=note)
 
 
-def derived(entries: Sequence[Entry], standing: Standing | None, problems: Sequence[str]) -> dict[str, Any]:
+def export_sections(
+    entries: Sequence[LedgerEntry], state: LedgerState | None, problems: Sequence[str]
+) -> dict[str, Any]:
     """The parts of an export that its readers recompute."""
     return {
         "verdict": {"ok": not problems, "problems": list(problems)},
-        "keys": _keys(standing),
-        "summary": _summary(entries, standing),
+        "keys": _fingerprints(state),
+        "summary": _export_summary(entries, state),
     }
 
 
-def _keys(standing: Standing | None) -> dict[str, Any]:
-    if standing is None:
+def _fingerprints(state: LedgerState | None) -> dict[str, Any]:
+    if state is None:
         return {}
-    groups = {
-        "agents": standing.keys.agents,
-        "officers": standing.keys.officers,
-        "coordinators": [receipt.key for receipt in standing.receipts],
+    keys_by_role = {
+        "agents": state.keys.agent_keys,
+        "officers": state.keys.officer_keys,
+        "coordinators": [receipt.coordinator_key for receipt in state.receipts],
     }
-    return {who: {show(public): public for public in keys} for who, keys in groups.items()}
+    return {
+        role: {fingerprint_of(public_key): public_key for public_key in keys} for role, keys in keys_by_role.items()
+    }
 
 
-def _summary(entries: Sequence[Entry], standing: Standing | None) -> dict[str, Any]:
+def _export_summary(entries: Sequence[LedgerEntry], state: LedgerState | None) -> dict[str, Any]:
     counts = {"entries": len(entries), "kinds": dict(Counter(entry.kind for entry in entries))}
-    if standing is None:
+    if state is None:
         return counts
-    spent = _readable_charges(entries)
+    charges = _list_readable_charges(entries)
     return counts | {
-        "site": standing.opening.site,
-        "dataset_id": standing.opening.dataset_id,
-        "unit": standing.opening.unit,
-        "budget": standing.budget.model_dump(),
-        "spent": {"epsilon": spent[-1].epsilon, "delta": spent[-1].delta} if spent else None,
-        "charges_by_study": dict(Counter(charge.study for charge in spent)),
+        "site": state.opening.site,
+        "dataset_id": state.opening.dataset_id,
+        "unit": state.opening.privacy_unit,
+        "budget": state.budget.model_dump(),
+        "spent": {"epsilon": charges[-1].total_epsilon, "delta": charges[-1].delta} if charges else None,
+        "charges_by_study": dict(Counter(charge.study for charge in charges)),
         "index": entries[-1].index,
         "head": entries[-1].hash,
         "from": entries[0].time,
@@ -74,8 +81,8 @@ def _summary(entries: Sequence[Entry], standing: Standing | None) -> dict[str, A
     }
 
 
-def _readable_charges(entries: Sequence[Entry]) -> list[Charge]:
+def _list_readable_charges(entries: Sequence[LedgerEntry]) -> list[PrivacyCharge]:
     try:
-        return charges(entries)
-    except BadLedger:
+        return list_charges(entries)
+    except LedgerError:
         return []

@@ -6,32 +6,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from pipeline.core.errors import BadLedger
-from privacy.ledger.entry import START, Entry, chained
-from privacy.ledger.keys import verified
+from pipeline.core.errors import LedgerError
+from privacy.ledger.entry import GENESIS_HASH, LedgerEntry, chain_hash
+from privacy.ledger.keys import is_valid_signature
 from privacy.ledger.records import (
-    Approve,
-    Body,
-    Budget,
-    Carried,
-    Charge,
-    Commit,
-    Officer,
-    Open,
-    Policy,
-    Receipt,
-    Revoke,
-    Rotate,
+    AgentKeyRevoked,
+    AgentKeyRotated,
+    CarriedCharges,
+    CosignerPolicy,
+    LedgerBudget,
+    LedgerOpened,
+    LedgerReceipt,
+    LedgerRecord,
+    OfficerKeyRotated,
+    PrivacyCharge,
+    StudyApproved,
+    StudyCommitment,
 )
-from privacy.ledger.signatures import Keys, after, consented, missing, show
+from privacy.ledger.signatures import KeyHistory, apply_key_change, fingerprint_of, is_consent_valid, signature_problems
 
 # Clocks are set right by seconds, and a machine set to a wrong time zone is off by up to 14 hours. Only what the
 # officer signs may go back further: that is the way out after a clock that was ahead by years.
-TOLERANCE = timedelta(days=1)
+CLOCK_TOLERANCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class Problem:
+class EntryProblem:
     index: int
     text: str
 
@@ -40,162 +40,182 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LedgerState:
     """What the entries so far have settled."""
 
-    opening: Open
-    keys: Keys
-    budget: Budget
+    opening: LedgerOpened
+    keys: KeyHistory
+    budget: LedgerBudget
     time: datetime
-    decided: int = 0  # entry of the officer's last decision
-    charged: int | None = None  # entry of a charge that no receipt covers yet
-    carried: bool = False
-    receipts: tuple[Receipt, ...] = ()  # the last one of each coordinator
-    second: str | None = None  # public key of whoever must sign approvals beside the officer
+    last_decision_index: int = 0  # entry of the officer's last decision
+    unreceipted_charge_index: int | None = None  # entry of a charge that no receipt covers yet
+    has_carried_charges: bool = False
+    receipts: tuple[LedgerReceipt, ...] = ()  # the last one of each coordinator
+    cosigner_key: str | None = None  # public key of whoever must sign approvals beside the officer
 
 
-def check(standing: Standing | None, before: Sequence[Entry], entry: Entry) -> tuple[Standing | None, list[Problem]]:
+def check_entry(
+    state: LedgerState | None, previous_entries: Sequence[LedgerEntry], entry: LedgerEntry
+) -> tuple[LedgerState | None, list[EntryProblem]]:
     """How things stand after the entry, and what is wrong with it, or with earlier ones because of it."""
-    texts = list(_unchained(before, entry))
+    messages = list(_chain_problems(previous_entries, entry))
     try:
-        body = entry.what
-    except BadLedger as error:
-        return standing, [Problem(entry.index, text) for text in (*texts, str(error))]
-    if standing is None and not isinstance(body, Open):
-        texts += [] if before else ["a ledger starts with `open`"]
-        return None, [Problem(entry.index, text) for text in texts]
-    unsigned = list(missing(standing.keys if standing else None, entry, body))
-    texts += unsigned
-    texts += _out_of_order(standing, before, entry, body) if standing else _badly_opened(entry)
-    problems = [Problem(entry.index, text) for text in texts]
-    if isinstance(body, Revoke):
-        problems += _disputed(before, entry, body)
-    return (standing if unsigned else _settled(standing, entry, body)), problems
+        record = entry.record
+    except LedgerError as error:
+        return state, [EntryProblem(entry.index, message) for message in (*messages, str(error))]
+    if state is None and not isinstance(record, LedgerOpened):
+        messages += [] if previous_entries else ["a ledger starts with `open`"]
+        return None, [EntryProblem(entry.index, message) for message in messages]
+    signature_messages = list(signature_problems(state.keys if state else None, entry, record))
+    messages += signature_messages
+    messages += _record_problems(state, previous_entries, entry, record) if state else _opening_problems(entry)
+    problems = [EntryProblem(entry.index, message) for message in messages]
+    if isinstance(record, AgentKeyRevoked):
+        problems += _revoked_entry_problems(previous_entries, entry, record)
+    return (state if signature_messages else _apply_record(state, entry, record)), problems
 
 
-def _unchained(before: Sequence[Entry], entry: Entry) -> Iterator[str]:
-    index, head = (before[-1].index + 1, before[-1].hash) if before else (0, START)
-    if entry.index != index:
-        yield f"stands where entry {index} should; entries were removed, added or moved"
-    if entry.before != head:
+def _chain_problems(previous_entries: Sequence[LedgerEntry], entry: LedgerEntry) -> Iterator[str]:
+    expected_index, expected_head = (
+        (previous_entries[-1].index + 1, previous_entries[-1].hash) if previous_entries else (0, GENESIS_HASH)
+    )
+    if entry.index != expected_index:
+        yield f"stands where entry {expected_index} should; entries were removed, added or moved"
+    if entry.previous_hash != expected_head:
         yield "does not follow from the entry before it"
-    if entry.hash != chained(entry.before, entry.digest):
+    if entry.hash != chain_hash(entry.previous_hash, entry.digest):
         yield "its hash does not fit what it says; it was edited"
 
 
-def _badly_opened(entry: Entry) -> Iterator[str]:
-    if entry.officer is not None and entry.officer.seen != START:
+def _opening_problems(entry: LedgerEntry) -> Iterator[str]:
+    if entry.officer_decision is not None and entry.officer_decision.seen_head != GENESIS_HASH:
         yield "the officer's signature is not for a new ledger"
 
 
-def _out_of_order(standing: Standing, before: Sequence[Entry], entry: Entry, body: Body) -> Iterator[str]:
+def _record_problems(
+    state: LedgerState, previous_entries: Sequence[LedgerEntry], entry: LedgerEntry, record: LedgerRecord
+) -> Iterator[str]:
     time = datetime.fromisoformat(entry.time)
-    if time < standing.time - TOLERANCE and not _decided(entry, body):
+    if time < state.time - CLOCK_TOLERANCE and not _is_officer_decision(entry, record):
         yield (
-            f"goes back in time, from {standing.time.isoformat()} to {entry.time}; set the clock, or, if it was wrong "
+            f"goes back in time, from {state.time.isoformat()} to {entry.time}; set the clock, or, if it was wrong "
             "before, let the officer sign the next entry"
         )
-    if entry.officer and not any(entry.officer.seen == e.hash for e in before[standing.decided :]):
+    if entry.officer_decision and not any(
+        entry.officer_decision.seen_head == e.hash for e in previous_entries[state.last_decision_index :]
+    ):
         yield (
-            f"the officer signed it before entry {standing.decided}, which he decided too, or for another ledger; let "
+            f"the officer signed it before entry {state.last_decision_index}, which he decided too, or for another ledger; let "
             "him see the ledger's head and sign again"
         )
-    match body:
-        case Open():
+    match record:
+        case LedgerOpened():
             yield "opens the ledger a second time"
-        case Carried():
-            if standing.carried or standing.opening.continues is None:
+        case CarriedCharges():
+            if state.has_carried_charges or state.opening.previous_ledger is None:
                 yield "carries charges over, but the ledger continues no other, or has them already"
-        case Commit():
-            yield from _other_unit(standing, body.unit)
-        case Charge():
-            yield from _bad_charge(standing, body)
-        case Receipt():
-            yield from bad_receipt(standing.opening, before, body)
-        case Approve() | Policy():
-            yield from _unconsented(standing, before, body)
-        case Rotate(agent=key) | Officer(officer=key):
-            if key == standing.second:
+        case StudyCommitment():
+            yield from _unit_problems(state, record.privacy_unit)
+        case PrivacyCharge():
+            yield from _charge_problems(state, record)
+        case LedgerReceipt():
+            yield from receipt_problems(state.opening, previous_entries, record)
+        case StudyApproved() | CosignerPolicy():
+            yield from _consent_problems(state, previous_entries, record)
+        case AgentKeyRotated(agent_key=new_key) | OfficerKeyRotated(officer_key=new_key):
+            if new_key == state.cosigner_key:
                 yield "takes the second person's key; two persons need two keys"
-        case Revoke():
-            if body.after >= entry.index:
-                yield f"revokes a key from entry {body.after} on, which is not written yet"
+        case AgentKeyRevoked():
+            if record.last_trusted_index >= entry.index:
+                yield f"revokes a key from entry {record.last_trusted_index} on, which is not written yet"
 
 
-def _unconsented(standing: Standing, before: Sequence[Entry], body: Approve | Policy) -> Iterator[str]:
-    if isinstance(body, Policy) and body.second in {*standing.keys.agents, *standing.keys.officers}:
+def _consent_problems(
+    state: LedgerState, previous_entries: Sequence[LedgerEntry], record: StudyApproved | CosignerPolicy
+) -> Iterator[str]:
+    if isinstance(record, CosignerPolicy) and record.cosigner_key in {*state.keys.agent_keys, *state.keys.officer_keys}:
         yield "names the agent's or the officer's key as the second person's; two persons need two keys"
-    if standing.second is None:
-        if body.consent is not None:
+    if state.cosigner_key is None:
+        if record.consent is not None:
             yield "carries a second person's signature, and the policy names nobody whose it could be"
-    elif body.consent is None:
-        yield f"takes two persons: the signature of the second one, whose key is {show(standing.second)}, is missing"
-    elif not any(body.consent.seen == e.hash for e in before[standing.decided :]):
+    elif record.consent is None:
+        yield f"takes two persons: the signature of the second one, whose key is {fingerprint_of(state.cosigner_key)}, is missing"
+    elif not any(record.consent.seen_head == e.hash for e in previous_entries[state.last_decision_index :]):
         yield "the second person signed it before the officer's last decision, or for another ledger; sign again"
-    elif not consented(standing.second, body, standing.keys.ledger):
-        yield f"the second person's signature does not fit it, or is not by key {show(standing.second)}"
+    elif not is_consent_valid(state.cosigner_key, record, state.keys.ledger_id):
+        yield f"the second person's signature does not fit it, or is not by key {fingerprint_of(state.cosigner_key)}"
 
 
-def _other_unit(standing: Standing, unit: str) -> Iterator[str]:
-    if unit != standing.opening.unit:
-        yield f"its privacy unit is the {unit}, and this ledger's is the {standing.opening.unit}"
+def _unit_problems(state: LedgerState, privacy_unit: str) -> Iterator[str]:
+    if privacy_unit != state.opening.privacy_unit:
+        yield f"its privacy unit is the {privacy_unit}, and this ledger's is the {state.opening.privacy_unit}"
 
 
-def _bad_charge(standing: Standing, charge: Charge) -> Iterator[str]:
-    yield from _other_unit(standing, charge.unit)
-    if standing.charged is not None:
-        yield f"follows the charge of entry {standing.charged}, which has no receipt; ask the coordinator for it first"
-    if standing.opening.continues and not standing.carried:
+def _charge_problems(state: LedgerState, charge: PrivacyCharge) -> Iterator[str]:
+    yield from _unit_problems(state, charge.privacy_unit)
+    if state.unreceipted_charge_index is not None:
+        yield f"follows the charge of entry {state.unreceipted_charge_index}, which has no receipt; ask the coordinator for it first"
+    if state.opening.previous_ledger and not state.has_carried_charges:
         yield "is charged before `carried` says what was spent in the ledger that this one continues"
-    if charge.delta != standing.budget.delta:
-        yield f"reckons with delta {charge.delta:g}, and the budget with {standing.budget.delta:g}"
-    elif charge.epsilon > standing.budget.epsilon:
-        yield f"passes the budget: epsilon {charge.epsilon:g} of {standing.budget.epsilon:g}"
+    if charge.delta != state.budget.delta:
+        yield f"reckons with delta {charge.delta:g}, and the budget with {state.budget.delta:g}"
+    elif charge.total_epsilon > state.budget.epsilon:
+        yield f"passes the budget: epsilon {charge.total_epsilon:g} of {state.budget.epsilon:g}"
 
 
-def bad_receipt(opening: Open, before: Sequence[Entry], receipt: Receipt) -> Iterator[str]:
+def receipt_problems(
+    opening: LedgerOpened, previous_entries: Sequence[LedgerEntry], receipt: LedgerReceipt
+) -> Iterator[str]:
     if (receipt.site, receipt.dataset_id) != (opening.site, opening.dataset_id):
         yield f"is a receipt for {receipt.site}, {receipt.dataset_id}"
-    if receipt.index >= len(before) or before[receipt.index].hash != receipt.head:
+    if receipt.index >= len(previous_entries) or previous_entries[receipt.index].hash != receipt.head:
         yield f"is a receipt for an entry {receipt.index} that this ledger does not hold"
-    if not verified(receipt.key, "receipt", receipt.statement(), receipt.signature):
-        yield f"the signature of the coordinator {show(receipt.key)} does not fit its receipt"
+    if not is_valid_signature(receipt.coordinator_key, "receipt", receipt.signed_content(), receipt.signature):
+        yield f"the signature of the coordinator {fingerprint_of(receipt.coordinator_key)} does not fit its receipt"
 
 
-def _disputed(before: Sequence[Entry], entry: Entry, body: Revoke) -> Iterator[Problem]:
-    for e in before:
-        if e.index > body.after and e.key == show(body.agent):
-            yield Problem(
-                e.index,
-                f"is signed by key {e.key}, which the officer revoked (entry {entry.index}) for all after entry "
-                f"{body.after}; this ledger is closed, and the officer opens a new one that continues it",
+def _revoked_entry_problems(
+    previous_entries: Sequence[LedgerEntry], entry: LedgerEntry, record: AgentKeyRevoked
+) -> Iterator[EntryProblem]:
+    for previous in previous_entries:
+        if previous.index > record.last_trusted_index and previous.key_fingerprint == fingerprint_of(record.agent_key):
+            yield EntryProblem(
+                previous.index,
+                f"is signed by key {previous.key_fingerprint}, which the officer revoked (entry {entry.index}) for all after entry "
+                f"{record.last_trusted_index}; this ledger is closed, and the officer opens a new one that continues it",
             )
 
 
-def _decided(entry: Entry, body: Body) -> bool:
-    return entry.officer is not None or isinstance(body, Revoke)
+def _is_officer_decision(entry: LedgerEntry, record: LedgerRecord) -> bool:
+    return entry.officer_decision is not None or isinstance(record, AgentKeyRevoked)
 
 
-def _settled(standing: Standing | None, entry: Entry, body: Body) -> Standing | None:
+def _apply_record(state: LedgerState | None, entry: LedgerEntry, record: LedgerRecord) -> LedgerState | None:
     time = datetime.fromisoformat(entry.time)
-    keys = after(standing.keys if standing else None, entry, body)
-    if standing is None:
-        return Standing(body, keys, body.budget, time) if isinstance(body, Open) and keys else None
-    now = replace(standing, keys=keys or standing.keys, time=max(time, standing.time))
-    if _decided(entry, body):
-        now = replace(now, decided=entry.index, time=time)
-    match body:
-        case Budget():
-            return replace(now, budget=body)
-        case Policy():
-            return replace(now, second=body.second)
-        case Carried():
-            return replace(now, carried=True)
-        case Charge():
-            return replace(now, charged=entry.index)
-        case Receipt():
-            others = tuple(r for r in now.receipts if r.key != body.key)
-            covered = now.charged is not None and body.index >= now.charged
-            return replace(now, receipts=(*others, body), charged=None if covered else now.charged)
+    keys = apply_key_change(state.keys if state else None, entry, record)
+    if state is None:
+        return LedgerState(record, keys, record.budget, time) if isinstance(record, LedgerOpened) and keys else None
+    new_state = replace(state, keys=keys or state.keys, time=max(time, state.time))
+    if _is_officer_decision(entry, record):
+        new_state = replace(new_state, last_decision_index=entry.index, time=time)
+    match record:
+        case LedgerBudget():
+            return replace(new_state, budget=record)
+        case CosignerPolicy():
+            return replace(new_state, cosigner_key=record.cosigner_key)
+        case CarriedCharges():
+            return replace(new_state, has_carried_charges=True)
+        case PrivacyCharge():
+            return replace(new_state, unreceipted_charge_index=entry.index)
+        case LedgerReceipt():
+            other_receipts = tuple(r for r in new_state.receipts if r.coordinator_key != record.coordinator_key)
+            is_covered = (
+                new_state.unreceipted_charge_index is not None and record.index >= new_state.unreceipted_charge_index
+            )
+            return replace(
+                new_state,
+                receipts=(*other_receipts, record),
+                unreceipted_charge_index=None if is_covered else new_state.unreceipted_charge_index,
+            )
         case _:
-            return now
+            return new_state

@@ -13,24 +13,24 @@ from contextlib import contextmanager
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from pipeline.core.errors import BadMessage, BadReply, TooFew
+from pipeline.core.errors import MessageError, QuorumNotReachedError, ReplyError
 from privacy.secure_aggregation.key_exchange import (
-    Advert,
-    Broken,
-    Route,
-    commitment,
-    packed,
-    pair_seed,
-    signed,
-    view_of,
+    KeyAdvertisement,
+    MalformedDataError,
+    ShareRoute,
+    commit_to_seed,
+    compute_roster_view,
+    derive_pair_seed,
+    encode_share,
+    sign_payload,
 )
-from privacy.secure_aggregation.masking import Segment, Whole, change
-from privacy.secure_aggregation.shamir import FEWEST, SECRET, deal, threshold
+from privacy.secure_aggregation.masking import MaskedSegment, UintArray, apply_masks
+from privacy.secure_aggregation.shamir import MIN_PARTICIPANTS, SECRET_BYTES, reconstruction_threshold, split_secret
 
-LEFT = "nothing"
+NO_STEP = "nothing"
 
 
-class Member:
+class SecAggClient:
     """`roster`: name -> Ed25519 public key, compared out of band. `context` names the study's hash, turn and attempt.
 
     `fewest` is how many have to take part, to the end, at least: a coordinator in league with two sites could otherwise show a third
@@ -43,121 +43,151 @@ class Member:
         signing_key: Ed25519PrivateKey,
         roster: Mapping[str, bytes],
         context: bytes,
-        fewest: int = FEWEST,
+        min_participants: int = MIN_PARTICIPANTS,
     ) -> None:
         if roster.get(name) != signing_key.public_key().public_bytes_raw():
-            raise BadMessage(f"the roster does not have {name}'s own key; let the study lead take up its fingerprint")
+            raise MessageError(f"the roster does not have {name}'s own key; let the study lead take up its fingerprint")
         if len(set(roster.values())) < len(roster):
-            raise BadMessage(f"{name}: the roster has one key under two names; each site needs its own")
-        self.name, self._signing, self._roster, self._context = name, signing_key, dict(roster), context
-        self._fewest = max(FEWEST, fewest)
-        self._parcel_key, self._mask_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-        self._seed = os.urandom(SECRET)
-        self._held: dict[str, tuple[int, int]] = {}  # of whom -> shares of its mask key and of its seed
-        self._next = "advertise"
+            raise MessageError(f"{name}: the roster has one key under two names; each site needs its own")
+        self.name, self._signing_key, self._roster, self._context = name, signing_key, dict(roster), context
+        self._min_participants = max(MIN_PARTICIPANTS, min_participants)
+        self._encryption_key, self._mask_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self._seed = os.urandom(SECRET_BYTES)
+        self._received_shares: dict[str, tuple[int, int]] = {}  # of whom -> shares of its mask key and of its seed
+        self._next_step = "advertise"
 
-    def advertise(self) -> bytes:
-        with self._step("advertise", then="share"):
-            advert = Advert(
-                self._parcel_key.public_key().public_bytes_raw(),
+    def advertise_keys(self) -> bytes:
+        with self._enter_step("advertise", next_step="share"):
+            advertisement = KeyAdvertisement(
+                self._encryption_key.public_key().public_bytes_raw(),
                 self._mask_key.public_key().public_bytes_raw(),
-                commitment(self._seed, self.name, self._context),
+                commit_to_seed(self._seed, self.name, self._context),
             )
-            self._advert = advert.signed(self._signing, self.name, self._context)
-            return self._advert
+            self._advertisement = advertisement.to_signed_bytes(self._signing_key, self.name, self._context)
+            return self._advertisement
 
-    def share(self, adverts: Mapping[str, bytes]) -> dict[str, bytes]:
+    def share_secrets(self, advertisements: Mapping[str, bytes]) -> dict[str, bytes]:
         """A parcel for each other site that advertised."""
-        with self._step("share", then="mask"):
-            n = len(adverts)
-            if n < self._fewest:
-                raise TooFew(f"{self.name}: {n} sites take part in the sum, at least {self._fewest} have to")
-            if adverts.get(self.name) != self._advert:
-                raise BadMessage(
+        with self._enter_step("share", next_step="mask"):
+            num_sites = len(advertisements)
+            if num_sites < self._min_participants:
+                raise QuorumNotReachedError(
+                    f"{self.name}: {num_sites} sites take part in the sum, at least {self._min_participants} have to"
+                )
+            if advertisements.get(self.name) != self._advertisement:
+                raise MessageError(
                     f"{self.name}: the advert under this site's name is not the one it made in this attempt; it is "
                     "forged, or from before a restart: ask all sites again as a new attempt"
                 )
-            self._adverts = {name: self._read(name, adverts[name]) for name in sorted(adverts)}
-            self._view, self._t = view_of(adverts, self._context), threshold(n)
-            self._least = max(self._t, self._fewest)
-            keys = deal(self._mask_key.private_bytes_raw(), self._t, n)
-            dealt = dict(zip(self._adverts, zip(keys, deal(self._seed, self._t, n), strict=True), strict=True))
-            self._held[self.name] = dealt.pop(self.name)
-            return {
-                name: Route(self._view, self.name, name).seal(self._parcel_key, self._adverts[name].for_parcels, shares)
-                for name, shares in dealt.items()
+            self._advertisements = {
+                name: self._read_advertisement(name, advertisements[name]) for name in sorted(advertisements)
             }
-
-    def mask(self, parcels: Mapping[str, bytes], segments: Sequence[tuple[Whole, int]]) -> list[Whole]:
-        """`parcels`: from each other site that shared. `segments`: numbers from 0 to 2^bits - 1, and these bits."""
-        with self._step("mask", then="unmask"):
-            if len(parcels) + 1 < self._least:
-                raise TooFew(f"{self.name}: {len(parcels) + 1} sites shared their secrets, {self._least} have to")
-            self._held |= {name: self._opened(name, parcel) for name, parcel in parcels.items()}
-            masked = [self._checked(numbers, bits).copy() for numbers, bits in segments]
-            pairs = {
-                name: pair_seed(self._mask_key, self._adverts[name].for_masks, self._view, self.name, name)
-                for name in parcels
-            }
-            change(
-                masked,
-                plus=[self._seed, *(seed for name, seed in pairs.items() if self.name < name)],
-                minus=[seed for name, seed in pairs.items() if self.name > name],
+            self._roster_view, self._threshold = (
+                compute_roster_view(advertisements, self._context),
+                reconstruction_threshold(num_sites),
             )
-            return [Segment.of(m, bits).cut(m) for m, (_, bits) in zip(masked, segments, strict=True)]
-
-    def unmask(self, survivors: Sequence[str]) -> bytes:
-        """For each site that shared one of its two shares: of its seed if it survived, else of its mask key."""
-        with self._step("unmask", then=LEFT):
-            alive = set(survivors)
-            if self.name not in alive:
-                raise BadMessage(f"{self.name} sent its numbers and is not among the survivors: it helps nobody unmask")
-            if strangers := sorted(alive - set(self._held)):
-                raise BadMessage(f"{self.name}: {', '.join(strangers)} never shared and cannot have survived")
-            if len(alive) < self._least:
-                raise TooFew(
-                    f"{self.name}: {len(alive)} sites survived, and sums of fewer than {self._least} stay masked"
+            self._min_sites = max(self._threshold, self._min_participants)
+            mask_key_shares = split_secret(self._mask_key.private_bytes_raw(), self._threshold, num_sites)
+            shares_by_site = dict(
+                zip(
+                    self._advertisements,
+                    zip(mask_key_shares, split_secret(self._seed, self._threshold, num_sites), strict=True),
+                    strict=True,
                 )
-            shares = [self._held[name][name in alive] for name in sorted(self._held)]
-            self._held = {}
-            payload = b"".join(map(packed, shares))
-            return signed(self._signing, payload, "unmask", self._view, self.name, *sorted(alive))
+            )
+            self._received_shares[self.name] = shares_by_site.pop(self.name)
+            return {
+                name: ShareRoute(self._roster_view, self.name, name).encrypt_shares(
+                    self._encryption_key, self._advertisements[name].encryption_public_key, shares
+                )
+                for name, shares in shares_by_site.items()
+            }
+
+    def mask_vectors(
+        self, encrypted_shares: Mapping[str, bytes], segments: Sequence[tuple[UintArray, int]]
+    ) -> list[UintArray]:
+        """`parcels`: from each other site that shared. `segments`: numbers from 0 to 2^bits - 1, and these bits."""
+        with self._enter_step("mask", next_step="unmask"):
+            if len(encrypted_shares) + 1 < self._min_sites:
+                raise QuorumNotReachedError(
+                    f"{self.name}: {len(encrypted_shares) + 1} sites shared their secrets, {self._min_sites} have to"
+                )
+            self._received_shares |= {
+                name: self._decrypt_shares(name, ciphertext) for name, ciphertext in encrypted_shares.items()
+            }
+            masked = [self._check_values(values, bits).copy() for values, bits in segments]
+            pairs = {
+                name: derive_pair_seed(
+                    self._mask_key, self._advertisements[name].mask_public_key, self._roster_view, self.name, name
+                )
+                for name in encrypted_shares
+            }
+            apply_masks(
+                masked,
+                added_seeds=[self._seed, *(seed for name, seed in pairs.items() if self.name < name)],
+                removed_seeds=[seed for name, seed in pairs.items() if self.name > name],
+            )
+            return [
+                MaskedSegment.from_array(m, bits).reduce_modulo(m)
+                for m, (_, bits) in zip(masked, segments, strict=True)
+            ]
+
+    def reveal_shares(self, survivors: Sequence[str]) -> bytes:
+        """For each site that shared one of its two shares: of its seed if it survived, else of its mask key."""
+        with self._enter_step("unmask", next_step=NO_STEP):
+            surviving = set(survivors)
+            if self.name not in surviving:
+                raise MessageError(
+                    f"{self.name} sent its numbers and is not among the survivors: it helps nobody unmask"
+                )
+            if strangers := sorted(surviving - set(self._received_shares)):
+                raise MessageError(f"{self.name}: {', '.join(strangers)} never shared and cannot have survived")
+            if len(surviving) < self._min_sites:
+                raise QuorumNotReachedError(
+                    f"{self.name}: {len(surviving)} sites survived, and sums of fewer than {self._min_sites} stay masked"
+                )
+            shares = [self._received_shares[name][name in surviving] for name in sorted(self._received_shares)]
+            self._received_shares = {}
+            payload = b"".join(map(encode_share, shares))
+            return sign_payload(self._signing_key, payload, "unmask", self._roster_view, self.name, *sorted(surviving))
 
     @contextmanager
-    def _step(self, step: str, then: str) -> Iterator[None]:
-        if self._next != step:
-            raise BadMessage(
-                f"{self.name} was asked to {step}, and next in this attempt would be to {self._next}: it was asked "
+    def _enter_step(self, step: str, next_step: str) -> Iterator[None]:
+        if self._next_step != step:
+            raise MessageError(
+                f"{self.name} was asked to {step}, and next in this attempt would be to {self._next_step}: it was asked "
                 "twice or was restarted, and counts as a dropout; ask all sites again as a new attempt"
             )
-        self._next = LEFT
+        self._next_step = NO_STEP
         yield
-        self._next = then
+        self._next_step = next_step
 
-    def _read(self, name: str, advert: bytes) -> Advert:
+    def _read_advertisement(self, name: str, advertisement: bytes) -> KeyAdvertisement:
         if name not in self._roster:
-            raise BadMessage(f"{self.name}: {name} is not on the roster that this site approved")
+            raise MessageError(f"{self.name}: {name} is not on the roster that this site approved")
         try:
-            return Advert.read(advert, self._roster[name], name, self._context)
-        except Broken as error:
-            raise BadMessage(
+            return KeyAdvertisement.from_signed_bytes(advertisement, self._roster[name], name, self._context)
+        except MalformedDataError as error:
+            raise MessageError(
                 f"{self.name}: the advert of {name}: {error}; leave {name} out, as a new attempt"
             ) from error
 
-    def _opened(self, name: str, parcel: bytes) -> tuple[int, int]:
-        if name == self.name or name not in self._adverts:
-            raise BadMessage(f"{self.name}: a parcel from {name}, which does not take part beside this site")
+    def _decrypt_shares(self, name: str, encrypted_shares: bytes) -> tuple[int, int]:
+        if name == self.name or name not in self._advertisements:
+            raise MessageError(f"{self.name}: a parcel from {name}, which does not take part beside this site")
         try:
-            route = Route(self._view, name, self.name)
-            return route.open(self._parcel_key, self._adverts[name].for_parcels, parcel)
-        except Broken as error:
-            raise BadMessage(f"{self.name}: from {name}: {error}; leave {name} out, as a new attempt") from error
+            route = ShareRoute(self._roster_view, name, self.name)
+            return route.decrypt_shares(
+                self._encryption_key, self._advertisements[name].encryption_public_key, encrypted_shares
+            )
+        except MalformedDataError as error:
+            raise MessageError(f"{self.name}: from {name}: {error}; leave {name} out, as a new attempt") from error
 
-    def _checked(self, numbers: Whole, bits: int) -> Whole:
+    def _check_values(self, values: UintArray, bits: int) -> UintArray:
         try:
-            segment = Segment.of(numbers, bits)
+            segment = MaskedSegment.from_array(values, bits)
         except ValueError as error:
-            raise BadReply(f"{self.name}: {error}") from error
-        if numbers.ndim != 1 or (numbers.size and int(numbers.max()) >= 2**segment.bits):
-            raise BadReply(f"{self.name}: numbers to mask have to be one row, each below 2^{bits}")
-        return numbers
+            raise ReplyError(f"{self.name}: {error}") from error
+        if values.ndim != 1 or (values.size and int(values.max()) >= 2**segment.bits):
+            raise ReplyError(f"{self.name}: numbers to mask have to be one row, each below 2^{bits}")
+        return values

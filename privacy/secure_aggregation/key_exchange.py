@@ -19,119 +19,135 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from privacy.secure_aggregation.shamir import PRIME, SHARE
+from privacy.secure_aggregation.shamir import PRIME, SHARE_BYTES
 
-PROTOCOL = "hemofed secure sum 1"
-SIGNATURE, KEY, NONCE, TAG = 64, 32, 12, 16
-PARCEL = NONCE + 2 * SHARE + TAG
+PROTOCOL_NAME = "hemofed secure sum 1"
+SIGNATURE_BYTES, KEY_BYTES, NONCE_BYTES, TAG_BYTES = 64, 32, 12, 16
+ENCRYPTED_SHARES_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 
 
-class Broken(Exception):
+class MalformedDataError(Exception):
     """Bytes that are not what they have to be. Caught where it is known whose they are."""
 
 
 @dataclass(frozen=True)
-class Advert:
-    for_parcels: bytes  # X25519 public keys
-    for_masks: bytes
-    commitment: bytes
+class KeyAdvertisement:
+    encryption_public_key: bytes  # X25519 public keys
+    mask_public_key: bytes
+    seed_commitment: bytes
 
-    def signed(self, key: Ed25519PrivateKey, name: str, context: bytes) -> bytes:
-        return signed(key, self.for_parcels + self.for_masks + self.commitment, "advert", context, name)
+    def to_signed_bytes(self, key: Ed25519PrivateKey, name: str, context: bytes) -> bytes:
+        return sign_payload(
+            key, self.encryption_public_key + self.mask_public_key + self.seed_commitment, "advert", context, name
+        )
 
     @classmethod
-    def read(cls, data: bytes, public: bytes, name: str, context: bytes) -> Advert:
-        payload = verified(data, public, "advert", context, name)
-        if len(payload) != 3 * KEY:
-            raise Broken(f"an advert of {len(payload)} bytes instead of {3 * KEY}")
-        advert = cls(payload[:KEY], payload[KEY : 2 * KEY], payload[2 * KEY :])
-        for theirs in (advert.for_parcels, advert.for_masks):
-            agreed(_PROBE, theirs)
-        return advert
+    def from_signed_bytes(cls, data: bytes, verify_key: bytes, name: str, context: bytes) -> KeyAdvertisement:
+        payload = verify_payload(data, verify_key, "advert", context, name)
+        if len(payload) != 3 * KEY_BYTES:
+            raise MalformedDataError(f"an advert of {len(payload)} bytes instead of {3 * KEY_BYTES}")
+        advertisement = cls(payload[:KEY_BYTES], payload[KEY_BYTES : 2 * KEY_BYTES], payload[2 * KEY_BYTES :])
+        for public_key in (advertisement.encryption_public_key, advertisement.mask_public_key):
+            exchange_keys(_PROBE_KEY, public_key)
+        return advertisement
 
 
-def bound(*parts: str | bytes) -> bytes:
+def encode_parts(*parts: str | bytes) -> bytes:
     """With lengths in front: no two lists of parts give the same bytes."""
-    raw = [part.encode() if isinstance(part, str) else part for part in (PROTOCOL, *parts)]
-    return b"".join(len(part).to_bytes(8) + part for part in raw)
+    encoded = [part.encode() if isinstance(part, str) else part for part in (PROTOCOL_NAME, *parts)]
+    return b"".join(len(part).to_bytes(8) + part for part in encoded)
 
 
-def derived(secret: bytes, *purpose: str | bytes) -> bytes:
-    return HKDF(SHA256(), KEY, salt=None, info=bound(*purpose)).derive(secret)
+def derive_key(secret: bytes, *purpose: str | bytes) -> bytes:
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=encode_parts(*purpose)).derive(secret)
 
 
-def signed(key: Ed25519PrivateKey, payload: bytes, *purpose: str | bytes) -> bytes:
-    return key.sign(bound(*purpose, payload)) + payload
+def sign_payload(signing_key: Ed25519PrivateKey, payload: bytes, *purpose: str | bytes) -> bytes:
+    return signing_key.sign(encode_parts(*purpose, payload)) + payload
 
 
-def verified(data: bytes, public: bytes, *purpose: str | bytes) -> bytes:
+def verify_payload(data: bytes, verify_key: bytes, *purpose: str | bytes) -> bytes:
     """The payload."""
-    payload = data[SIGNATURE:]
+    payload = data[SIGNATURE_BYTES:]
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(data[:SIGNATURE], bound(*purpose, payload))
+        Ed25519PublicKey.from_public_bytes(verify_key).verify(data[:SIGNATURE_BYTES], encode_parts(*purpose, payload))
     except (InvalidSignature, ValueError) as error:
-        raise Broken(f"no signature of this site for this attempt under {purpose[0]!r}") from error
+        raise MalformedDataError(f"no signature of this site for this attempt under {purpose[0]!r}") from error
     return payload
 
 
-def agreed(mine: X25519PrivateKey, theirs: bytes) -> bytes:
+def exchange_keys(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
     try:
-        return mine.exchange(X25519PublicKey.from_public_bytes(theirs))
+        return private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError as error:  # a point of low order gives zeros to everybody
-        raise Broken("a public key that no honest site makes") from error
+        raise MalformedDataError("a public key that no honest site makes") from error
 
 
-_PROBE = X25519PrivateKey.generate()
+_PROBE_KEY = X25519PrivateKey.generate()
 
 
-def commitment(seed: bytes, name: str, context: bytes) -> bytes:
-    return derived(seed, "commitment", context, name)
+def commit_to_seed(seed: bytes, name: str, context: bytes) -> bytes:
+    return derive_key(seed, "commitment", context, name)
 
 
-def view_of(adverts: Mapping[str, bytes], context: bytes) -> bytes:
+def compute_roster_view(advertisements: Mapping[str, bytes], context: bytes) -> bytes:
     """Who takes part, with which keys. Sites that were told of different ones agree on no key."""
-    return hashlib.sha256(bound("view", context, *(part for item in sorted(adverts.items()) for part in item))).digest()
+    return hashlib.sha256(
+        encode_parts("view", context, *(part for item in sorted(advertisements.items()) for part in item))
+    ).digest()
 
 
-def pair_seed(mine: X25519PrivateKey, theirs: bytes, view: bytes, one: str, other: str) -> bytes:
-    return derived(agreed(mine, theirs), "pair", view, *sorted((one, other)))
+def derive_pair_seed(
+    private_key: X25519PrivateKey, public_key: bytes, roster_view: bytes, first_site: str, second_site: str
+) -> bytes:
+    return derive_key(exchange_keys(private_key, public_key), "pair", roster_view, *sorted((first_site, second_site)))
 
 
 @dataclass(frozen=True)
-class Route:
+class ShareRoute:
     """From one site to another; a key of its own for each, used once."""
 
-    view: bytes
+    roster_view: bytes
     sender: str
     receiver: str
 
-    def seal(self, mine: X25519PrivateKey, theirs: bytes, shares: tuple[int, int]) -> bytes:
-        nonce = os.urandom(NONCE)
-        return nonce + self._cipher(mine, theirs).encrypt(nonce, b"".join(map(packed, shares)), self._label)
+    def encrypt_shares(self, private_key: X25519PrivateKey, public_key: bytes, shares: tuple[int, int]) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher(private_key, public_key).encrypt(
+            nonce, b"".join(map(encode_share, shares)), self._associated_data
+        )
 
-    def open(self, mine: X25519PrivateKey, theirs: bytes, parcel: bytes) -> tuple[int, int]:
+    def decrypt_shares(
+        self, private_key: X25519PrivateKey, public_key: bytes, encrypted_shares: bytes
+    ) -> tuple[int, int]:
         try:
-            if len(parcel) != PARCEL:
-                raise Broken(f"a parcel of {len(parcel)} bytes instead of {PARCEL}")
-            plain = self._cipher(mine, theirs).decrypt(parcel[:NONCE], parcel[NONCE:], self._label)
+            if len(encrypted_shares) != ENCRYPTED_SHARES_BYTES:
+                raise MalformedDataError(
+                    f"a parcel of {len(encrypted_shares)} bytes instead of {ENCRYPTED_SHARES_BYTES}"
+                )
+            plaintext = self._cipher(private_key, public_key).decrypt(
+                encrypted_shares[:NONCE_BYTES], encrypted_shares[NONCE_BYTES:], self._associated_data
+            )
         except InvalidTag as error:
-            raise Broken("a parcel that was changed, or is of another site or attempt") from error
-        return unpacked(plain[:SHARE]), unpacked(plain[SHARE:])
+            raise MalformedDataError("a parcel that was changed, or is of another site or attempt") from error
+        return decode_share(plaintext[:SHARE_BYTES]), decode_share(plaintext[SHARE_BYTES:])
 
     @property
-    def _label(self) -> bytes:
-        return bound("parcel", self.view, self.sender, self.receiver)
+    def _associated_data(self) -> bytes:
+        return encode_parts("parcel", self.roster_view, self.sender, self.receiver)
 
-    def _cipher(self, mine: X25519PrivateKey, theirs: bytes) -> AESGCM:
-        return AESGCM(derived(agreed(mine, theirs), "parcel", self.view, self.sender, self.receiver))
-
-
-def packed(share: int) -> bytes:
-    return share.to_bytes(SHARE)
+    def _cipher(self, private_key: X25519PrivateKey, public_key: bytes) -> AESGCM:
+        return AESGCM(
+            derive_key(exchange_keys(private_key, public_key), "parcel", self.roster_view, self.sender, self.receiver)
+        )
 
 
-def unpacked(data: bytes) -> int:
+def encode_share(share: int) -> bytes:
+    return share.to_bytes(SHARE_BYTES)
+
+
+def decode_share(data: bytes) -> int:
     share = int.from_bytes(data)
     if share >= PRIME:
-        raise Broken("a share beyond the prime")
+        raise MalformedDataError("a share beyond the prime")
     return share

@@ -16,70 +16,78 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
-from privacy.secure_aggregation.key_exchange import derived
+from privacy.secure_aggregation.key_exchange import derive_key
 
-Whole = NDArray[Any]  # (n,) of uint16, uint32 or uint64
+UintArray = NDArray[Any]  # (n,) of uint16, uint32 or uint64
 
-CHUNK = 2**18  # bytes
-BLOCK = 16  # `update_into` wants up to a block of room to spare
-NOTHING = memoryview(bytes(CHUNK))
-WIDTHS = ("uint16", "uint32", "uint64")
+CHUNK_BYTES = 2**18  # bytes
+AES_BLOCK_BYTES = 16  # `update_into` wants up to a block of room to spare
+ZERO_CHUNK = memoryview(bytes(CHUNK_BYTES))
+DTYPES = ("uint16", "uint32", "uint64")
 
 
 @dataclass(frozen=True)
-class Segment:
+class MaskedSegment:
     """A part of an answer: n numbers from 0 to 2^bits - 1, in so wide a type."""
 
-    n: int
+    num_values: int
     bits: int
     dtype: str = "uint32"
 
     def __post_init__(self) -> None:
-        if self.dtype not in WIDTHS or self.n < 0 or not 1 <= self.bits <= 8 * np.dtype(self.dtype).itemsize:
-            raise ValueError(f"{self.n} numbers of {self.bits} bits in {self.dtype}; take one of {', '.join(WIDTHS)}")
+        if self.dtype not in DTYPES or self.num_values < 0 or not 1 <= self.bits <= 8 * np.dtype(self.dtype).itemsize:
+            raise ValueError(
+                f"{self.num_values} numbers of {self.bits} bits in {self.dtype}; take one of {', '.join(DTYPES)}"
+            )
 
     @classmethod
-    def of(cls, numbers: Whole, bits: int) -> Segment:
-        return cls(numbers.size, bits, numbers.dtype.name)
+    def from_array(cls, values: UintArray, bits: int) -> MaskedSegment:
+        return cls(values.size, bits, values.dtype.name)
 
-    def zeros(self) -> Whole:
-        return np.zeros(self.n, self.dtype)
+    def zeros(self) -> UintArray:
+        return np.zeros(self.num_values, self.dtype)
 
-    def takes(self, numbers: Whole) -> bool:
-        return numbers.dtype == self.dtype and numbers.shape == (self.n,)
+    def matches(self, values: UintArray) -> bool:
+        return values.dtype == self.dtype and values.shape == (self.num_values,)
 
-    def cut(self, numbers: Whole) -> Whole:
+    def reduce_modulo(self, values: UintArray) -> UintArray:
         """Modulo 2^bits, in place."""
-        numbers &= numbers.dtype.type(2**self.bits - 1)
-        return numbers
+        values &= values.dtype.type(2**self.bits - 1)
+        return values
 
 
-def narrowest(bits: int) -> str:
+def narrowest_dtype(bits: int) -> str:
     """The type that wastes least."""
-    return next(width for width in WIDTHS if bits <= 8 * np.dtype(width).itemsize)
+    return next(dtype for dtype in DTYPES if bits <= 8 * np.dtype(dtype).itemsize)
 
 
-def change(vectors: Sequence[Whole], plus: Iterable[bytes], minus: Iterable[bytes]) -> None:
+def apply_masks(vectors: Sequence[UintArray], added_seeds: Iterable[bytes], removed_seeds: Iterable[bytes]) -> None:
     """Adds the streams of the seeds `plus` and takes away those of `minus`, in place; a key for every seed and vector."""
-    plus, minus = list(plus), list(minus)
-    for place, vector in enumerate(vectors):
-        _change(vector, [_key(seed, place) for seed in plus], [_key(seed, place) for seed in minus])
+    added_seeds, removed_seeds = list(added_seeds), list(removed_seeds)
+    for index, vector in enumerate(vectors):
+        _apply_streams(
+            vector,
+            [_stream_key(seed, index) for seed in added_seeds],
+            [_stream_key(seed, index) for seed in removed_seeds],
+        )
 
 
-def _key(seed: bytes, place: int) -> bytes:
-    return derived(seed, "stream", str(place))
+def _stream_key(seed: bytes, index: int) -> bytes:
+    return derive_key(seed, "stream", str(index))
 
 
-def _change(vector: Whole, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
-    streams = [(_stream(key), np.add) for key in plus] + [(_stream(key), np.subtract) for key in minus]
-    room = bytearray(CHUNK + BLOCK)
-    words = np.frombuffer(room, vector.dtype.newbyteorder("<"), CHUNK // vector.itemsize)
-    for start in range(0, len(vector), len(words)):
-        piece = vector[start : start + len(words)]
-        for stream, apply in streams:
-            stream.update_into(NOTHING[: piece.nbytes], room)
-            apply(piece, words[: len(piece)], out=piece)
+def _apply_streams(vector: UintArray, added_keys: Sequence[bytes], removed_keys: Sequence[bytes]) -> None:
+    streams = [(_open_stream(key), np.add) for key in added_keys] + [
+        (_open_stream(key), np.subtract) for key in removed_keys
+    ]
+    buffer = bytearray(CHUNK_BYTES + AES_BLOCK_BYTES)
+    keystream = np.frombuffer(buffer, vector.dtype.newbyteorder("<"), CHUNK_BYTES // vector.itemsize)
+    for start in range(0, len(vector), len(keystream)):
+        chunk = vector[start : start + len(keystream)]
+        for stream, apply_ufunc in streams:
+            stream.update_into(ZERO_CHUNK[: chunk.nbytes], buffer)
+            apply_ufunc(chunk, keystream[: len(chunk)], out=chunk)
 
 
-def _stream(key: bytes) -> CipherContext:
-    return Cipher(algorithms.AES(key), modes.CTR(bytes(BLOCK))).encryptor()
+def _open_stream(key: bytes) -> CipherContext:
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(AES_BLOCK_BYTES))).encryptor()

@@ -12,74 +12,78 @@ from functools import lru_cache
 from itertools import combinations, islice
 
 PRIME = 2**256 + 297  # the first above every secret of 32 bytes
-SECRET = 32
-SHARE = 33  # bytes
-TRIES = 2000  # ways to leave out suspects before giving up: 2 liars among 60 shares are found
-FEWEST = 3  # of two, each learns the other's secret from the sum
+SECRET_BYTES = 32
+SHARE_BYTES = 33  # bytes
+MAX_REBUILD_TRIES = 2000  # ways to leave out suspects before giving up: 2 liars among 60 shares are found
+MIN_PARTICIPANTS = 3  # of two, each learns the other's secret from the sum
 
-Shares = Mapping[int, int]  # place, from 1 -> value
+SharesByPosition = Mapping[int, int]  # place, from 1 -> value
 
 
-def threshold(n: int) -> int:
+def reconstruction_threshold(n: int) -> int:
     """More than two thirds. 2t > n + c for any c < n / 3: nobody collects t shares of both of two secrets from n holders
     who give one of them each, even if c holders give both."""
-    return max(FEWEST, 2 * n // 3 + 1)
+    return max(MIN_PARTICIPANTS, 2 * n // 3 + 1)
 
 
-def deal(secret: bytes, t: int, n: int) -> list[int]:
+def split_secret(secret: bytes, t: int, n: int) -> list[int]:
     """The values at 1 .. n."""
-    if len(secret) != SECRET or not 1 <= t <= n:
+    if len(secret) != SECRET_BYTES or not 1 <= t <= n:
         raise ValueError(f"a secret of {len(secret)} bytes cannot be dealt as {t} of {n} shares")
     polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(t - 1))]
-    return [value(polynomial, place) for place in range(1, n + 1)]
+    return [evaluate_polynomial(polynomial, position) for position in range(1, n + 1)]
 
 
-def value(polynomial: Sequence[int], place: int) -> int:
+def evaluate_polynomial(polynomial: Sequence[int], position: int) -> int:
     """Horner's scheme; the constant coefficient comes first."""
     total = 0
     for coefficient in reversed(polynomial):
-        total = (total * place + coefficient) % PRIME
+        total = (total * position + coefficient) % PRIME
     return total
 
 
-def through(shares: Shares, place: int = 0) -> int:
+def interpolate(shares: SharesByPosition, position: int = 0) -> int:
     """The value at `place` of the one polynomial of degree len(shares) - 1 through all of them (Lagrange)."""
-    return sum(w * y for w, y in zip(_weights(tuple(shares), place), shares.values(), strict=True)) % PRIME
+    return sum(w * y for w, y in zip(_lagrange_weights(tuple(shares), position), shares.values(), strict=True)) % PRIME
 
 
-def rebuild(shares: Shares, t: int, fits: Callable[[bytes], bool]) -> tuple[bytes, list[int]] | None:
+def reconstruct_secret(
+    shares: SharesByPosition, t: int, is_right_secret: Callable[[bytes], bool]
+) -> tuple[bytes, list[int]] | None:
     """The secret that `fits`, and the places whose shares are not of its polynomial; None if none is found.
 
     First all are believed, then ever more of them left out, as far as t remain. False shares can be made to cancel out at
     0, so the search ends with a polynomial that most agree on: within half of the spare shares there is only one.
     """
-    suspects = (out for r in range(len(shares) - t + 1) for out in combinations(shares, r))
+    subsets_to_omit = (omitted for r in range(len(shares) - t + 1) for omitted in combinations(shares, r))
     best: tuple[bytes, list[int]] | None = None
-    for out in islice(suspects, TRIES):
-        believed = dict(islice(((place, y) for place, y in shares.items() if place not in out), t))
-        whole = through(believed)
-        if whole < 2 ** (8 * SECRET) and fits(secret := whole.to_bytes(SECRET)):
-            wrong = [place for place, y in shares.items() if through(believed, place) != y]
-            best = min(best or (secret, wrong), (secret, wrong), key=lambda found: len(found[1]))
-            if len(wrong) <= (len(shares) - t) // 2:
+    for omitted in islice(subsets_to_omit, MAX_REBUILD_TRIES):
+        trusted_shares = dict(islice(((position, y) for position, y in shares.items() if position not in omitted), t))
+        secret_number = interpolate(trusted_shares)
+        if secret_number < 2 ** (8 * SECRET_BYTES) and is_right_secret(secret := secret_number.to_bytes(SECRET_BYTES)):
+            wrong_positions = [position for position, y in shares.items() if interpolate(trusted_shares, position) != y]
+            best = min(
+                best or (secret, wrong_positions), (secret, wrong_positions), key=lambda candidate: len(candidate[1])
+            )
+            if len(wrong_positions) <= (len(shares) - t) // 2:
                 break
     return best
 
 
-def on_one_polynomial(shares: Shares, t: int) -> bool:
+def are_on_one_polynomial(shares: SharesByPosition, t: int) -> bool:
     """Of degree t - 1. Says something if there are more than t."""
-    first = dict(islice(shares.items(), t))
-    return all(through(first, place) == y for place, y in shares.items())
+    first_shares = dict(islice(shares.items(), t))
+    return all(interpolate(first_shares, position) == y for position, y in shares.items())
 
 
-@lru_cache(maxsize=2 * TRIES)  # the same suspects are tried for every secret of a sum
-def _weights(places: tuple[int, ...], at: int) -> tuple[int, ...]:
+@lru_cache(maxsize=2 * MAX_REBUILD_TRIES)  # the same suspects are tried for every secret of a sum
+def _lagrange_weights(positions: tuple[int, ...], target: int) -> tuple[int, ...]:
     """Lagrange's, of the value at `at`."""
     weights = []
-    for i in places:
-        above = below = 1
-        for j in places:
+    for i in positions:
+        numerator = denominator = 1
+        for j in positions:
             if j != i:
-                above, below = above * (at - j) % PRIME, below * (i - j) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
+                numerator, denominator = numerator * (target - j) % PRIME, denominator * (i - j) % PRIME
+        weights.append(numerator * pow(denominator, -1, PRIME) % PRIME)
     return tuple(weights)

@@ -16,181 +16,211 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline.core.errors import BadRun, BadService, HemofedError
-from pipeline.core.files import alone_in
-from pipeline.ops.child_processes import Kept, Restarting, sweep
-from sites.agent.coordinator_client import Link
-from sites.agent.enrolment import Membership
-from sites.agent.environment import environment, free_gb, no_room
-from sites.agent.event_log import Notes, Say
-from sites.agent.http import Denied
-from sites.agent.model_download import Fetching
-from sites.agent.offers_sync import take
-from sites.agent.status import Status, now
-from sites.governance.approvals import told
-from sites.governance.home import Home
-from sites.governance.settings import Settings
+from pipeline.core.errors import HemofedError, RunFolderError, ServiceError
+from pipeline.core.files import exclusive_lock
+from pipeline.ops.child_processes import ChildProcess, RestartingProcess, kill_by_mark
+from sites.agent.coordinator_client import CoordinatorClient
+from sites.agent.enrolment import SiteMembership
+from sites.agent.environment import child_environment, find_disk_space_problem, free_disk_gb
+from sites.agent.event_log import AgentLog, LinePrinter
+from sites.agent.http import AccessDeniedError
+from sites.agent.model_download import ModelDownloader
+from sites.agent.offers_sync import sync_offers
+from sites.agent.status import AgentStatus, utc_timestamp
+from sites.governance.approvals import collect_approval_notices
+from sites.governance.home import SiteHome
+from sites.governance.settings import SiteSettings
 
-EVERY, SLOWEST, WHEN_DENIED = 3.0, 30.0, 60.0  # seconds between beats
-TICK = 0.25
-STUCK = 30.0  # seconds that FLARE's client may take to be known to its server
-FRESH = 10.0  # seconds after which status.json is written even if nothing is new
-AT_WORK = frozenset({"starting", "running", "waiting", "pausing", "stopping"})
-Argv = Callable[[Path, str], list[str]]
+HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS, DENIED_RETRY_SECONDS = 3.0, 30.0, 60.0  # seconds between beats
+POLL_SECONDS = 0.25
+FLARE_REGISTRATION_TIMEOUT_SECONDS = 30.0  # seconds that FLARE's client may take to be known to its server
+STATUS_REFRESH_SECONDS = 10.0  # seconds after which status.json is written even if nothing is new
+ACTIVE_RUN_STATES = frozenset({"starting", "running", "waiting", "pausing", "stopping"})
+ArgvBuilder = Callable[[Path, str], list[str]]
 
 
-class Agent:
+class SiteAgent:
     """`argv`: what to keep running instead of FLARE's client. `say`: takes the lines that a person waits for."""
 
     def __init__(
-        self, home: Path, argv: Argv | None = None, every: float = EVERY, say: Say = lambda line: None
+        self,
+        home: Path,
+        build_argv: ArgvBuilder | None = None,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        print_line: LinePrinter = lambda line: None,
     ) -> None:
-        self.home, self._argv, self._every = home.resolve(), argv, every
-        self._member = Membership.load(self.home)
-        self._own = Home.open(self.home)
-        self._notes = Notes(self.home, say)
-        self._models: list[str] = []  # that came, told by another thread
-        self._failures, self._deaths = 0, 0
-        self._strange: float | None = None  # since when FLARE's server does not know us
-        self._child = Restarting(self._start)
-        self._written = (0.0, "")
-        self.status = Status(self._member.site, self._member.coordinator.name, self._member.url)
+        self.home, self._build_argv, self._heartbeat_seconds = home.resolve(), build_argv, heartbeat_seconds
+        self._membership = SiteMembership.load(self.home)
+        self._site_home = SiteHome.open(self.home)
+        self._agent_log = AgentLog(self.home, print_line)
+        self._downloaded_models: list[str] = []  # that came, told by another thread
+        self._num_failures, self._num_exits_reported = 0, 0
+        self._unregistered_since: float | None = None  # since when FLARE's server does not know us
+        self._flare_process = RestartingProcess(self._start_flare_client)
+        self._last_written = (0.0, "")
+        self.status = AgentStatus(self._membership.site, self._membership.coordinator.name, self._membership.url)
 
     def run(self, stop: threading.Event, once: bool = False) -> None:
         """`once`: a single beat and the models that it names, without FLARE's client."""
-        with alone(self.home), Link(self._member) as link:
-            if left := sweep(mark_of(self.home)):
-                self._notes.note("what an agent that was killed had left was ended", "warning", processes=left)
-            self._notes.note("the agent starts", versions=self.status.versions)
-            fetching, due = Fetching(link, self.home, self._fetched).start(), 0.0
+        with exclusive_agent_lock(self.home), CoordinatorClient(self._membership) as coordinator_client:
+            if num_killed := kill_by_mark(process_mark(self.home)):
+                self._agent_log.log_event(
+                    "what an agent that was killed had left was ended", "warning", processes=num_killed
+                )
+            self._agent_log.log_event("the agent starts", versions=self.status.versions)
+            downloader, next_heartbeat = (
+                ModelDownloader(coordinator_client, self.home, self._on_model_downloaded).start(),
+                0.0,
+            )
             try:
                 while not stop.is_set():
-                    if time.monotonic() >= due:
-                        due = time.monotonic() + self._beat(link, fetching)
-                    if once and self._done(fetching):
+                    if time.monotonic() >= next_heartbeat:
+                        next_heartbeat = time.monotonic() + self._send_heartbeat(coordinator_client, downloader)
+                    if once and self._is_single_pass_done(downloader):
                         break
                     if not once:
-                        self._keep()
-                    self._write()
-                    stop.wait(TICK)
+                        self._supervise_flare_client()
+                    self._write_status()
+                    stop.wait(POLL_SECONDS)
             finally:
-                fetching.stop()
-                self._child.stop()
+                downloader.stop()
+                self._flare_process.stop()
                 self.status = replace(self.status, state="stopped", flare="off", connected_since=None, run=None)
-                self._write()
-                self._notes.note("the agent has stopped")
+                self._write_status()
+                self._agent_log.log_event("the agent has stopped")
 
-    def _done(self, fetching: Fetching) -> bool:
+    def _is_single_pass_done(self, downloader: ModelDownloader) -> bool:
         if self.status.problem:
-            raise BadService(self.status.problem)
-        return fetching.idle
+            raise ServiceError(self.status.problem)
+        return downloader.is_idle
 
-    def _beat(self, link: Link, fetching: Fetching) -> float:
+    def _send_heartbeat(self, coordinator_client: CoordinatorClient, downloader: ModelDownloader) -> float:
         """Seconds until the next."""
         try:
-            self._own.ledger.refresh()
-            said = told(self._own.ledger)
-            began = datetime.now(UTC)
-            heard = link.beat(self.status.outward(), said["approvals"], said["withdrawn"])
-            here = began + (datetime.now(UTC) - began) / 2
-            news = take(self._own, self._member, heard, here, self._notes)
-            full = no_room(self.home, Settings.load(self.home).limits)
+            self._site_home.ledger.refresh()
+            notices = collect_approval_notices(self._site_home.ledger)
+            sent_at = datetime.now(UTC)
+            reply = coordinator_client.send_heartbeat(
+                self.status.reported_fields(), notices["approvals"], notices["withdrawn"]
+            )
+            local_time = sent_at + (datetime.now(UTC) - sent_at) / 2
+            sync_result = sync_offers(self._site_home, self._membership, reply, local_time, self._agent_log)
+            disk_problem = find_disk_space_problem(self.home, SiteSettings.load(self.home).limits)
         except (HemofedError, OSError) as error:
-            return self._failed(error)
-        fetching.take(heard.runs)
-        self._strange = None if heard.registered is not False else self._strange or time.monotonic()
-        warnings = (*news.warnings, *([full] if full else []))
+            return self._handle_failure(error)
+        downloader.enqueue_models(reply.runs)
+        self._unregistered_since = (
+            None if reply.registered is not False else self._unregistered_since or time.monotonic()
+        )
+        warnings = (*sync_result.warnings, *([disk_problem] if disk_problem else []))
         for text in warnings:
-            self._notes.once(("warning", text.partition(";")[2] or text), text, "warning")
+            self._agent_log.announce_once(("warning", text.partition(";")[2] or text), text, "warning")
         if self.status.state != "connected":
-            self._notes.tell(f"connected to {self._member.coordinator.name} at {self._member.url}")
-        at_work = next((run.id for run in heard.runs if run.state in AT_WORK), None)
+            self._agent_log.announce(f"connected to {self._membership.coordinator.name} at {self._membership.url}")
+        active_run = next((run_info.id for run_info in reply.runs if run_info.state in ACTIVE_RUN_STATES), None)
         self.status = replace(
-            self.status, state="connected", problem="", last_beat=now(), connected_since=self.status.connected_since or now(),
-            waiting=news.waiting, warnings=warnings, run=at_work,
+            self.status, state="connected", problem="", last_heartbeat=utc_timestamp(), connected_since=self.status.connected_since or utc_timestamp(),
+            pending_offers=sync_result.pending_offers, warnings=warnings, run=active_run,
         )  # fmt: skip
-        self._failures = 0
-        return self._every
+        self._num_failures = 0
+        return self._heartbeat_seconds
 
-    def _failed(self, error: Exception) -> float:
+    def _handle_failure(self, error: Exception) -> float:
         """Not all sites come back at the same moment after the coordinator was away."""
-        denied, text = isinstance(error, Denied), str(error)
+        is_denied, text = isinstance(error, AccessDeniedError), str(error)
         if text != self.status.problem:
-            self._notes.tell(text, "warning")
+            self._agent_log.announce(text, "warning")
         self.status = replace(
-            self.status, state="denied" if denied else "disconnected", problem=text, connected_since=None, run=None
+            self.status, state="denied" if is_denied else "disconnected", problem=text, connected_since=None, run=None
         )
         with contextlib.suppress(HemofedError, OSError):
-            self._own = Home.open(self.home)  # the key or the ledger may have been replaced meanwhile
-        self._failures = min(self._failures + 1, 10)
-        slower = min(SLOWEST, self._every * 2**self._failures)
-        return WHEN_DENIED if denied else slower * random.uniform(0.7, 1.0)
+            self._site_home = SiteHome.open(self.home)  # the key or the ledger may have been replaced meanwhile
+        self._num_failures = min(self._num_failures + 1, 10)
+        backoff_seconds = min(MAX_HEARTBEAT_SECONDS, self._heartbeat_seconds * 2**self._num_failures)
+        return DENIED_RETRY_SECONDS if is_denied else backoff_seconds * random.uniform(0.7, 1.0)
 
-    def _fetched(self, run: str, name: str, file: str, why: str) -> None:
-        if why:
-            self._notes.once(("model", run, name, why), f"the model {name} of {run} did not come: {why}", "warning")
+    def _on_model_downloaded(self, run: str, name: str, file: str, problem: str) -> None:
+        if problem:
+            self._agent_log.announce_once(
+                ("model", run, name, problem), f"the model {name} of {run} did not come: {problem}", "warning"
+            )
             return
-        self._models.append(f"{run}/{name}")
-        self._notes.tell(f"the model {name} of {run} is here: {file}")
+        self._downloaded_models.append(f"{run}/{name}")
+        self._agent_log.announce(f"the model {name} of {run} is here: {file}")
 
-    def _keep(self) -> None:
+    def _supervise_flare_client(self) -> None:
         """FLARE's client runs, unless the coordinator has shut this site out, or there is no room for work to begin."""
         try:
-            idle = self._child.kept is None
-            full = no_room(self.home, Settings.load(self.home).limits) if idle else None
+            is_idle = self._flare_process.child is None
+            disk_problem = find_disk_space_problem(self.home, SiteSettings.load(self.home).limits) if is_idle else None
             if self.status.state == "denied":
-                self._child.stop()
-            elif self._is_stuck():
-                self._notes.tell("FLARE's server does not know this site; its client is started again", "warning")
-                self._child.stop(0)
-            elif full is None:
-                self._child.tick()
+                self._flare_process.stop()
+            elif self._is_registration_stuck():
+                self._agent_log.announce(
+                    "FLARE's server does not know this site; its client is started again", "warning"
+                )
+                self._flare_process.stop(0)
+            elif disk_problem is None:
+                self._flare_process.tick()
         except (HemofedError, OSError) as error:
-            self._notes.once(("start", str(error)), f"FLARE's client cannot be started: {error}", "error")
-        if self._child.deaths > self._deaths:
-            self._deaths = self._child.deaths
-            log = self.home / "log" / "flare.log"
-            self._notes.tell(f"FLARE's client ended with code {self._child.ended[-1]}; see {log}", "warning")
-        running = self._child.kept is not None and self._child.kept.alive
-        self.status = replace(self.status, flare="running" if running else "restarting" if self._child.ended else "off")
+            self._agent_log.announce_once(("start", str(error)), f"FLARE's client cannot be started: {error}", "error")
+        if self._flare_process.num_exits > self._num_exits_reported:
+            self._num_exits_reported = self._flare_process.num_exits
+            log_file = self.home / "log" / "flare.log"
+            self._agent_log.announce(
+                f"FLARE's client ended with code {self._flare_process.exit_codes[-1]}; see {log_file}", "warning"
+            )
+        is_running = self._flare_process.child is not None and self._flare_process.child.is_alive
+        self.status = replace(
+            self.status, flare="running" if is_running else "restarting" if self._flare_process.exit_codes else "off"
+        )
 
-    def _is_stuck(self) -> bool:
+    def _is_registration_stuck(self) -> bool:
         """Long enough up to have registered, and still unknown there: such as with a token of a server that is no more."""
-        kept, now = self._child.kept, time.monotonic()
-        return kept is not None and self._strange is not None and now - max(kept.since, self._strange) > STUCK
+        process, monotonic_now = self._flare_process.child, time.monotonic()
+        return (
+            process is not None
+            and self._unregistered_since is not None
+            and monotonic_now - max(process.started_at, self._unregistered_since) > FLARE_REGISTRATION_TIMEOUT_SECONDS
+        )
 
-    def _start(self) -> Kept:
-        settings, site = Settings.load(self.home), self._member.site
-        env = environment(self._member.url, settings.limits)
-        argv = self._argv
-        if argv is None:
-            from sites.agent.flare_client import flare_argv, flare_env
+    def _start_flare_client(self) -> ChildProcess:
+        settings, site = SiteSettings.load(self.home), self._membership.site
+        env = child_environment(self._membership.url, settings.limits)
+        build_argv = self._build_argv
+        if build_argv is None:
+            from sites.agent.flare_client import flare_env, prepare_client_argv
 
-            argv, env = flare_argv, env | flare_env(self.home)
-        return Kept.start(argv(self.home, site), self.home, env, self.home / "log" / "flare.log", mark_of(self.home))
+            build_argv, env = prepare_client_argv, env | flare_env(self.home)
+        return ChildProcess.start(
+            build_argv(self.home, site), self.home, env, self.home / "log" / "flare.log", process_mark(self.home)
+        )
 
-    def _write(self) -> None:
+    def _write_status(self) -> None:
         """When something is new, or from time to time. A full disk does not end the agent."""
-        free, models = round(free_gb(self.home), 1), tuple(self._models)
-        self.status = replace(self.status, disk_free_gb=free, models=models, at=now())
-        at, seen = time.monotonic(), repr(replace(self.status, at="", last_beat="", disk_free_gb=0))
-        if seen != self._written[1] or at - self._written[0] > FRESH:
+        disk_free_gb, models = round(free_disk_gb(self.home), 1), tuple(self._downloaded_models)
+        self.status = replace(self.status, disk_free_gb=disk_free_gb, models=models, written_at=utc_timestamp())
+        monotonic_now, status_text = (
+            time.monotonic(),
+            repr(replace(self.status, written_at="", last_heartbeat="", disk_free_gb=0)),
+        )
+        if status_text != self._last_written[1] or monotonic_now - self._last_written[0] > STATUS_REFRESH_SECONDS:
             with contextlib.suppress(HemofedError, OSError):
                 self.status.save(self.home)
-                self._written = (at, seen)
+                self._last_written = (monotonic_now, status_text)
 
 
 @contextlib.contextmanager
-def alone(home: Path) -> Iterator[None]:
+def exclusive_agent_lock(home: Path) -> Iterator[None]:
     """One agent a home, and none while the home is restored or leaves."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(alone_in(home))
-        except BadRun as error:
-            raise BadRun(f"an agent runs for {home} already; stop it first") from error
+            stack.enter_context(exclusive_lock(home))
+        except RunFolderError as error:
+            raise RunFolderError(f"an agent runs for {home} already; stop it first") from error
         yield
 
 
-def mark_of(home: Path) -> str:
+def process_mark(home: Path) -> str:
     """By which processes of this home are known."""
     return hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:32]

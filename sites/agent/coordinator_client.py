@@ -14,23 +14,25 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from pipeline.core.errors import BadMessage, BadService
-from pipeline.core.files import full_disk_is_named
-from pipeline.study.offer import Offer, RunName
-from sites.agent.enrolment import Membership
-from sites.agent.http import ask, open_client, patiently, receive
+from pipeline.core.errors import MessageError, ServiceError
+from pipeline.core.files import raise_no_space
+from pipeline.study.offer import RunName, StudyOffer
+from sites.agent.enrolment import SiteMembership
+from sites.agent.http import call_with_retries, open_http_client, request_json, stream_response
 
-MOST_OFFERS, MOST_RUNS = 200, 2000
-MODEL_BYTES = 8 * 2**30
-PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
-ModelName = Annotated[str, StringConstraints(pattern=rf"^{PART}(/{PART}){{0,2}}$")]  # "global", "group/2"
+MAX_OFFERS, MAX_RUNS = 200, 2000
+MAX_MODEL_BYTES = 8 * 2**30
+NAME_PART_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
+ModelName = Annotated[
+    str, StringConstraints(pattern=rf"^{NAME_PART_PATTERN}(/{NAME_PART_PATTERN}){{0,2}}$")
+]  # "global", "group/2"
 
 
-class Stopped(BadService):
+class DownloadCancelledError(ServiceError):
     """The agent is told to end while it fetches."""
 
 
-class Told(BaseModel):
+class RunInfo(BaseModel):
     """A run, and which of its models this site may fetch."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -40,92 +42,97 @@ class Told(BaseModel):
     models: tuple[ModelName, ...] = Field((), max_length=200)
 
 
-class Beat(BaseModel):
+class RawHeartbeatReply(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    offers: list[dict[str, Any]] = Field(max_length=MOST_OFFERS)
-    runs: tuple[Told, ...] = Field(max_length=MOST_RUNS)
+    offers: list[dict[str, Any]] = Field(max_length=MAX_OFFERS)
+    runs: tuple[RunInfo, ...] = Field(max_length=MAX_RUNS)
     time: AwareDatetime
     registered: bool | None = None
 
 
 @dataclass(frozen=True)
-class Heard:
-    offers: tuple[Offer, ...]
-    unread: tuple[tuple[str, str], ...]  # run and version of offers that this version does not understand
-    runs: tuple[Told, ...]
-    time: AwareDatetime
+class HeartbeatReply:
+    offers: tuple[StudyOffer, ...]
+    unreadable_offers: tuple[tuple[str, str], ...]  # run and version of offers that this version does not understand
+    runs: tuple[RunInfo, ...]
+    coordinator_time: AwareDatetime
     registered: bool | None  # whether FLARE's server knows our client; None: it cannot say
 
 
-class Link:
-    def __init__(self, member: Membership) -> None:
-        self.member = member
-        self._client = open_client(member.url, member.ca, member.credential)
+class CoordinatorClient:
+    def __init__(self, membership: SiteMembership) -> None:
+        self.membership = membership
+        self._http_client = open_http_client(membership.url, membership.ca, membership.credential)
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> CoordinatorClient:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client.close()
+        self._http_client.close()
 
-    def beat(
-        self, status: Mapping[str, Any], approvals: Sequence[Mapping[str, Any]], withdrawn: Sequence[Mapping[str, Any]]
-    ) -> Heard:
+    def send_heartbeat(
+        self,
+        status: Mapping[str, Any],
+        approval_notices: Sequence[Mapping[str, Any]],
+        revocations: Sequence[Mapping[str, Any]],
+    ) -> HeartbeatReply:
         """Once; who calls decides when to try again."""
-        said = {"version": version("hemofed"), "status": dict(status), "approvals": list(approvals), "withdrawn": list(withdrawn)}  # fmt: skip
-        raw = ask(self._client, "POST", "/site/beat", said)
+        payload = {"version": version("hemofed"), "status": dict(status), "approvals": list(approval_notices), "withdrawn": list(revocations)}  # fmt: skip
+        raw = request_json(self._http_client, "POST", "/site/beat", payload)
         try:
-            beat = Beat.model_validate(raw)
+            raw_reply = RawHeartbeatReply.model_validate(raw)
         except ValidationError as error:
-            raise BadMessage(f"{self.member.url} answers a beat with what this version does not understand ({error.error_count()} fields); install the coordinator's version") from error  # fmt: skip
-        offers, unread = _offers(beat.offers)
-        return Heard(offers, unread, beat.runs, beat.time, beat.registered)
+            raise MessageError(f"{self.membership.url} answers a beat with what this version does not understand ({error.error_count()} fields); install the coordinator's version") from error  # fmt: skip
+        offers, unreadable_offers = _parse_offers(raw_reply.offers)
+        return HeartbeatReply(offers, unreadable_offers, raw_reply.runs, raw_reply.time, raw_reply.registered)
 
-    def model(self, run: str, name: str, into: Path, stop: threading.Event | None = None) -> Path:
+    def download_model(self, run: str, name: str, target: Path, stop: threading.Event | None = None) -> Path:
         """`into`: the file. It has that name only once it is whole and known to hold tensors and nothing else."""
-        into.parent.mkdir(parents=True, exist_ok=True)
-        return patiently(lambda: self._fetch(f"/site/runs/{run}/models/{name}", into, stop or threading.Event()))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return call_with_retries(
+            lambda: self._download(f"/site/runs/{run}/models/{name}", target, stop or threading.Event())
+        )
 
-    def _fetch(self, path: str, into: Path, stop: threading.Event) -> Path:
-        handle, name = tempfile.mkstemp(dir=into.parent, prefix=f".{into.name}.", suffix=".tmp")
+    def _download(self, path: str, target: Path, stop: threading.Event) -> Path:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
         try:
-            with full_disk_is_named(into), os.fdopen(handle, "wb") as file:
+            with raise_no_space(target), os.fdopen(handle, "wb") as file:
 
-                def take(piece: bytes) -> None:
+                def write_chunk(chunk: bytes) -> None:
                     if stop.is_set():
-                        raise Stopped(f"{path}: the agent stops; it is fetched when it runs again")
-                    file.write(piece)
+                        raise DownloadCancelledError(f"{path}: the agent stops; it is fetched when it runs again")
+                    file.write(chunk)
 
-                receive(self._client, "GET", path, take, limit=MODEL_BYTES)
+                stream_response(self._http_client, "GET", path, write_chunk, max_bytes=MAX_MODEL_BYTES)
                 file.flush()
                 os.fsync(file.fileno())
             _check_tensors(Path(name), path)
-            return Path(name).replace(into)
+            return Path(name).replace(target)
         finally:
             Path(name).unlink(missing_ok=True)
 
-    def leave(self) -> None:
-        patiently(lambda: ask(self._client, "POST", "/site/leave"), attempts=2)
+    def leave_federation(self) -> None:
+        call_with_retries(lambda: request_json(self._http_client, "POST", "/site/leave"), attempts=2)
 
 
-def _offers(raw: Sequence[Mapping[str, Any]]) -> tuple[tuple[Offer, ...], tuple[tuple[str, str], ...]]:
-    offers, unread = [], []
-    for one in raw:
+def _parse_offers(raw: Sequence[Mapping[str, Any]]) -> tuple[tuple[StudyOffer, ...], tuple[tuple[str, str], ...]]:
+    offers, unreadable_offers = [], []
+    for raw_offer in raw:
         try:
-            offers.append(Offer.model_validate(one))
+            offers.append(StudyOffer.model_validate(raw_offer))
         except ValidationError:
-            unread.append((_short(one.get("run")), _short(one.get("version"))))
-    return tuple(offers), tuple(unread)
+            unreadable_offers.append((_sanitize_label(raw_offer.get("run")), _sanitize_label(raw_offer.get("version"))))
+    return tuple(offers), tuple(unreadable_offers)
 
 
-def _short(value: Any) -> str:
+def _sanitize_label(value: Any) -> str:
     return "".join(c for c in str(value)[:80] if c.isalnum() or c in "._-+") or "?"
 
 
-def _check_tensors(file: Path, where: str) -> None:
+def _check_tensors(file: Path, source: str) -> None:
     """The library checks header, types, sizes and that nothing lies between or after the tensors."""
     from safetensors import SafetensorError, safe_open
 
@@ -133,9 +140,9 @@ def _check_tensors(file: Path, where: str) -> None:
         with safe_open(file, framework="numpy") as tensors:
             names = list(tensors.keys())
     except (SafetensorError, OSError, ValueError) as error:
-        raise BadMessage(f"{where} sent what is no safetensors file ({error}); it was thrown away") from error
+        raise MessageError(f"{source} sent what is no safetensors file ({error}); it was thrown away") from error
     if not names:
-        raise BadMessage(f"{where} sent a model without tensors; it was thrown away")
+        raise MessageError(f"{source} sent a model without tensors; it was thrown away")
 
 
 def model_file(home: Path, run: str, name: str) -> Path:

@@ -25,162 +25,176 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.core.errors import BadKey, BadMessage, BadRun
-from pipeline.core.files import full_disk_is_named
-from pipeline.protocol.invitations import FORM, ca_fingerprint, one_certificate, parse_invitation
-from pipeline.study.offer import Hex32, SiteName
+from pipeline.core.errors import KeyFileError, MessageError, RunFolderError
+from pipeline.core.files import raise_no_space
+from pipeline.protocol.invitations import FORMAT_PREFIX, ca_fingerprint, normalize_certificate, parse_invitation
+from pipeline.study.offer import HexDigest32, SiteName
 from privacy.ledger import keys
-from sites.agent.http import ask, fetch, open_client, patiently
-from sites.governance.home import Home
+from sites.agent.http import call_with_retries, open_http_client, request_bytes, request_json
+from sites.governance.home import SiteHome
 
-FILE, KIT = "membership.json", "kit"
-KEY, CERTIFICATE, ROOT = "startup/client.key", "startup/client.crt", "startup/rootCA.pem"
+MEMBERSHIP_FILE, KIT_FOLDER = "membership.json", "kit"
+KEY_FILE, CERTIFICATE_FILE, ROOT_CA_FILE = "startup/client.key", "startup/client.crt", "startup/rootCA.pem"
 
 
-class Strict(BaseModel):
+class StrictWireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class Coordinator(Strict):
+class CoordinatorInfo(StrictWireModel):
     name: str = Field(max_length=200)
-    key: Hex32
+    key: HexDigest32
     host: str = Field(max_length=253)
     port: int = Field(gt=0, lt=65536)
 
 
-class Membership(Strict):
+class SiteMembership(StrictWireModel):
     url: str
     site: SiteName
     credential: str = Field(repr=False)
     ca: str  # PEM
-    coordinator: Coordinator
+    coordinator: CoordinatorInfo
 
     @classmethod
-    def load(cls, home: Path) -> Membership:
-        if not joined(home):
-            raise BadRun(f"{home} belongs to no coordinator; join one with `hemofed site join`")
+    def load(cls, home: Path) -> SiteMembership:
+        if not has_membership(home):
+            raise RunFolderError(f"{home} belongs to no coordinator; join one with `hemofed site join`")
         try:
-            return cls.model_validate_json((home / FILE).read_bytes())
+            return cls.model_validate_json((home / MEMBERSHIP_FILE).read_bytes())
         except ValidationError as error:
-            raise BadRun(f"{home / FILE} is damaged; restore it from a backup, or leave and join again") from error
+            raise RunFolderError(
+                f"{home / MEMBERSHIP_FILE} is damaged; restore it from a backup, or leave and join again"
+            ) from error
 
 
-class Enrolled(Strict):
+class EnrolmentReply(StrictWireModel):
     """The coordinator's answer."""
 
     credential: str = Field(min_length=8, max_length=1000, pattern=r"^[!-~]+$")
     certificate: str = Field(max_length=20_000)
     ca: str = Field(max_length=20_000)
-    coordinator: Coordinator
+    coordinator: CoordinatorInfo
 
 
-def joined(home: Path) -> bool:
-    return (home / FILE).is_file()
+def has_membership(home: Path) -> bool:
+    return (home / MEMBERSHIP_FILE).is_file()
 
 
-def enrol(home: Home, url: str, site: str, token: str, ca_fingerprint: str | None = None) -> Membership:
+def enrol_site(
+    home: SiteHome, url: str, site: str, token: str, expected_fingerprint: str | None = None
+) -> SiteMembership:
     """`token`: the whole invitation; or a bare token, and then the authority's fingerprint has to come with it."""
-    if joined(home.path):
-        raise BadRun(f"{home.path} belongs to a coordinator already; leave it first with `hemofed site leave`")
-    if site != (own := home.ledger.standing.opening.site):
-        raise BadRun(f"{home.path} is the home of {own}, not of {site}; a site has one name, in its ledger")
-    if token.startswith(f"{FORM}.") or ca_fingerprint is None:
-        invited = parse_invitation(token)
-        token, ca_fingerprint = invited.token, invited.fingerprint
-    ca = _authority(url, ca_fingerprint)
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    answer = _asked(home, url, site, token, key, ca)
-    if one_certificate(answer.ca) != ca:
-        raise BadKey(f"{url} answers with another certificate authority than it was reached with; ask the lead")
-    _check_certificate(answer.certificate, ca, key, site)
-    member = Membership(url=url, site=site, credential=answer.credential, ca=ca, coordinator=answer.coordinator)
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()).decode()
-    _keep(home.path, member, {ROOT: ca, CERTIFICATE: answer.certificate, KEY: private})
-    return member
-
-
-def forget(home: Path) -> None:
-    """The membership goes first: without it nothing uses the kit."""
-    (home / FILE).unlink(missing_ok=True)
-    shutil.rmtree(home / KIT, ignore_errors=True)
-
-
-def _authority(url: str, fingerprint: str) -> str:
-    with open_client(url, None) as client:
-        found = patiently(lambda: fetch(client, "GET", "/ca.pem", limit=20_000))
-    ca = one_certificate(found.decode("ascii", "replace"))
-    if ca_fingerprint(ca) != fingerprint:
-        raise BadKey(
-            f"{url} is not the coordinator of this invitation: its authority has the fingerprint {ca_fingerprint(ca)}, the "
-            f"invitation says {fingerprint}. Nothing was told to it. Check the address, and ask the lead"
+    if has_membership(home.path):
+        raise RunFolderError(f"{home.path} belongs to a coordinator already; leave it first with `hemofed site leave`")
+    if site != (own_name := home.ledger.state.opening.site):
+        raise RunFolderError(
+            f"{home.path} is the home of {own_name}, not of {site}; a site has one name, in its ledger"
         )
-    return ca
+    if token.startswith(f"{FORMAT_PREFIX}.") or expected_fingerprint is None:
+        invitation = parse_invitation(token)
+        token, expected_fingerprint = invitation.token, invitation.fingerprint
+    ca_pem = _fetch_ca(url, expected_fingerprint)
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    reply = _request_enrolment(home, url, site, token, key, ca_pem)
+    if normalize_certificate(reply.ca) != ca_pem:
+        raise KeyFileError(f"{url} answers with another certificate authority than it was reached with; ask the lead")
+    _check_certificate(reply.certificate, ca_pem, key, site)
+    membership = SiteMembership(
+        url=url, site=site, credential=reply.credential, ca=ca_pem, coordinator=reply.coordinator
+    )
+    key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()).decode()
+    _save_membership(
+        home.path, membership, {ROOT_CA_FILE: ca_pem, CERTIFICATE_FILE: reply.certificate, KEY_FILE: key_pem}
+    )
+    return membership
 
 
-def _asked(home: Home, url: str, site: str, token: str, key: rsa.RSAPrivateKey, ca: str) -> Enrolled:
+def delete_membership(home: Path) -> None:
+    """The membership goes first: without it nothing uses the kit."""
+    (home / MEMBERSHIP_FILE).unlink(missing_ok=True)
+    shutil.rmtree(home / KIT_FOLDER, ignore_errors=True)
+
+
+def _fetch_ca(url: str, expected_fingerprint: str) -> str:
+    with open_http_client(url, None) as client:
+        reply_bytes = call_with_retries(lambda: request_bytes(client, "GET", "/ca.pem", max_bytes=20_000))
+    ca_pem = normalize_certificate(reply_bytes.decode("ascii", "replace"))
+    if ca_fingerprint(ca_pem) != expected_fingerprint:
+        raise KeyFileError(
+            f"{url} is not the coordinator of this invitation: its authority has the fingerprint {ca_fingerprint(ca_pem)}, the "
+            f"invitation says {expected_fingerprint}. Nothing was told to it. Check the address, and ask the lead"
+        )
+    return ca_pem
+
+
+def _request_enrolment(
+    home: SiteHome, url: str, site: str, token: str, key: rsa.RSAPrivateKey, ca_pem: str
+) -> EnrolmentReply:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, site)])
-    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
-    csr = request.public_bytes(Encoding.PEM).decode()
-    proven = {"site": site, "token_sha256": _sha256(token), "csr_sha256": _sha256(csr)}
-    said = {
+    signing_request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+    csr = signing_request.public_bytes(Encoding.PEM).decode()
+    proof_statement = {"site": site, "token_sha256": _sha256(token), "csr_sha256": _sha256(csr)}
+    payload = {
         "token": token,
         "site": site,
-        "key": keys.public_hex(home.key),
-        "officer": home.ledger.standing.keys.officer,
+        "key": keys.public_hex(home.agent_key),
+        "officer": home.ledger.state.keys.officer_key,
         "csr": csr,
         "version": version("hemofed"),
-        "proof": keys.sign(home.key, "possession", proven),
+        "proof": keys.sign(home.agent_key, "possession", proof_statement),
     }
-    with open_client(url, ca) as client:  # once: a token is used up by its first use
-        raw = ask(client, "POST", "/site/enrol", said)
+    with open_http_client(url, ca_pem) as client:  # once: a token is used up by its first use
+        raw = request_json(client, "POST", "/site/enrol", payload)
     try:
-        return Enrolled.model_validate(raw)
+        return EnrolmentReply.model_validate(raw)
     except ValidationError as error:
-        wrong = ", ".join(sorted({".".join(map(str, e["loc"])) for e in error.errors()}))
-        raise BadMessage(f"{url} does not answer as a coordinator of this version does: {wrong}") from error
+        bad_fields = ", ".join(sorted({".".join(map(str, e["loc"])) for e in error.errors()}))
+        raise MessageError(f"{url} does not answer as a coordinator of this version does: {bad_fields}") from error
 
 
-def _check_certificate(pem: str, ca: str, key: rsa.RSAPrivateKey, site: str) -> None:
+def _check_certificate(pem: str, ca_pem: str, key: rsa.RSAPrivateKey, site: str) -> None:
     try:
-        given = x509.load_pem_x509_certificate(pem.encode())
-        given.verify_directly_issued_by(x509.load_pem_x509_certificate(ca.encode()))
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(ca_pem.encode()))
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise BadKey("the certificate that came back is damaged, or not from the federation's authority") from error
-    names = [str(part.value) for part in given.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if given.public_key() != key.public_key() or names != [site]:
-        raise BadKey(
+        raise KeyFileError(
+            "the certificate that came back is damaged, or not from the federation's authority"
+        ) from error
+    names = [str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if certificate.public_key() != key.public_key() or names != [site]:
+        raise KeyFileError(
             f"the certificate that came back is for {', '.join(names) or 'nobody'} or another key, not for {site}"
         )
 
 
-def _keep(home: Path, member: Membership, kit: Mapping[str, str]) -> None:
+def _save_membership(home: Path, membership: SiteMembership, kit_files: Mapping[str, str]) -> None:
     """The kit is made beside its place and moved there whole. Its settings the site writes itself (sites/agent/flare_client.py)."""
-    draft = Path(tempfile.mkdtemp(dir=home, prefix=f".{KIT}."))  # mode 0700
+    staging = Path(tempfile.mkdtemp(dir=home, prefix=f".{KIT_FOLDER}."))  # mode 0700
     try:
-        with full_disk_is_named(draft):
-            for path, text in kit.items():
-                (draft / path).parent.mkdir(mode=0o700, exist_ok=True)
-                write_private(draft / path, text.encode())
-        shutil.rmtree(home / KIT, ignore_errors=True)
-        with _undone(home):
-            draft.replace(home / KIT)
-            write_private(home / FILE, member.model_dump_json(indent=1).encode())
+        with raise_no_space(staging):
+            for path, text in kit_files.items():
+                (staging / path).parent.mkdir(mode=0o700, exist_ok=True)
+                write_private_file(staging / path, text.encode())
+        shutil.rmtree(home / KIT_FOLDER, ignore_errors=True)
+        with _rollback_on_error(home):
+            staging.replace(home / KIT_FOLDER)
+            write_private_file(home / MEMBERSHIP_FILE, membership.model_dump_json(indent=1).encode())
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _undone(home: Path) -> Iterator[None]:
+def _rollback_on_error(home: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        forget(home)
+        delete_membership(home)
         raise
 
 
-def write_private(path: Path, data: bytes) -> Path:
+def write_private_file(path: Path, data: bytes) -> Path:
     """As files.write_atomically, for its owner's eyes only from the first byte on."""
-    with full_disk_is_named(path):
+    with raise_no_space(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")  # mode 0600
         try:
             with os.fdopen(handle, "wb") as file:
@@ -197,7 +211,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def about(member: Membership) -> dict[str, Any]:
+def membership_summary(membership: SiteMembership) -> dict[str, Any]:
     """What may be shown."""
-    return {"site": member.site, "coordinator": member.coordinator.name, "url": member.url,
-            "coordinator_key": keys.fingerprint(bytes.fromhex(member.coordinator.key))}  # fmt: skip
+    return {"site": membership.site, "coordinator": membership.coordinator.name, "url": membership.url,
+            "coordinator_key": keys.fingerprint(bytes.fromhex(membership.coordinator.key))}  # fmt: skip

@@ -6,25 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.ops.json_log import Level, open_log
+from pipeline.ops.json_log import LogLevel, open_log
 
-Say = Callable[[str], None]
+LinePrinter = Callable[[str], None]
 
 
-class Notes:
-    def __init__(self, home: Path, say: Say) -> None:
-        self._log, self._say = open_log(home / "log" / "agent.jsonl"), say
-        self._said: set[tuple[str, ...]] = set()
+class AgentLog:
+    def __init__(self, home: Path, print_line: LinePrinter) -> None:
+        self._log, self._print_line = open_log(home / "log" / "agent.jsonl"), print_line
+        self._announced: set[tuple[str, ...]] = set()
 
-    def note(self, event: str, level: Level = "info", **fields: Any) -> None:
-        self._log.event(event, level, **fields)
+    def log_event(self, event: str, level: LogLevel = "info", **fields: Any) -> None:
+        self._log.write_event(event, level, **fields)
 
-    def tell(self, line: str, level: Level = "info", **fields: Any) -> None:
-        self.note(line, level, **fields)
-        self._say(line)
+    def announce(self, line: str, level: LogLevel = "info", **fields: Any) -> None:
+        self.log_event(line, level, **fields)
+        self._print_line(line)
 
-    def once(self, about: tuple[str, ...], line: str, level: Level = "info", **fields: Any) -> None:
+    def announce_once(self, dedup_key: tuple[str, ...], line: str, level: LogLevel = "info", **fields: Any) -> None:
         """`about`: what makes it news."""
-        if about not in self._said:
-            self._said.add(about)
-            self.tell(line, level, **fields)
+        if dedup_key not in self._announced:
+            self._announced.add(dedup_key)
+            self.announce(line, level, **fields)

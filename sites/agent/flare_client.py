@@ -6,22 +6,22 @@ import sys
 from pathlib import Path
 
 from pipeline.core.files import write_atomically
-from pipeline.flare.constants import SITE_HOME
-from pipeline.flare.provisioning import client_kit
-from sites.agent.enrolment import Membership
+from pipeline.flare.constants import SITE_HOME_ENV
+from pipeline.flare.provisioning import build_client_kit
+from sites.agent.enrolment import SiteMembership
 
-QUIET = {"PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE", "TOKENIZERS_PARALLELISM": "false"}
+QUIET_ENV = {"PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def lay_out(home: Path, site: str, host: str, port: int) -> None:
+def write_startup_kit(home: Path, site: str, host: str, port: int) -> None:
     """Anew at every start: what was changed in it meanwhile is gone. Certificate and key stay."""
-    for name, text in client_kit(site, host, port).items():
+    for name, text in build_client_kit(site, host, port).items():
         write_atomically(home / "kit" / name, text.encode())
 
 
-def flare_argv(home: Path, site: str) -> list[str]:
-    member = Membership.load(home)
-    lay_out(home, site, member.coordinator.host, member.coordinator.port)
+def prepare_client_argv(home: Path, site: str) -> list[str]:
+    membership = SiteMembership.load(home)
+    write_startup_kit(home, site, membership.coordinator.host, membership.coordinator.port)
     return client_argv(home, site)
 
 
@@ -32,4 +32,4 @@ def client_argv(home: Path, site: str) -> list[str]:
 
 
 def flare_env(home: Path) -> dict[str, str]:
-    return {**QUIET, SITE_HOME: str(home.resolve())}
+    return {**QUIET_ENV, SITE_HOME_ENV: str(home.resolve())}

@@ -12,106 +12,115 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from pipeline.core.errors import BadMessage, BadService
+from pipeline.core.errors import MessageError, ServiceError
 from sites.agent.environment import proxy_for
 
-LIMIT = 64 * 2**20  # bytes of an answer that is no model
-SECONDS = httpx.Timeout(20.0, connect=10.0)
-Answer = TypeVar("Answer")
+MAX_REPLY_BYTES = 64 * 2**20  # bytes of an answer that is no model
+REQUEST_TIMEOUT = httpx.Timeout(20.0, connect=10.0)
+ResultT = TypeVar("ResultT")
 
 
-class Unreachable(BadService):
+class UnreachableError(ServiceError):
     """It may pass: nobody answers, or says that it cannot now."""
 
 
-class Denied(BadService):
+class AccessDeniedError(ServiceError):
     """It answers, and does not take this site."""
 
 
-def open_client(url: str, ca: str | None, credential: str | None = None) -> httpx.Client:
+def open_http_client(url: str, ca_pem: str | None, credential: str | None = None) -> httpx.Client:
     """`ca` None: believes nobody and checks nothing; good for fetching what a fingerprint is checked against."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname or parts.username or parts.path.strip("/") or parts.query:
-        raise BadService(f"{url} is no coordinator's address; it looks like https://fl.example.org:8443")
-    context = ssl.create_default_context(cadata=ca) if ca else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if not ca:
+        raise ServiceError(f"{url} is no coordinator's address; it looks like https://fl.example.org:8443")
+    context = ssl.create_default_context(cadata=ca_pem) if ca_pem else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not ca_pem:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     headers = {"Authorization": f"Bearer {credential}"} if credential else {}
     return httpx.Client(
-        base_url=f"https://{parts.netloc}", verify=context, proxy=proxy_for(url), trust_env=False, timeout=SECONDS, headers=headers
+        base_url=f"https://{parts.netloc}", verify=context, proxy=proxy_for(url), trust_env=False, timeout=REQUEST_TIMEOUT, headers=headers
     )  # fmt: skip
 
 
-def ask(client: httpx.Client, method: str, path: str, body: Any = None, limit: int = LIMIT) -> Any:
+def request_json(
+    client: httpx.Client, method: str, path: str, body: Any = None, max_bytes: int = MAX_REPLY_BYTES
+) -> Any:
     """The answer's JSON."""
-    raw = fetch(client, method, path, body, limit)
+    raw = request_bytes(client, method, path, body, max_bytes)
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise BadMessage(f"{_where(client, path)} did not answer in JSON; is it a hemofed coordinator?") from error
+        raise MessageError(f"{_full_url(client, path)} did not answer in JSON; is it a hemofed coordinator?") from error
 
 
-def fetch(client: httpx.Client, method: str, path: str, body: Any = None, limit: int = LIMIT) -> bytes:
-    parts: list[bytes] = []
-    receive(client, method, path, parts.append, body, limit)
-    return b"".join(parts)
+def request_bytes(
+    client: httpx.Client, method: str, path: str, body: Any = None, max_bytes: int = MAX_REPLY_BYTES
+) -> bytes:
+    chunks: list[bytes] = []
+    stream_response(client, method, path, chunks.append, body, max_bytes)
+    return b"".join(chunks)
 
 
-def receive(
-    client: httpx.Client, method: str, path: str, take: Callable[[bytes], Any], body: Any = None, limit: int = LIMIT
+def stream_response(
+    client: httpx.Client,
+    method: str,
+    path: str,
+    on_chunk: Callable[[bytes], Any],
+    body: Any = None,
+    max_bytes: int = MAX_REPLY_BYTES,
 ) -> None:
     """Gives the answer to `take` piece by piece."""
-    where = _where(client, path)
+    url = _full_url(client, path)
     try:
         with client.stream(method, path, json=body) as response:
             if response.status_code != 200:
-                _refuse(where, response)
-            size = 0
-            for piece in response.iter_bytes():
-                size += len(piece)
-                if size > limit:
-                    raise BadMessage(f"{where} answers with more than {limit} bytes, which nothing here needs")
-                take(piece)
+                _raise_for_status(url, response)
+            num_bytes = 0
+            for chunk in response.iter_bytes():
+                num_bytes += len(chunk)
+                if num_bytes > max_bytes:
+                    raise MessageError(f"{url} answers with more than {max_bytes} bytes, which nothing here needs")
+                on_chunk(chunk)
     except (httpx.HTTPError, ssl.SSLError) as error:
-        raise Unreachable(f"{where}: {_words(error)}") from error
+        raise UnreachableError(f"{url}: {_describe_error(error)}") from error
 
 
-def patiently(call: Callable[[], Answer], attempts: int = 4, first: float = 0.5) -> Answer:
+def call_with_retries(call: Callable[[], ResultT], attempts: int = 4, initial_delay: float = 0.5) -> ResultT:
     """Again after about 0.5, 1, 2 s if it may pass; not all sites at the same moment."""
     for attempt in range(attempts - 1):
         try:
             return call()
-        except Unreachable:
-            time.sleep(first * 2**attempt * random.uniform(0.5, 1.5))
+        except UnreachableError:
+            time.sleep(initial_delay * 2**attempt * random.uniform(0.5, 1.5))
     return call()
 
 
-def _where(client: httpx.Client, path: str) -> str:
+def _full_url(client: httpx.Client, path: str) -> str:
     return f"{str(client.base_url).rstrip('/')}{path}"
 
 
-def _refuse(where: str, response: httpx.Response) -> None:
-    status, said = response.status_code, ""
-    for piece in response.iter_bytes(4096):
-        said = _error(piece)
+def _raise_for_status(url: str, response: httpx.Response) -> None:
+    status, detail = response.status_code, ""
+    for chunk in response.iter_bytes(4096):
+        detail = _error_detail(chunk)
         break
-    text = f"{where} answers {status}" + (f": {said}" if said else "")
+    text = f"{url} answers {status}" + (f": {detail}" if detail else "")
     if status in (401, 403):
-        raise Denied(text)
-    raise (Unreachable if status in (408, 425, 429) or status >= 500 else BadService)(text)
+        raise AccessDeniedError(text)
+    raise (UnreachableError if status in (408, 425, 429) or status >= 500 else ServiceError)(text)
 
 
-def _error(piece: bytes) -> str:
+def _error_detail(chunk: bytes) -> str:
     """The coordinator's own words, which must not reach a terminal as they are."""
     try:
-        said = json.loads(piece)["error"]
+        detail = json.loads(chunk)["error"]
     except (ValueError, KeyError, TypeError):
         return ""
-    return "".join(c for c in str(said) if c.isprintable())[:500]
+    return "".join(c for c in str(detail) if c.isprintable())[:500]
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (

@@ -9,22 +9,22 @@ from pathlib import Path
 from queue import Empty, Queue
 
 from pipeline.core.errors import HemofedError
-from sites.agent.coordinator_client import Link, Told, model_file
+from sites.agent.coordinator_client import CoordinatorClient, RunInfo, model_file
 
-OWN = "own"  # the site's own model never comes from outside
-AGAIN = 60.0  # seconds after which one that failed is tried again
-Say = Callable[[str, str, str, str], None]  # run, name, where it is, or "" and why not
+PERSONAL_MODEL_NAME = "own"  # the site's own model never comes from outside
+RETRY_SECONDS = 60.0  # seconds after which one that failed is tried again
+DownloadCallback = Callable[[str, str, str, str], None]  # run, name, where it is, or "" and why not
 
 
-class Fetching:
-    def __init__(self, link: Link, home: Path, say: Say) -> None:
-        self._link, self._home, self._say = link, home, say
+class ModelDownloader:
+    def __init__(self, coordinator_client: CoordinatorClient, home: Path, on_result: DownloadCallback) -> None:
+        self._coordinator_client, self._home, self._on_result = coordinator_client, home, on_result
         self._queue: Queue[tuple[str, str]] = Queue()
-        self._known: dict[tuple[str, str], float] = {}  # when it may be asked for again
+        self._next_attempt_at: dict[tuple[str, str], float] = {}  # when it may be asked for again
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fetching", daemon=True)
 
-    def start(self) -> Fetching:
+    def start(self) -> ModelDownloader:
         self._thread.start()
         return self
 
@@ -33,18 +33,18 @@ class Fetching:
         self._thread.join(10)
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not self._queue.unfinished_tasks
 
-    def take(self, runs: Iterable[Told]) -> None:
-        for run in runs:
-            for name in run.models if run.state == "finished" else ():
-                wanted = (run.id, name)
-                if name == OWN or model_file(self._home, *wanted).exists():
+    def enqueue_models(self, runs: Iterable[RunInfo]) -> None:
+        for run_info in runs:
+            for name in run_info.models if run_info.state == "finished" else ():
+                model_key = (run_info.id, name)
+                if name == PERSONAL_MODEL_NAME or model_file(self._home, *model_key).exists():
                     continue
-                if self._known.get(wanted, 0.0) <= time.monotonic():
-                    self._known[wanted] = float("inf")
-                    self._queue.put(wanted)
+                if self._next_attempt_at.get(model_key, 0.0) <= time.monotonic():
+                    self._next_attempt_at[model_key] = float("inf")
+                    self._queue.put(model_key)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -53,11 +53,11 @@ class Fetching:
             except Empty:
                 continue
             try:
-                file = self._link.model(run, name, model_file(self._home, run, name), self._stop)
-                self._say(run, name, str(file), "")
+                file = self._coordinator_client.download_model(run, name, model_file(self._home, run, name), self._stop)
+                self._on_result(run, name, str(file), "")
             except (HemofedError, OSError, RuntimeError) as error:  # httpx raises the last if it is closed meanwhile
                 if not self._stop.is_set():
-                    self._say(run, name, "", str(error))
-                self._known[run, name] = time.monotonic() + AGAIN
+                    self._on_result(run, name, "", str(error))
+                self._next_attempt_at[run, name] = time.monotonic() + RETRY_SECONDS
             finally:
                 self._queue.task_done()

@@ -8,77 +8,79 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 
 from pipeline.core.files import write_atomically
-from pipeline.study.offer import Offer
-from privacy.ledger.signatures import show
-from sites.agent.coordinator_client import Heard
-from sites.agent.enrolment import Membership
-from sites.agent.event_log import Notes
-from sites.governance.approvals import approvals, standing
-from sites.governance.home import Home
+from pipeline.study.offer import StudyOffer
+from privacy.ledger.signatures import fingerprint_of
+from sites.agent.coordinator_client import HeartbeatReply
+from sites.agent.enrolment import SiteMembership
+from sites.agent.event_log import AgentLog
+from sites.governance.approvals import check_approval, recorded_approvals
+from sites.governance.home import SiteHome
 
-SKEW = timedelta(minutes=5)
+MAX_CLOCK_SKEW = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
-class News:
-    waiting: tuple[dict[str, str], ...]  # for the officer
+class OfferSyncResult:
+    pending_offers: tuple[dict[str, str], ...]  # for the officer
     warnings: tuple[str, ...]
 
 
-def take(home: Home, member: Membership, heard: Heard, here: datetime, notes: Notes) -> News:
+def sync_offers(
+    home: SiteHome, membership: SiteMembership, reply: HeartbeatReply, local_time: datetime, agent_log: AgentLog
+) -> OfferSyncResult:
     """`here`: this machine's time when it was heard."""
-    warnings, waiting = list(_strange(heard, here)), []
-    for offer in heard.offers:
-        if (why := foreign(home, member, offer)) is not None:
-            notes.once(("foreign", offer.digest), f"an offer of {offer.run} is put aside: {why}", "warning")
-            continue
-        _store(home, offer, notes)
-        verdict = standing(home, offer)
-        if verdict.state == "refused":
-            warnings.append(verdict.reason)
-        elif not verdict.ok:
-            waiting.append({"run": offer.run, "offer": offer.digest, "state": verdict.state})
-            look = f"look at it with `hemofed site approve {home.path} {offer.run}`"
-            notes.once(
-                ("waiting", offer.digest, verdict.state), f"{offer.run} is offered, approval {verdict.state}; {look}"
+    warnings, pending_offers = list(_reply_warnings(reply, local_time)), []
+    for offer in reply.offers:
+        if (problem := find_addressing_problem(home, membership, offer)) is not None:
+            agent_log.announce_once(
+                ("foreign", offer.digest), f"an offer of {offer.run} is put aside: {problem}", "warning"
             )
-    _clear(home, {offer.digest for offer in heard.offers})
-    return News(tuple(waiting), tuple(warnings))
+            continue
+        _store_offer(home, offer, agent_log)
+        status = check_approval(home, offer)
+        if status.state == "refused":
+            warnings.append(status.reason)
+        elif not status.is_approved:
+            pending_offers.append({"run": offer.run, "offer": offer.digest, "state": status.state})
+            hint = f"look at it with `hemofed site approve {home.path} {offer.run}`"
+            agent_log.announce_once(
+                ("waiting", offer.digest, status.state), f"{offer.run} is offered, approval {status.state}; {hint}"
+            )
+    _delete_stale_offers(home, {offer.digest for offer in reply.offers})
+    return OfferSyncResult(tuple(pending_offers), tuple(warnings))
 
 
-def foreign(home: Home, member: Membership, offer: Offer) -> str | None:
+def find_addressing_problem(home: SiteHome, membership: SiteMembership, offer: StudyOffer) -> str | None:
     """Why it is not meant for this site, or not from its coordinator."""
-    if member.site not in offer.sites:
-        return f"it is not for {member.site}"
-    if offer.sites[member.site] != home.ledger.standing.keys.agent:
-        return (
-            f"it knows {member.site} by another key; the lead offers it again once the site has enrolled with this one"
-        )
-    if offer.coordinator != member.coordinator.key:
-        return f"it names the coordinator {show(offer.coordinator)}, and this site's is {show(member.coordinator.key)}"
+    if membership.site not in offer.site_keys:
+        return f"it is not for {membership.site}"
+    if offer.site_keys[membership.site] != home.ledger.state.keys.agent_key:
+        return f"it knows {membership.site} by another key; the lead offers it again once the site has enrolled with this one"
+    if offer.coordinator_key != membership.coordinator.key:
+        return f"it names the coordinator {fingerprint_of(offer.coordinator_key)}, and this site's is {fingerprint_of(membership.coordinator.key)}"
     return None
 
 
-def _strange(heard: Heard, here: datetime) -> Iterator[str]:
-    if abs(apart := heard.time - here) > SKEW:
+def _reply_warnings(reply: HeartbeatReply, local_time: datetime) -> Iterator[str]:
+    if abs(clock_offset := reply.coordinator_time - local_time) > MAX_CLOCK_SKEW:
         yield (
-            f"this machine's clock and the coordinator's are {abs(apart).total_seconds() / 60:.0f} minutes apart; set it "
+            f"this machine's clock and the coordinator's are {abs(clock_offset).total_seconds() / 60:.0f} minutes apart; set it "
             "right (NTP), for approvals end by the clock"
         )
-    for run, theirs in heard.unread:
-        yield f"{run} is offered in a form that hemofed {version('hemofed')} does not know; install hemofed=={theirs}"
+    for run, required_version in reply.unreadable_offers:
+        yield f"{run} is offered in a form that hemofed {version('hemofed')} does not know; install hemofed=={required_version}"
 
 
-def _store(home: Home, offer: Offer, notes: Notes) -> None:
+def _store_offer(home: SiteHome, offer: StudyOffer, agent_log: AgentLog) -> None:
     file = home.path / "offers" / f"{offer.digest}.json"
     if not file.exists():
         write_atomically(file, offer.model_dump_json().encode())
-        notes.note("new offer", run=offer.run, offer=offer.digest, version=offer.version)
+        agent_log.log_event("new offer", run=offer.run, offer=offer.digest, version=offer.version)
 
 
-def _clear(home: Home, offered: set[str]) -> None:
+def _delete_stale_offers(home: SiteHome, offered_digests: set[str]) -> None:
     """What is no longer offered and was never approved goes; a coordinator cannot fill the disk with offers."""
-    kept = offered | {given.terms.offer for given in approvals(home.ledger)}
+    kept_digests = offered_digests | {approval.terms.offer for approval in recorded_approvals(home.ledger)}
     for file in (home.path / "offers").glob("*.json"):
-        if file.stem not in kept:
+        if file.stem not in kept_digests:
             file.unlink()

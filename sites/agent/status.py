@@ -13,68 +13,68 @@ from typing import Any, Literal
 
 from pipeline.core.files import write_atomically
 
-State = Literal["starting", "connected", "disconnected", "denied", "stopped"]
-OUTWARD = ("state", "run", "flare", "disk_free_gb", "versions")  # no paths, no words that may name any
-FILE = "status.json"
+AgentState = Literal["starting", "connected", "disconnected", "denied", "stopped"]
+REPORTED_FIELDS = ("state", "run", "flare", "disk_free_gb", "versions")  # no paths, no words that may name any
+STATUS_FILE = "status.json"
 
 
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+def installed_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
     for name in ("hemofed", "nvflare", "torch"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
-def now() -> str:
+def utc_timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
-class Status:
+class AgentStatus:
     site: str
     coordinator: str  # its name
     url: str
-    state: State = "starting"
+    state: AgentState = "starting"
     problem: str = ""  # why it is not connected
     connected_since: str | None = None
-    last_beat: str | None = None
-    waiting: tuple[dict[str, str], ...] = ()  # offers that the officer should look at
+    last_heartbeat: str | None = None
+    pending_offers: tuple[dict[str, str], ...] = ()  # offers that the officer should look at
     run: str | None = None  # that this site takes part in now
     flare: Literal["off", "running", "restarting"] = "off"
     disk_free_gb: float = 0.0
     models: tuple[str, ...] = ()  # fetched since the agent started
     warnings: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=versions)
+    versions: dict[str, str] = field(default_factory=installed_versions)
     pid: int = field(default_factory=os.getpid)
-    at: str = field(default_factory=now)
+    written_at: str = field(default_factory=utc_timestamp)
 
-    def outward(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in OUTWARD} | {"warnings": len(self.warnings)}
+    def reported_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in REPORTED_FIELDS} | {"warnings": len(self.warnings)}
 
     def save(self, home: Path) -> None:
-        write_atomically(home / FILE, json.dumps(asdict(self), indent=1).encode())
+        write_atomically(home / STATUS_FILE, json.dumps(asdict(self), indent=1).encode())
 
 
 def read_status(home: Path) -> dict[str, Any] | None:
     """None: no agent ever ran here."""
     try:
-        found = json.loads((home / FILE).read_text("utf-8"))
+        status = json.loads((home / STATUS_FILE).read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return status if isinstance(status, dict) else None
 
 
-def runs_now(status: dict[str, Any]) -> bool:
+def is_agent_running(status: dict[str, Any]) -> bool:
     """Whether the agent that wrote it is there."""
     import psutil
 
     try:
-        written = datetime.fromisoformat(status["at"])
+        written_at = datetime.fromisoformat(status["at"])
         process = psutil.Process(int(status["pid"]))
         # a number that was given to another process since belongs to a younger one
-        return status["state"] != "stopped" and process.create_time() <= written.timestamp() + 1
+        return status["state"] != "stopped" and process.create_time() <= written_at.timestamp() + 1
     except (KeyError, ValueError, TypeError, psutil.Error):
         return False

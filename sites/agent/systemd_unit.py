@@ -6,11 +6,11 @@ import getpass
 import sys
 from pathlib import Path
 
-from pipeline.core.errors import BadRun
+from pipeline.core.errors import RunFolderError
 
-NAME = "hemofed-agent.service"
+UNIT_NAME = "hemofed-agent.service"
 # GPUs stay reachable (no PrivateDevices), and compilers of kernels may map memory (no MemoryDenyWriteExecute)
-TEXT = """\
+UNIT_TEMPLATE = """\
 [Unit]
 Description=hemofed agent of {site}
 After=network-online.target
@@ -60,35 +60,35 @@ WantedBy=multi-user.target
 """
 
 
-def unit_text(
-    home: Path, site: str, user: str | None = None, command: Path | None = None, cores: int | None = None
+def render_unit(
+    home: Path, site: str, user: str | None = None, command: Path | None = None, max_cores: int | None = None
 ) -> str:
     """`command`: the `hemofed` to run, the one beside this Python if not given."""
-    place = home.resolve()
-    text = TEXT.format(
+    home_path = home.resolve()
+    text = UNIT_TEMPLATE.format(
         site=site,
         user=user or getpass.getuser(),
-        command=_quoted(command or Path(sys.executable).parent / "hemofed"),
-        home=_quoted(place),
-        home_plain=_plain(place),
-        cache=_quoted_text(f"XDG_CACHE_HOME={place / 'cache'}"),
-        cores="" if cores is None else f"CPUQuota={100 * cores}%",
+        command=_quote_path(command or Path(sys.executable).parent / "hemofed"),
+        home=_quote_path(home_path),
+        home_plain=_escape_path(home_path),
+        cache=_quote_assignment(f"XDG_CACHE_HOME={home_path / 'cache'}"),
+        cores="" if max_cores is None else f"CPUQuota={100 * max_cores}%",
     )
     return text.replace("\n\nNoNew", "\nNoNew")  # where no cores are named
 
 
-def _plain(path: Path) -> str:
+def _escape_path(path: Path) -> str:
     """systemd reads % as a sign of its own, and ends a value with the line."""
     if any(ord(c) < 32 or c in "\"'\\$" for c in str(path)):
-        raise BadRun(f"{str(path)!r} has characters that a systemd unit cannot hold; move the home")
+        raise RunFolderError(f"{str(path)!r} has characters that a systemd unit cannot hold; move the home")
     return str(path).replace("%", "%%")
 
 
-def _quoted(path: Path) -> str:
-    plain = _plain(path)
-    return f'"{plain}"' if " " in plain else plain
+def _quote_path(path: Path) -> str:
+    escaped = _escape_path(path)
+    return f'"{escaped}"' if " " in escaped else escaped
 
 
-def _quoted_text(text: str) -> str:
+def _quote_assignment(text: str) -> str:
     name, _, value = text.partition("=")
-    return f'"{name}={_plain(Path(value))}"'
+    return f'"{name}={_escape_path(Path(value))}"'

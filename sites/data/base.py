@@ -20,7 +20,7 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Key:
+class GroupKey:
     """A natural key of the examples, e.g. patient or batch: `names[codes[i]]` is example i's."""
 
     codes: Tensor  # (N,) int64
@@ -34,11 +34,11 @@ class Dataset:
     classes: tuple[str, ...]
     split: Tensor  # (N,) uint8: index into SPLITS
     fingerprint: str
-    keys: Mapping[str, Key] = field(default_factory=dict)
-    unit: str | None = None  # the coarsest key: whom privacy protects
+    keys: Mapping[str, GroupKey] = field(default_factory=dict)
+    privacy_unit: str | None = None  # the coarsest key: whom privacy protects
     skipped: tuple[str, ...] = ()  # files left out, each with its reason
 
-    def where(self, split: str) -> Tensor:
+    def rows_in_split(self, split: str) -> Tensor:
         return torch.nonzero(self.split == SPLITS.index(split)).flatten()
 
     @property
@@ -46,7 +46,7 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
 
-class Source(Component):
+class DataSource(Component):
     """A data source chosen by a study. `val` is the share of the training examples set apart for validation."""
 
     path: Path | None = None
@@ -55,7 +55,7 @@ class Source(Component):
     # of what a bedside machine has to do with a whole field: how large a red cell is there, how much is cut about each,
     # and how that is made smaller; None: single images only
     cell_pixels: ClassVar[float | None] = None
-    resize: ClassVar[Literal["area", "triangle"]] = "triangle"
+    resize_filter: ClassVar[Literal["area", "triangle"]] = "triangle"
 
     @property
     def window_pixels(self) -> float | None:
@@ -75,19 +75,27 @@ def fingerprint(*arrays: Tensor | np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def carve(split: np.ndarray, share: float, seed: int, unit: np.ndarray | None = None, into: str = "val") -> np.ndarray:
+def assign_split(
+    split: np.ndarray, fraction: float, seed: int, unit_ids: np.ndarray | None = None, target_split: str = "val"
+) -> np.ndarray:
     """Moves about `share` of the training examples to `into`, in whole units where there are any."""
     split = split.copy()
-    split[carved(split == SPLITS.index("train"), share, [seed, 0xCA], unit)] = SPLITS.index(into)
+    split[sample_whole_units(split == SPLITS.index("train"), fraction, [seed, 0xCA], unit_ids)] = SPLITS.index(
+        target_split
+    )
     return split
 
 
-def carved(among: np.ndarray, share: float, seed: Sequence[int], unit: np.ndarray | None = None) -> np.ndarray:
+def sample_whole_units(
+    candidates: np.ndarray, fraction: float, seed: Sequence[int], unit_ids: np.ndarray | None = None
+) -> np.ndarray:
     """Rows, ascending: as near to the share of those `among` as whole units come."""
-    rows = np.flatnonzero(among)
-    owner = rows if unit is None else unit[rows]
-    units, sizes = np.unique(owner, return_counts=True)
-    order = np.random.default_rng(seed).permutation(len(units))
-    reached = np.concatenate([[0], np.cumsum(sizes[order])])  # examples in no unit, in the first, the first two, ...
-    enough = int(np.abs(reached - share * len(rows)).argmin())
-    return rows[np.isin(owner, units[order[:enough]])]
+    rows = np.flatnonzero(candidates)
+    row_units = rows if unit_ids is None else unit_ids[rows]
+    units, sizes = np.unique(row_units, return_counts=True)
+    unit_order = np.random.default_rng(seed).permutation(len(units))
+    cumulative_sizes = np.concatenate(
+        [[0], np.cumsum(sizes[unit_order])]
+    )  # examples in no unit, in the first, the first two, ...
+    num_units = int(np.abs(cumulative_sizes - fraction * len(rows)).argmin())
+    return rows[np.isin(row_units, units[unit_order[:num_units]])]

@@ -18,11 +18,11 @@ import platformdirs
 import torch
 from pydantic import Field
 
-from pipeline.core.errors import BadData, MissingData
+from pipeline.core.errors import DataError, MissingDataError
 from pipeline.core.files import write_atomically
-from sites.data.base import SPLITS, Dataset, Source, carve, fingerprint
+from sites.data.base import SPLITS, Dataset, DataSource, assign_split, fingerprint
 
-CLASSES = (
+CLASS_NAMES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 # Of the official .gz files. Debian ships the same deflate streams under another gzip header.
@@ -37,13 +37,13 @@ MIRRORS = (
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
 )
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-LAYOUTS = (".", "fashion_mnist", "fashion-mnist", "FashionMNIST/raw")
-TIMEOUT = 15  # seconds without a byte
-LARGEST = 64 << 20  # no official file is half as large
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+SUBFOLDERS = (".", "fashion_mnist", "fashion-mnist", "FashionMNIST/raw")
+TIMEOUT_SECONDS = 15  # seconds without a byte
+MAX_DOWNLOAD_BYTES = 64 << 20  # no official file is half as large
 
 
-class FashionMnist(Source):
+class FashionMnist(DataSource):
     """`limit` and `limit_test` keep only the first images of each part, for quick studies."""
 
     name: Literal["fashion_mnist"] = "fashion_mnist"
@@ -52,77 +52,77 @@ class FashionMnist(Source):
     limit_test: int | None = Field(None, gt=0)
 
     def load(self, root: Path | None, seed: int) -> Dataset:
-        folder = self._find(root)
-        train = _pair(folder, "train", self.limit)
-        test = _pair(folder, "t10k", self.limit_test)
-        x, y = (torch.from_numpy(np.concatenate(both)) for both in zip(train, test, strict=True))
+        folder = self._find_folder(root)
+        train = _read_part(folder, "train", self.limit)
+        test = _read_part(folder, "t10k", self.limit_test)
+        x, y = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(train, test, strict=True))
         split = np.repeat(
             np.array([SPLITS.index("train"), SPLITS.index("test")], np.uint8), [len(train[1]), len(test[1])]
         )
-        split = carve(split, self.val, seed)
-        return Dataset(x, y, CLASSES, torch.from_numpy(split), fingerprint(x, y, split))
+        split = assign_split(split, self.val, seed)
+        return Dataset(x, y, CLASS_NAMES, torch.from_numpy(split), fingerprint(x, y, split))
 
-    def _find(self, root: Path | None) -> Path:
-        looked: list[str] = []
-        for folder in self._folders(root):
-            lacking = [name for name in SHA256 if _file(folder, name) is None]
-            if not lacking:
+    def _find_folder(self, root: Path | None) -> Path:
+        searched: list[str] = []
+        for folder in self._candidate_folders(root):
+            missing = [name for name in SHA256 if _find_file(folder, name) is None]
+            if not missing:
                 return folder
-            looked.append(f"{folder} " + ("does not exist" if not folder.is_dir() else f"lacks {', '.join(lacking)}"))
+            searched.append(f"{folder} " + ("does not exist" if not folder.is_dir() else f"lacks {', '.join(missing)}"))
         if self.path is not None:
-            failed = "not tried, because data.path names a folder"
+            download_failure = "not tried, because data.path names a folder"
         elif not self.download:
-            failed = "switched off by data.download = false"
+            download_failure = "switched off by data.download = false"
         else:
             try:
-                return _download(_cache())
-            except MissingData as error:
-                failed = str(error)
-        raise MissingData(
+                return _download(_cache_folder())
+            except MissingDataError as error:
+                download_failure = str(error)
+        raise MissingDataError(
             "Fashion-MNIST was not found. Looked in:\n"
-            + "".join(f"  {place}\n" for place in looked)
-            + f"Download: {failed}\n"
+            + "".join(f"  {entry}\n" for entry in searched)
+            + f"Download: {download_failure}\n"
             "Any one of these helps:\n"
             "  - on Debian or Ubuntu: apt install dataset-fashion-mnist\n"
             f"  - put {', '.join(SHA256)} (.gz or not) into a folder and name it by data.path, --data or HEMOFED_DATA\n"
             f"  - leave data.path unset, data.download = true, and allow a connection to {MIRRORS[0]}"
         )
 
-    def _folders(self, root: Path | None) -> Iterator[Path]:
+    def _candidate_folders(self, root: Path | None) -> Iterator[Path]:
         """Whoever names a folder by data.path means that one: other copies do not stand in for it."""
-        given = self.path or root
-        if given is not None:
-            yield from (given / layout for layout in LAYOUTS)
+        base_folder = self.path or root
+        if base_folder is not None:
+            yield from (base_folder / layout for layout in SUBFOLDERS)
         if self.path is None:
-            yield DEBIAN
-            yield _cache()
+            yield DEBIAN_FOLDER
+            yield _cache_folder()
 
 
-def _cache() -> Path:
+def _cache_folder() -> Path:
     return platformdirs.user_cache_path("hemofed") / "fashion_mnist"
 
 
-def _file(folder: Path, name: str) -> Path | None:
+def _find_file(folder: Path, name: str) -> Path | None:
     return next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None)
 
 
-def _pair(folder: Path, part: str, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _read_part(folder: Path, part: str, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
     """(N, 1, 28, 28) uint8 images and (N,) int64 labels."""
-    images = _idx(folder, f"{part}-images-idx3-ubyte")
-    labels = _idx(folder, f"{part}-labels-idx1-ubyte")
-    if images.shape != (len(labels), 28, 28) or not len(labels) or labels.max() >= len(CLASSES):
-        raise BadData(
+    images = _read_idx(folder, f"{part}-images-idx3-ubyte")
+    labels = _read_idx(folder, f"{part}-labels-idx1-ubyte")
+    if images.shape != (len(labels), 28, 28) or not len(labels) or labels.max() >= len(CLASS_NAMES):
+        raise DataError(
             f"{folder}: {part} images {images.shape} and labels {labels.shape} up to {labels.max(initial=0)} are not "
             "Fashion-MNIST's (N, 28, 28) and (N,) up to 9; replace the files by the official ones"
         )
     return images[:limit, None], labels[:limit].astype(np.int64)
 
 
-def _idx(folder: Path, name: str) -> np.ndarray:
+def _read_idx(folder: Path, name: str) -> np.ndarray:
     """An idx file: two zero bytes, the type (8 = uint8), the number of dimensions, their lengths, the values."""
-    file = _file(folder, name)
+    file = _find_file(folder, name)
     if file is None:
-        raise MissingData(f"{folder / name} has gone while it was being read; start again")
+        raise MissingDataError(f"{folder / name} has gone while it was being read; start again")
     dimensions = int(name[-7])  # "...-idx3-ubyte"
     try:
         raw = file.read_bytes()
@@ -132,7 +132,7 @@ def _idx(folder: Path, name: str) -> np.ndarray:
             raise ValueError(f"starts with {raw[:4].hex()} and not with {0x800 + dimensions:08x}")
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
-        raise BadData(
+        raise DataError(
             f"{file} is damaged or no idx file ({error}); delete it and put the official one in its place "
             "(apt install --reinstall dataset-fashion-mnist, or let hemofed download it)"
         ) from error
@@ -142,29 +142,29 @@ def _download(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in SHA256:
-            if _file(folder, name) is None:
-                _fetch(name, folder)
+            if _find_file(folder, name) is None:
+                _download_file(name, folder)
     except OSError as error:
-        raise MissingData(f"cannot write to {folder} ({error})") from error
+        raise MissingDataError(f"cannot write to {folder} ({error})") from error
     return folder
 
 
-def _fetch(name: str, folder: Path) -> None:
+def _download_file(name: str, folder: Path) -> None:
     failures = []
     for mirror in MIRRORS:
         url = f"{mirror}{name}.gz"
         try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-                content = answer.read(LARGEST)
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+                content = response.read(MAX_DOWNLOAD_BYTES)
         except HTTPError as error:
             error.close()
             failures.append(f"{url}: {error}")
         except (OSError, HTTPException) as error:
             failures.append(f"{url}: {error}")
         else:
-            got = hashlib.sha256(content).hexdigest()
-            if got == SHA256[name]:
+            digest = hashlib.sha256(content).hexdigest()
+            if digest == SHA256[name]:
                 write_atomically(folder / f"{name}.gz", content)
                 return
-            failures.append(f"{url}: wrong SHA-256 {got}, expected {SHA256[name]}; nothing was kept")
-    raise MissingData("; ".join(failures))
+            failures.append(f"{url}: wrong SHA-256 {digest}, expected {SHA256[name]}; nothing was kept")
+    raise MissingDataError("; ".join(failures))

@@ -17,80 +17,82 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
-from pipeline.core.errors import BadData
+from pipeline.core.errors import DataError
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"})
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"})
 # Others are not tried: Pillow would start Ghostscript for a PostScript file that is called cell.png.
-FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+IMAGE_FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 MAX_PIXELS = 80_000_000  # a few kB can unpack to gigabytes
-SHOWN = 10
+MAX_LISTED = 10
 
 
-def decode(file: Path, channels: int, size: int | None = None) -> np.ndarray:
+def decode_image(file: Path, channels: int, size: int | None = None) -> np.ndarray:
     """(channels, H, W) uint8; `size` resizes to a square. Raises BadData with the reason alone."""
     if not file.is_file():  # reading a named pipe would wait for ever
-        raise BadData("not a regular file" if file.exists() else "no such file")
+        raise DataError("not a regular file" if file.exists() else "no such file")
     if not file.stat().st_size:
-        raise BadData("empty file")
-    return decode_open(file, channels, size)
+        raise DataError("empty file")
+    return decode_image_stream(file, channels, size)
 
 
-def decode_open(source: Path | BinaryIO, channels: int, size: int | None = None) -> np.ndarray:
+def decode_image_stream(source: Path | BinaryIO, channels: int, size: int | None = None) -> np.ndarray:
     """As `decode`, of a file that is known to be there, or of bytes that came another way."""
     try:
-        with Image.open(source, formats=FORMATS) as image:
+        with Image.open(source, formats=IMAGE_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format != "MPO":  # MPO: a camera's JPEG with previews behind it
-                raise BadData(f"{frames} pages; save each as a file of its own")
+                raise DataError(f"{frames} pages; save each as a file of its own")
             upright = ImageOps.exif_transpose(image)
             if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
                 upright = ImageChops.invert(upright)  # Pillow takes every CMYK JPEG for Adobe's inverted kind
-            pixels = _eight_bits(upright, image.format == "PNG").convert("L" if channels == 1 else "RGB")
+            pixels = _to_eight_bits(upright, image.format == "PNG").convert("L" if channels == 1 else "RGB")
         if size is not None and pixels.size != (size, size):
             pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
-    except (BadData, MemoryError):
+    except (DataError, MemoryError):
         raise
     except UnidentifiedImageError:
-        raise BadData(f"no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image, or a damaged one") from None
+        raise DataError(f"no {', '.join(IMAGE_FORMATS[:-1])} or {IMAGE_FORMATS[-1]} image, or a damaged one") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise BadData(f"more than {MAX_PIXELS // 10**6} million pixels; cut it into tiles") from None
+        raise DataError(f"more than {MAX_PIXELS // 10**6} million pixels; cut it into tiles") from None
     except Exception as error:  # a damaged file can raise anything inside Pillow
-        raise BadData(f"damaged ({error or type(error).__name__})") from error
+        raise DataError(f"damaged ({error or type(error).__name__})") from error
     array = np.asarray(pixels)
     return array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def _eight_bits(image: Image.Image, png: bool) -> Image.Image:
+def _to_eight_bits(image: Image.Image, is_png: bool) -> Image.Image:
     # older Pillows open a 16-bit PNG as "I"
-    if image.mode.startswith("I;16") or (image.mode == "I" and png):
+    if image.mode.startswith("I;16") or (image.mode == "I" and is_png):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise BadData("32-bit pixels; save it with 8 or 16 bits")
+        raise DataError("32-bit pixels; save it with 8 or 16 bits")
     if "A" in image.getbands() or "transparency" in image.info:
-        colours = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
     return image
 
 
-def decode_all(files: Sequence[Path], channels: int, size: int | None = None) -> list[np.ndarray | str]:
+def decode_images(files: Sequence[Path], channels: int, size: int | None = None) -> list[np.ndarray | str]:
     """In the order of `files`: an array, or the reason why there is none."""
 
-    def one(file: Path) -> np.ndarray | str:
+    def decode_or_reason(file: Path) -> np.ndarray | str:
         try:
-            return decode(file, channels, size)
-        except BadData as error:
+            return decode_image(file, channels, size)
+        except DataError as error:
             return str(error)
 
     # Filters belong to the process, so they are set around the pool and not inside its threads.
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return list(pool.map(one, files))
+        return list(pool.map(decode_or_reason, files))
 
 
-def listing(problems: Sequence[str]) -> str:
+def format_problems(problems: Sequence[str]) -> str:
     """One problem a line; the number of the rest after the first ten."""
-    rest = len(problems) - SHOWN
-    return "".join(f"\n  {p}" for p in problems[:SHOWN]) + (f"\n  and {rest} more" if rest > 0 else "")
+    num_omitted = len(problems) - MAX_LISTED
+    return "".join(f"\n  {p}" for p in problems[:MAX_LISTED]) + (
+        f"\n  and {num_omitted} more" if num_omitted > 0 else ""
+    )

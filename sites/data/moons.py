@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from sites.data.base import SPLITS, Dataset, Source, carve, fingerprint
+from sites.data.base import SPLITS, Dataset, DataSource, assign_split, fingerprint
 
 
-class Moons(Source):
+class TwoMoons(DataSource):
     """`points` in all, of which the share `test` is for testing; per-site shifts and turns are a skew."""
 
     name: Literal["moons"] = "moons"
@@ -24,10 +24,10 @@ class Moons(Source):
     def load(self, root: Path | None, seed: int) -> Dataset:
         from sklearn.datasets import make_moons  # takes a second to import
 
-        state = int(np.random.default_rng([seed, 0x3005]).integers(2**32))
-        points, labels = make_moons(self.points, noise=self.noise or None, random_state=state)
+        random_state = int(np.random.default_rng([seed, 0x3005]).integers(2**32))
+        points, labels = make_moons(self.points, noise=self.noise or None, random_state=random_state)
         split = np.zeros(self.points, np.uint8)
         split[self.points - round(self.test * self.points) :] = SPLITS.index("test")  # make_moons has shuffled
-        split = carve(split, self.val, seed)
+        split = assign_split(split, self.val, seed)
         x, y = torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
         return Dataset(x, y, ("upper", "lower"), torch.from_numpy(split), fingerprint(x, y, split))

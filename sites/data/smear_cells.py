@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from pipeline.core.errors import BadData, MissingData, Refused
-from sites.data.base import SPLITS, Dataset, Source, carve, fingerprint
-from sites.data.smear.chula_folder import FOLDERS, read_folder
-from sites.data.smear.npz_file import read_cells
-from sites.data.smear.records import CHULA, UNCATEGORISED, Cells
+from pipeline.core.errors import DataError, IncompatibleStudyError, MissingDataError
+from sites.data.base import SPLITS, Dataset, DataSource, assign_split, fingerprint
+from sites.data.smear.chula_folder import CHULA_FOLDERS, read_chula_folder
+from sites.data.smear.npz_file import read_cell_file
+from sites.data.smear.records import CHULA_TYPES, UNCATEGORISED, CellRecords
 
 SCHISTOCYTE = "schistocyte"
 
 
-class SmearCells(Source):
+class SmearCells(DataSource):
     name: Literal["smear_cells"] = "smear_cells"
     cell_pixels: ClassVar[float | None] = 41.0  # the median longest side in Chula's fields
-    resize: ClassVar[Literal["area", "triangle"]] = "area"
+    resize_filter: ClassVar[Literal["area", "triangle"]] = "area"
     # a plain name: who writes a study may not reach for files elsewhere on a site's disk
     file: str = Field("chula_rbc12.npz", pattern=r"^[^/\\]+\.npz$")
     task: Literal["schistocyte", "types", "labels"] = "schistocyte"
@@ -43,32 +43,34 @@ class SmearCells(Source):
         return float(self.window)
 
     def load(self, root: Path | None, seed: int) -> Dataset:
-        cells = self._find(root)
-        classes, labels = self._classes(cells)
-        rows, told = self._choose(cells)
-        split = self._split(cells, rows, seed)
-        x = torch.from_numpy(cells.pixels(rows))
+        cells = self._find_cells(root)
+        classes, labels = self._assign_classes(cells)
+        rows, notes = self._select_rows(cells)
+        split = self._assign_splits(cells, rows, seed)
+        x = torch.from_numpy(cells.decode_pixels(rows))
         y = torch.from_numpy(labels[rows])
-        keys = {name: column.key(name, rows) for name, column in (*cells.keys.items(), ("type", cells.type))}
-        marks = fingerprint(x, y, split)
-        return Dataset(x, y, classes, torch.from_numpy(split), marks, keys, cells.unit, (*cells.skipped, *told))
+        keys = {
+            name: column.to_group_key(name, rows) for name, column in (*cells.keys.items(), ("type", cells.cell_type))
+        }
+        digest = fingerprint(x, y, split)
+        return Dataset(x, y, classes, torch.from_numpy(split), digest, keys, cells.unit, (*cells.skipped, *notes))
 
-    def _find(self, root: Path | None) -> Cells:
-        place = self.path or root
-        if place is not None:
-            for file in (place, place / self.file):
+    def _find_cells(self, root: Path | None) -> CellRecords:
+        location = self.path or root
+        if location is not None:
+            for file in (location, location / self.file):
                 if file.is_file():
-                    return read_cells(file, self.size)
-            if all((place / part).is_dir() for part in FOLDERS):
-                return read_folder(place, self.window, self.size)
-        if place is None:
-            looked = "no file or folder is named"
-        elif not place.exists():
-            looked = f"{place} does not exist"
+                    return read_cell_file(file, self.size)
+            if all((location / part).is_dir() for part in CHULA_FOLDERS):
+                return read_chula_folder(location, self.window, self.size)
+        if location is None:
+            search_result = "no file or folder is named"
+        elif not location.exists():
+            search_result = f"{location} does not exist"
         else:
-            looked = f"{place} has neither {self.file} nor the folders {' and '.join(FOLDERS)}"
-        raise MissingData(
-            f"blood cells were not found: {looked}\n"
+            search_result = f"{location} has neither {self.file} nor the folders {' and '.join(CHULA_FOLDERS)}"
+        raise MissingDataError(
+            f"blood cells were not found: {search_result}\n"
             "Any one of these helps:\n"
             "  - git clone https://github.com/Chula-PIC-Lab/Chula-RBC-12-Dataset, and name that folder by data.path, "
             "--data or HEMOFED_DATA\n"
@@ -76,60 +78,64 @@ class SmearCells(Source):
             '  - data.name = "folder" for your own images of single cells, "synthetic_smear" for drawn ones'
         )
 
-    def _classes(self, cells: Cells) -> tuple[tuple[str, ...], np.ndarray]:
+    def _assign_classes(self, cells: CellRecords) -> tuple[tuple[str, ...], np.ndarray]:
         """The classes, and every cell's (-1: has none). All types stay, also absent ones: models remain comparable."""
-        types, codes = cells.types, cells.type.values
+        types, codes = cells.type_names, cells.cell_type.values
         if self.task == SCHISTOCYTE and SCHISTOCYTE in types:
             return ("other", SCHISTOCYTE), (codes == types.index(SCHISTOCYTE)).astype(np.int64)
         classes = tuple(t for t in types if t != UNCATEGORISED)
-        if self.task == "labels" or (self.task == "types" and set(types) == set(CHULA)):
+        if self.task == "labels" or (self.task == "types" and set(types) == set(CHULA_TYPES)):
             if len(classes) < 2:
-                raise BadData(f"{cells.origin} has no two classes; name another one by data.file")
+                raise DataError(f"{cells.origin} has no two classes; name another one by data.file")
             return classes, np.array([classes.index(t) if t in classes else -1 for t in types], np.int64)[codes]
-        raise Refused(
+        raise IncompatibleStudyError(
             f"data.task = {self.task!r} needs Chula's cell types, but {cells.origin} has {', '.join(types)}; "
             "say data.task = 'labels'"
         )
 
-    def _choose(self, cells: Cells) -> tuple[np.ndarray, list[str]]:
+    def _select_rows(self, cells: CellRecords) -> tuple[np.ndarray, list[str]]:
         """The rows that are kept, and what was left out."""
         reasons = {
-            f"cells of type {UNCATEGORISED}": np.array([t == UNCATEGORISED for t in cells.types])[cells.type.values],
-            "repeats of a cell in an overlapping field": cells.repeat,
+            f"cells of type {UNCATEGORISED}": np.array([t == UNCATEGORISED for t in cells.type_names])[
+                cells.cell_type.values
+            ],
+            "repeats of a cell in an overlapping field": cells.is_repeat,
         }
         if "batch" in cells.keys and self.batches != "all":
             if unknown := sorted(set(self.batches) - set(cells.batches)):
-                raise Refused(
+                raise IncompatibleStudyError(
                     f"data.batches: {cells.origin} has no batch {', '.join(map(str, unknown))}; "
                     f"valid: {', '.join(map(str, cells.batches))}, or 'all'"
                 )
-            others = ~np.isin(cells.keys["batch"].values, self.batches)
-            reasons = {"cells of batches that data.batches does not name": others, **reasons}
-        keep = np.ones(len(cells.repeat), bool)
-        told = []
-        for reason, out in reasons.items():
-            if count := int((keep & out).sum()):
-                told.append(f"{cells.origin}: {reason} left out: {count}")
-            keep &= ~out
-        if not keep.any():
-            raise BadData(f"{cells.origin}: no cell is left to use; change data.batches. " + "; ".join(told))
-        return np.flatnonzero(keep), told
+            is_other_batch = ~np.isin(cells.keys["batch"].values, self.batches)
+            reasons = {"cells of batches that data.batches does not name": is_other_batch, **reasons}
+        is_kept = np.ones(len(cells.is_repeat), bool)
+        notes = []
+        for reason, is_excluded in reasons.items():
+            if count := int((is_kept & is_excluded).sum()):
+                notes.append(f"{cells.origin}: {reason} left out: {count}")
+            is_kept &= ~is_excluded
+        if not is_kept.any():
+            raise DataError(f"{cells.origin}: no cell is left to use; change data.batches. " + "; ".join(notes))
+        return np.flatnonzero(is_kept), notes
 
-    def _split(self, cells: Cells, rows: np.ndarray, seed: int) -> np.ndarray:
+    def _assign_splits(self, cells: CellRecords, rows: np.ndarray, seed: int) -> np.ndarray:
         """(n,) uint8"""
-        unit = cells.keys[cells.unit].values[rows]
+        unit_ids = cells.keys[cells.unit].values[rows]
         if cells.fold is None:
-            split = carve(np.zeros(len(rows), np.uint8), self.test, seed, unit, into="test")
+            split = assign_split(np.zeros(len(rows), np.uint8), self.test, seed, unit_ids, target_split="test")
         else:
             if self.test_fold not in cells.fold[rows]:
                 valid = ", ".join(map(str, np.unique(cells.fold[rows])))
-                raise Refused(f"data.test_fold = {self.test_fold}, but {cells.origin} has no such fold; valid: {valid}")
+                raise IncompatibleStudyError(
+                    f"data.test_fold = {self.test_fold}, but {cells.origin} has no such fold; valid: {valid}"
+                )
             split = np.where(cells.fold[rows] == self.test_fold, SPLITS.index("test"), 0).astype(np.uint8)
-        split = carve(split, self.val, seed, unit)
-        wanted = {"train": True, "test": cells.fold is None and self.test > 0}
-        for part in (p for p, needed in wanted.items() if needed and not (split == SPLITS.index(p)).any()):
-            raise BadData(
-                f"{cells.origin}: {len(rows)} cells of {len(np.unique(unit))} units ({cells.unit}) leave nothing for "
+        split = assign_split(split, self.val, seed, unit_ids)
+        required = {"train": True, "test": cells.fold is None and self.test > 0}
+        for part in (p for p, is_required in required.items() if is_required and not (split == SPLITS.index(p)).any()):
+            raise DataError(
+                f"{cells.origin}: {len(rows)} cells of {len(np.unique(unit_ids))} units ({cells.unit}) leave nothing for "
                 f"{part}; change data.test, data.val or data.batches, or add fields"
             )
         return split

@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from pipeline.core.errors import Refused
-from sites.data.base import SPLITS, Dataset, Key, Source, carve, fingerprint
-from sites.data.renderer.cell_outlines import TYPES
+from pipeline.core.errors import IncompatibleStudyError
+from sites.data.base import SPLITS, Dataset, DataSource, GroupKey, assign_split, fingerprint
+from sites.data.renderer.cell_outlines import CELL_TYPES
 
 if TYPE_CHECKING:
-    from sites.data.renderer.sampling_plan import Sitting
+    from sites.data.renderer.sampling_plan import FieldPlan
 
 
-class SyntheticSmear(Source):
+class SyntheticSmear(DataSource):
     """`cells` in all, of which the share `schistocytes` are such; whole patients go to test and val."""
 
     name: Literal["synthetic_smear"] = "synthetic_smear"
     cell_pixels: ClassVar[float | None] = 41.0  # the median longest side in Chula's fields
-    resize: ClassVar[Literal["area", "triangle"]] = "area"
+    resize_filter: ClassVar[Literal["area", "triangle"]] = "area"
     cells: int = Field(4000, ge=1)
     size: int = Field(72, ge=24, le=96)
     task: Literal["schistocyte", "types"] = "schistocyte"
@@ -38,7 +38,7 @@ class SyntheticSmear(Source):
     val: float = Field(0.1, ge=0, lt=1)
 
     @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def _check_settings(self) -> Self:
         if self.cells < self.patients:
             raise ValueError(f"{self.cells} cells are too few for {self.patients} patients; lower patients")
         return self
@@ -48,44 +48,48 @@ class SyntheticSmear(Source):
         return 72.0  # sites/data/renderer/field.py cuts so much
 
     def load(self, root: Path | None, seed: int) -> Dataset:
-        return _rendered(self, seed)
+        return _render_cached(self, seed)
 
-    def render(self, seed: int) -> Dataset:
-        from sites.data.renderer.field import crops, render_field  # they need OpenCV
-        from sites.data.renderer.sampling_plan import plan
+    def render_dataset(self, seed: int) -> Dataset:
+        from sites.data.renderer.field import crop_rendered_cells, render_field  # they need OpenCV
+        from sites.data.renderer.sampling_plan import plan_fields
 
-        def cells_of(sitting: Sitting) -> np.ndarray:
-            rng = np.random.default_rng(sitting.seed)
-            return crops(render_field(rng, sitting.who, sitting.types, sitting.others), self.size)
+        def render_cells(field_plan: FieldPlan) -> np.ndarray:
+            rng = np.random.default_rng(field_plan.seed)
+            return crop_rendered_cells(
+                render_field(rng, field_plan.profile, field_plan.types, field_plan.num_unlabeled), self.size
+            )
 
-        sittings = plan(self.cells, self.patients, self.schistocytes, seed)
+        field_plans = plan_fields(self.cells, self.patients, self.schistocytes, seed)
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            images = np.concatenate(list(pool.map(cells_of, sittings)))
+            images = np.concatenate(list(pool.map(render_cells, field_plans)))
         x = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-        counts = [len(s.types) for s in sittings]
-        kind = np.concatenate([s.types for s in sittings]).astype(np.int64)
-        patient = np.repeat([s.patient for s in sittings], counts)
-        split = carve(np.zeros(self.cells, np.uint8), self.test, seed, patient, into="test")
+        counts = [len(s.types) for s in field_plans]
+        cell_types = np.concatenate([s.types for s in field_plans]).astype(np.int64)
+        patient_ids = np.repeat([s.patient_index for s in field_plans], counts)
+        split = assign_split(np.zeros(self.cells, np.uint8), self.test, seed, patient_ids, target_split="test")
         if self.test and not (split == SPLITS.index("test")).any():
-            raise Refused(
+            raise IncompatibleStudyError(
                 "no whole patient was small enough for data.test, so nothing could be judged; have more patients"
             )
-        split = carve(split, self.val, seed, patient)
-        schistocyte = torch.from_numpy((kind == TYPES.index("schistocyte")).astype(np.int64))
-        y = torch.from_numpy(kind) if self.task == "types" else schistocyte
-        classes = TYPES if self.task == "types" else ("other", "schistocyte")
+        split = assign_split(split, self.val, seed, patient_ids)
+        is_schistocyte = torch.from_numpy((cell_types == CELL_TYPES.index("schistocyte")).astype(np.int64))
+        y = torch.from_numpy(cell_types) if self.task == "types" else is_schistocyte
+        classes = CELL_TYPES if self.task == "types" else ("other", "schistocyte")
         keys = {
-            "patient": _key(patient, [f"patient {p}" for p in range(self.patients)]),
-            "field": _key(np.repeat(np.arange(len(sittings)), counts), [f"field {f}" for f in range(len(sittings))]),
-            "type": _key(kind, TYPES),
+            "patient": _group_key(patient_ids, [f"patient {p}" for p in range(self.patients)]),
+            "field": _group_key(
+                np.repeat(np.arange(len(field_plans)), counts), [f"field {f}" for f in range(len(field_plans))]
+            ),
+            "type": _group_key(cell_types, CELL_TYPES),
         }
         return Dataset(x, y, classes, torch.from_numpy(split), fingerprint(x, y, split), keys, "patient")
 
 
 @lru_cache(maxsize=2)  # a run and its yardsticks, or a study's data and its public data, need them again
-def _rendered(source: SyntheticSmear, seed: int) -> Dataset:
-    return source.render(seed)
+def _render_cached(source: SyntheticSmear, seed: int) -> Dataset:
+    return source.render_dataset(seed)
 
 
-def _key(codes: np.ndarray, names: list[str] | tuple[str, ...]) -> Key:
-    return Key(torch.from_numpy(codes.astype(np.int64)), tuple(names))
+def _group_key(codes: np.ndarray, names: list[str] | tuple[str, ...]) -> GroupKey:
+    return GroupKey(torch.from_numpy(codes.astype(np.int64)), tuple(names))

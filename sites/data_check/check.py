@@ -8,108 +8,150 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.errors import MissingData
+from pipeline.core.errors import MissingDataError
 from pipeline.study.schema import Study
-from sites.data.base import Source
+from sites.data.base import DataSource
 from sites.data_check import class_counts, duplicates, file_findings, image_quality, phi
-from sites.data_check.class_counts import Census
-from sites.data_check.duplicates import Copies, Where
-from sites.data_check.examples import Holding, hold
-from sites.data_check.file_survey import survey
-from sites.data_check.findings import Finding, Level, Tick, count, gravest_first, silent, verdict
-from sites.data_check.image_quality import Odd, measure
-from sites.data_check.phi import Identity
-from sites.data_check.redaction import Mask
-from sites.governance.settings import Settings
+from sites.data_check.class_counts import ClassCounts
+from sites.data_check.duplicates import DuplicateImages, ExampleOrigin
+from sites.data_check.examples import NamedExamples, load_examples
+from sites.data_check.file_survey import survey_files
+from sites.data_check.findings import (
+    Finding,
+    ProgressCallback,
+    Severity,
+    format_count,
+    ignore_progress,
+    sort_by_severity,
+    worst_severity,
+)
+from sites.data_check.image_quality import OutlierGroup, measure_images
+from sites.data_check.phi import PhiSummary
+from sites.data_check.redaction import Redactor
+from sites.governance.settings import SiteSettings
 
-Remaining = Callable[[Sequence[str]], list[bool]]
+RetainedMaskFn = Callable[[Sequence[str]], list[bool]]
 
 
 @dataclass(frozen=True)
-class Check:
+class DataCheck:
     """Names in it are masked; `holding` has the pixels for a page that stays at the site, and names that are not."""
 
-    place: str  # where the data lie; "" if nowhere
+    data_path: str  # where the data lie; "" if nowhere
     findings: tuple[Finding, ...]
-    names: tuple[str, ...]  # of the examples
+    example_names: tuple[str, ...]  # of the examples
     skipped: tuple[str, ...]
-    files: dict[str, int]
-    census: Census | None
-    identity: Identity | None
-    odd: tuple[Odd, ...] = ()
-    copies: Copies | None = None
-    near: tuple[tuple[int, int], ...] = ()  # near copies in two splits, or of two units
-    holding: Holding | None = field(default=None, repr=False)
+    file_counts: dict[str, int]
+    class_counts: ClassCounts | None
+    phi_summary: PhiSummary | None
+    outliers: tuple[OutlierGroup, ...] = ()
+    duplicates: DuplicateImages | None = None
+    leaking_pairs: tuple[tuple[int, int], ...] = ()  # near copies in two splits, or of two units
+    examples: NamedExamples | None = field(default=None, repr=False)
 
     @property
-    def verdict(self) -> Level:
-        return verdict(self.findings)
+    def severity(self) -> Severity:
+        return worst_severity(self.findings)
 
-    def json(self) -> dict[str, Any]:
-        copies = (
-            None if self.copies is None or self.holding is None else self.copies.json(self.names, where(self.holding))
+    def to_dict(self) -> dict[str, Any]:
+        duplicates_dict = (
+            None
+            if self.duplicates is None or self.examples is None
+            else self.duplicates.to_dict(self.example_names, example_origin(self.examples))
         )
         return {
-            "verdict": self.verdict,
-            "data": self.place,
-            "findings": [finding.json() for finding in self.findings],
-            "files": self.files,
+            "verdict": self.severity,
+            "data": self.data_path,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "files": self.file_counts,
             "skipped": self.skipped,
-            "classes": [] if self.census is None else self.census.classes,
-            **({} if self.census is None else self.census.json()),
-            "odd": [odd.json(self.names) for odd in self.odd],
-            "copies": copies,
-            "identity": None if self.identity is None else self.identity.json(),
+            "classes": [] if self.class_counts is None else self.class_counts.classes,
+            **({} if self.class_counts is None else self.class_counts.to_dict()),
+            "odd": [group.to_dict(self.example_names) for group in self.outliers],
+            "copies": duplicates_dict,
+            "identity": None if self.phi_summary is None else self.phi_summary.to_dict(),
         }
 
 
-def check(
-    source: Source, study: Study | None, settings: Settings, remaining: Remaining | None = None, tick: Tick = silent
-) -> Check:
+def check_data(
+    source: DataSource,
+    study: Study | None,
+    settings: SiteSettings,
+    retained_mask: RetainedMaskFn | None = None,
+    on_progress: ProgressCallback = ignore_progress,
+) -> DataCheck:
     """`remaining`: of a home, tells which units did not withdraw."""
-    place = source.path or settings.data
-    if place is not None and not place.exists():
-        raise MissingData(f"{place} does not exist; correct `data` in site.toml, or --data")
-    found = None if place is None else survey(place, tick)
-    mask = Mask() if found is None else phi.mask_of(found)
-    held, refused = hold(source, study, settings, found, tick)
-    told = [*file_findings.of_reading(source, held, refused, mask, found)]
-    if found is not None:
-        told += [*file_findings.of_survey(found, held, mask, source), *phi.findings(found, mask)]
-    kinds = {} if found is None else file_findings.count_up(found)
-    who = None if found is None else phi.identify(found)
-    spot = "" if place is None else mask.path(str(place))
-    if held is None:
-        return Check(spot, gravest_first(told), (), (), kinds, None, who)
-    held, gone = _without_withdrawn(held, remaining)
-    names, skipped = tuple(map(mask.path, held.names)), tuple(map(mask.text, held.data.skipped))
-    counted = class_counts.count_up(held.data)
-    counted = Census(tuple(map(mask.path, counted.classes)), counted.counts, counted.unit, counted.units)
-    told += [*gone, *class_counts.findings(counted)]
-    if not held.is_images or not len(held.names):
-        return Check(spot, gravest_first(told), names, skipped, kinds, counted, who, holding=held)
-    measures = measure(held.data.x.numpy(), tick)
-    odd = image_quality.odd_ones(measures)
-    blank = [one.rows for one in odd if one.kind in ("blank", "black")]
-    copies = duplicates.find_copies(measures, np.concatenate([np.zeros(0, np.int64), *blank]), tick)
-    told += image_quality.findings(odd, measures, names.__getitem__)
-    told += duplicates.findings(copies, where(held), names.__getitem__)
-    near = tuple((int(a), int(b)) for a, b in duplicates.harmful(copies, where(held)))
-    return Check(spot, gravest_first(told), names, skipped, kinds, counted, who, tuple(odd), copies, near, held)
-
-
-def where(held: Holding) -> Where:
-    return Where(held.data.y.numpy(), held.data.split.numpy(), held.unit)
-
-
-def _without_withdrawn(held: Holding, remaining: Remaining | None) -> tuple[Holding, list[Finding]]:
-    if remaining is None or held.data.unit is None:
-        return held, []
-    key = held.data.keys[held.data.unit]
-    stays = np.array(remaining(key.names), bool)[key.codes.numpy()]
-    if stays.all():
-        return held, []
-    gone = Finding(
-        "fine", "counts", f"{count(int((~stays).sum()), 'example')} left out: their {held.data.unit} withdrew"
+    data_path = source.path or settings.data
+    if data_path is not None and not data_path.exists():
+        raise MissingDataError(f"{data_path} does not exist; correct `data` in site.toml, or --data")
+    survey = None if data_path is None else survey_files(data_path, on_progress)
+    redactor = Redactor() if survey is None else phi.build_redactor(survey)
+    examples, read_error = load_examples(source, study, settings, survey, on_progress)
+    findings = [*file_findings.reading_findings(source, examples, read_error, redactor, survey)]
+    if survey is not None:
+        findings += [
+            *file_findings.survey_findings(survey, examples, redactor, source),
+            *phi.phi_findings(survey, redactor),
+        ]
+    file_counts = {} if survey is None else file_findings.count_files(survey)
+    phi_summary = None if survey is None else phi.summarize_phi(survey)
+    shown_path = "" if data_path is None else redactor.redact_path(str(data_path))
+    if examples is None:
+        return DataCheck(shown_path, sort_by_severity(findings), (), (), file_counts, None, phi_summary)
+    examples, withdrawn_findings = _drop_withdrawn(examples, retained_mask)
+    names, skipped = (
+        tuple(map(redactor.redact_path, examples.names)),
+        tuple(map(redactor.redact_text, examples.dataset.skipped)),
     )
-    return held.rows(np.flatnonzero(stays)), [gone]
+    counts = class_counts.count_classes(examples.dataset)
+    counts = ClassCounts(tuple(map(redactor.redact_path, counts.classes)), counts.counts, counts.unit, counts.num_units)
+    findings += [*withdrawn_findings, *class_counts.class_count_findings(counts)]
+    if not examples.has_images or not len(examples.names):
+        return DataCheck(
+            shown_path, sort_by_severity(findings), names, skipped, file_counts, counts, phi_summary, examples=examples
+        )
+    measures = measure_images(examples.dataset.x.numpy(), on_progress)
+    outliers = image_quality.find_outliers(measures)
+    blank_rows = [group.rows for group in outliers if group.kind in ("blank", "black")]
+    duplicate_images = duplicates.find_duplicates(
+        measures, np.concatenate([np.zeros(0, np.int64), *blank_rows]), on_progress
+    )
+    findings += image_quality.quality_findings(outliers, measures, names.__getitem__)
+    findings += duplicates.duplicate_findings(duplicate_images, example_origin(examples), names.__getitem__)
+    leaking_pairs = tuple(
+        (int(a), int(b)) for a, b in duplicates.find_leaking_pairs(duplicate_images, example_origin(examples))
+    )
+    return DataCheck(
+        shown_path,
+        sort_by_severity(findings),
+        names,
+        skipped,
+        file_counts,
+        counts,
+        phi_summary,
+        tuple(outliers),
+        duplicate_images,
+        leaking_pairs,
+        examples,
+    )
+
+
+def example_origin(examples: NamedExamples) -> ExampleOrigin:
+    return ExampleOrigin(examples.dataset.y.numpy(), examples.dataset.split.numpy(), examples.unit_codes)
+
+
+def _drop_withdrawn(
+    examples: NamedExamples, retained_mask: RetainedMaskFn | None
+) -> tuple[NamedExamples, list[Finding]]:
+    if retained_mask is None or examples.dataset.privacy_unit is None:
+        return examples, []
+    unit_key = examples.dataset.keys[examples.dataset.privacy_unit]
+    is_retained = np.array(retained_mask(unit_key.names), bool)[unit_key.codes.numpy()]
+    if is_retained.all():
+        return examples, []
+    finding = Finding(
+        "fine",
+        "counts",
+        f"{format_count(int((~is_retained).sum()), 'example')} left out: their {examples.dataset.privacy_unit} withdrew",
+    )
+    return examples.select_rows(np.flatnonzero(is_retained)), [finding]

@@ -8,92 +8,105 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.coordinator.bootstrap import FEWEST
+from pipeline.coordinator.bootstrap import MIN_UNITS
 from sites.data.base import SPLITS, Dataset
-from sites.data_check.examples import NO_SPLIT
-from sites.data_check.findings import Finding, count, some
+from sites.data_check.examples import UNASSIGNED_SPLIT
+from sites.data_check.findings import Finding, format_count, join_names
 
-FEW = 10  # training examples of a class
-UNEQUAL = 20  # times as many of the largest class as of the smallest
+MIN_CLASS_EXAMPLES = 10  # training examples of a class
+MAX_CLASS_IMBALANCE = 20  # times as many of the largest class as of the smallest
 
 
 @dataclass(frozen=True)
-class Census:
+class ClassCounts:
     classes: tuple[str, ...]
     counts: dict[str, list[int]]  # split -> by class; one split "all" where there are none
     unit: str | None
-    units: dict[str, int]  # split -> how many patients, slides, ...
+    num_units: dict[str, int]  # split -> how many patients, slides, ...
 
     @property
-    def totals(self) -> list[int]:
+    def totals_by_class(self) -> list[int]:
         return [sum(column) for column in zip(*self.counts.values(), strict=True)]
 
     @property
-    def examples(self) -> int:
-        return sum(self.totals)
+    def num_examples(self) -> int:
+        return sum(self.totals_by_class)
 
-    def json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         by_class = {split: dict(zip(self.classes, counts, strict=True)) for split, counts in self.counts.items()}
-        return {"examples": self.examples, "counts": by_class, "unit": self.unit, "units": self.units}
+        return {"examples": self.num_examples, "counts": by_class, "unit": self.unit, "units": self.num_units}
 
 
-def count_up(data: Dataset) -> Census:
-    y, split = data.y.numpy(), data.split.numpy()
-    named = {"all": split == NO_SPLIT} if (split == NO_SPLIT).all() else {s: split == n for n, s in enumerate(SPLITS)}
-    counts = {name: np.bincount(y[rows], minlength=len(data.classes)).tolist() for name, rows in named.items()}
-    if data.unit is None:
-        return Census(data.classes, counts, None, {})
-    unit = data.keys[data.unit].codes.numpy()
-    return Census(data.classes, counts, data.unit, {name: len(np.unique(unit[rows])) for name, rows in named.items()})
+def count_classes(dataset: Dataset) -> ClassCounts:
+    y, split = dataset.y.numpy(), dataset.split.numpy()
+    rows_by_split = (
+        {"all": split == UNASSIGNED_SPLIT}
+        if (split == UNASSIGNED_SPLIT).all()
+        else {s: split == n for n, s in enumerate(SPLITS)}
+    )
+    counts = {
+        name: np.bincount(y[rows], minlength=len(dataset.classes)).tolist() for name, rows in rows_by_split.items()
+    }
+    if dataset.privacy_unit is None:
+        return ClassCounts(dataset.classes, counts, None, {})
+    unit_codes = dataset.keys[dataset.privacy_unit].codes.numpy()
+    return ClassCounts(
+        dataset.classes,
+        counts,
+        dataset.privacy_unit,
+        {name: len(np.unique(unit_codes[rows])) for name, rows in rows_by_split.items()},
+    )
 
 
-def findings(census: Census) -> Iterator[Finding]:
-    if "all" in census.counts:
+def class_count_findings(class_counts: ClassCounts) -> Iterator[Finding]:
+    if "all" in class_counts.counts:
         return
-    train, test = census.counts["train"], census.counts["test"]
-    if absent := _classes(census, [n == 0 for n in train]):
+    train, test = class_counts.counts["train"], class_counts.counts["test"]
+    if absent := _select_classes(class_counts, [n == 0 for n in train]):
         yield Finding(
-            "look", "counts", f"no training examples of {some(absent)}",
+            "look", "counts", f"no training examples of {join_names(absent)}",
             "fine if the site has none; the model learns these classes from other sites alone",
         )  # fmt: skip
-    if few := [f"{name} ({n})" for name, n in zip(census.classes, train, strict=True) if 0 < n < FEW]:
+    if few := [
+        f"{name} ({n})" for name, n in zip(class_counts.classes, train, strict=True) if 0 < n < MIN_CLASS_EXAMPLES
+    ]:
         yield Finding(
-            "look", "counts", f"fewer than {FEW} training examples of {some(few)}",
+            "look", "counts", f"fewer than {MIN_CLASS_EXAMPLES} training examples of {join_names(few)}",
             "add some, or agree with the study lead to merge classes",
         )  # fmt: skip
     present = [n for n in train if n]
-    if present and max(present) >= UNEQUAL * min(present):
-        largest, smallest = (census.classes[train.index(n)] for n in (max(present), min(present)))
+    if present and max(present) >= MAX_CLASS_IMBALANCE * min(present):
+        largest, smallest = (class_counts.classes[train.index(n)] for n in (max(present), min(present)))
         yield Finding(
             "look", "counts", f"{max(present) / min(present):,.0f} times as many training examples of {largest} as of {smallest}",
-            "usual where one class is rare; ask the study lead whether rare classes are weighed (local.balance)",
+            "usual where one class is rare; ask the study lead whether rare classes are weighed (local.class_balance)",
         )  # fmt: skip
-    if lacking := _classes(census, [n == 0 and m > 0 for n, m in zip(test, train, strict=True)]):
+    if untested := _select_classes(class_counts, [n == 0 and m > 0 for n, m in zip(test, train, strict=True)]):
         yield Finding(
-            "look", "counts", f"no test examples of {some(lacking)}", "what the model is worth on them here will not be known"
+            "look", "counts", f"no test examples of {join_names(untested)}", "what the model is worth on them here will not be known"
         )  # fmt: skip
-    yield from _units(census)
+    yield from _unit_findings(class_counts)
 
 
-def _units(census: Census) -> Iterator[Finding]:
-    if census.unit is None:
+def _unit_findings(class_counts: ClassCounts) -> Iterator[Finding]:
+    if class_counts.unit is None:
         yield Finding(
             "look", "counts", "the data do not say which images are of one patient",
             "list them in a manifest with a column patient, slide or group: else a patient may stand in training and in test, "
             "and privacy is promised to single images only",
         )  # fmt: skip
         return
-    if 0 < census.units["test"] < FEWEST:
+    if 0 < class_counts.num_units["test"] < MIN_UNITS:
         yield Finding(
-            "look", "counts", f"{count(census.units['test'], census.unit)} in the test split, fewer than {FEWEST}",
+            "look", "counts", f"{format_count(class_counts.num_units['test'], class_counts.unit)} in the test split, fewer than {MIN_UNITS}",
             "scores on so few have no confidence interval; set more apart if there are more",
         )  # fmt: skip
-    if 0 < census.units["train"] < FEWEST:
+    if 0 < class_counts.num_units["train"] < MIN_UNITS:
         yield Finding(
-            "look", "counts", f"{count(census.units['train'], census.unit)} in the training split, fewer than {FEWEST}",
+            "look", "counts", f"{format_count(class_counts.num_units['train'], class_counts.unit)} in the training split, fewer than {MIN_UNITS}",
             "noise that protects so few drowns what there is to learn; a study with noise gains little here",
         )  # fmt: skip
 
 
-def _classes(census: Census, chosen: Sequence[bool]) -> list[str]:
-    return [name for name, yes in zip(census.classes, chosen, strict=True) if yes]
+def _select_classes(class_counts: ClassCounts, is_chosen: Sequence[bool]) -> list[str]:
+    return [name for name, chosen in zip(class_counts.classes, is_chosen, strict=True) if chosen]

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from sites.data_check.findings import Finding, Tick, count, silent
-from sites.data_check.image_quality import Measures
+from sites.data_check.findings import Finding, ProgressCallback, format_count, ignore_progress
+from sites.data_check.image_quality import ImageMeasures
 
-BITS = 7  # that a near copy may differ in: one less than there are bands
-ALIKE = 0.97  # correlation of two sketches
-AT_ONCE = 1 << 20  # pairs
-MOST = 20_000  # pairs that are kept
-ONES = np.array([bin(value).count("1") for value in range(1 << 16)], np.uint8)
+MAX_HASH_DISTANCE = 7  # that a near copy may differ in: one less than there are bands
+MIN_SKETCH_CORRELATION = 0.97  # correlation of two sketches
+PAIRS_PER_BATCH = 1 << 20  # pairs
+MAX_NEAR_PAIRS = 20_000  # pairs that are kept
+BIT_COUNTS = np.array([bin(value).count("1") for value in range(1 << 16)], np.uint8)
 
 
 @dataclass(frozen=True)
-class Where:
+class ExampleOrigin:
     """What tells whether a copy does harm. (N,) each; unit -1: not known whose it is."""
 
     y: np.ndarray
@@ -33,102 +33,108 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Copies:
+class DuplicateImages:
     """Groups of rows that are equal in every pixel, and pairs that are nearly so."""
 
-    equal: tuple[tuple[int, ...], ...]
-    near: np.ndarray  # (n, 2) rows
+    identical_groups: tuple[tuple[int, ...], ...]
+    near_pairs: np.ndarray  # (n, 2) rows
 
-    def json(self, names: Sequence[str], where: Where) -> dict[str, Any]:
+    def to_dict(self, names: Sequence[str], origin: ExampleOrigin) -> dict[str, Any]:
         return {
-            "equal": [[names[row] for row in group] for group in self.equal],
-            "leaks": sum(_differ(group, where.split) for group in self.equal),
-            "label_conflicts": sum(_differ(group, where.y) for group in self.equal),
-            "near": [[names[int(a)], names[int(b)]] for a, b in self.near],
+            "equal": [[names[row] for row in group] for group in self.identical_groups],
+            "leaks": sum(_has_different_values(group, origin.split) for group in self.identical_groups),
+            "label_conflicts": sum(_has_different_values(group, origin.y) for group in self.identical_groups),
+            "near": [[names[int(a)], names[int(b)]] for a, b in self.near_pairs],
         }
 
 
-def find_copies(measures: Measures, leave_out: np.ndarray, tick: Tick = silent) -> Copies:
+def find_duplicates(
+    measures: ImageMeasures, excluded_rows: np.ndarray, on_progress: ProgressCallback = ignore_progress
+) -> DuplicateImages:
     """`leave_out`: rows of blank images, of which one is like another without being a copy."""
-    kept = np.setdiff1d(np.arange(len(measures.digest)), leave_out)
-    _, first, group = np.unique(measures.digest[kept], return_index=True, return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    cuts = np.flatnonzero(np.diff(group[order])) + 1
-    equal = [tuple(kept[rows].tolist()) for rows in np.split(order, cuts) if len(rows) > 1]
-    return Copies(tuple(sorted(equal)), _near(measures, kept[np.sort(first)], tick))
+    candidate_rows = np.setdiff1d(np.arange(len(measures.digest)), excluded_rows)
+    _, first_rows, group_index = np.unique(measures.digest[candidate_rows], return_index=True, return_inverse=True)
+    order = np.argsort(group_index, kind="stable")
+    cuts = np.flatnonzero(np.diff(group_index[order])) + 1
+    identical_groups = [tuple(candidate_rows[rows].tolist()) for rows in np.split(order, cuts) if len(rows) > 1]
+    return DuplicateImages(
+        tuple(sorted(identical_groups)), _find_near_pairs(measures, candidate_rows[np.sort(first_rows)], on_progress)
+    )
 
 
-def _near(measures: Measures, rows: np.ndarray, tick: Tick) -> np.ndarray:
-    hashes, sketch = measures.hash[rows], measures.sketch[rows].astype(np.float32)
+def _find_near_pairs(measures: ImageMeasures, rows: np.ndarray, on_progress: ProgressCallback) -> np.ndarray:
+    hashes, sketch = measures.perceptual_hash[rows], measures.sketch[rows].astype(np.float32)
     sketch -= sketch.mean(axis=1, keepdims=True)
     sketch /= np.linalg.norm(sketch, axis=1, keepdims=True) + 1e-6
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     bands = hashes.shape[1]
     for band in range(bands):
-        for a, b in _with_equal(hashes[:, band]):
-            bits = ONES[hashes[a] ^ hashes[b]].sum(axis=1, dtype=np.uint16)
-            a, b = a[bits <= BITS], b[bits <= BITS]
-            alike = np.einsum("ij,ij->i", sketch[a], sketch[b]) >= ALIKE
-            found |= set(zip(rows[a[alike]].tolist(), rows[b[alike]].tolist(), strict=True))
-            if len(found) >= MOST:
-                return np.array(sorted(found)[:MOST])
-        tick("comparing images", band + 1, bands)
-    return np.array(sorted(found), np.int64).reshape(-1, 2)
+        for a, b in _iter_equal_pairs(hashes[:, band]):
+            hash_distance = BIT_COUNTS[hashes[a] ^ hashes[b]].sum(axis=1, dtype=np.uint16)
+            a, b = a[hash_distance <= MAX_HASH_DISTANCE], b[hash_distance <= MAX_HASH_DISTANCE]
+            is_similar = np.einsum("ij,ij->i", sketch[a], sketch[b]) >= MIN_SKETCH_CORRELATION
+            pairs |= set(zip(rows[a[is_similar]].tolist(), rows[b[is_similar]].tolist(), strict=True))
+            if len(pairs) >= MAX_NEAR_PAIRS:
+                return np.array(sorted(pairs)[:MAX_NEAR_PAIRS])
+        on_progress("comparing images", band + 1, bands)
+    return np.array(sorted(pairs), np.int64).reshape(-1, 2)
 
 
-def _with_equal(values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _iter_equal_pairs(values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pairs of places with equal values, a before b, some AT_ONCE at a time."""
     order = np.argsort(values, kind="stable")
     ends = np.searchsorted(values[order], values[order], side="right")
-    behind = ends - np.arange(len(order)) - 1  # partners further back, of each
-    total = np.concatenate([[0], np.cumsum(behind)])
+    num_partners = ends - np.arange(len(order)) - 1  # partners further back, of each
+    cumulative = np.concatenate([[0], np.cumsum(num_partners)])
     start = 0
     while start < len(order):
-        stop = max(int(np.searchsorted(total, total[start] + AT_ONCE, side="right")) - 1, start + 1)
-        repeats = behind[start:stop]
+        stop = max(int(np.searchsorted(cumulative, cumulative[start] + PAIRS_PER_BATCH, side="right")) - 1, start + 1)
+        repeats = num_partners[start:stop]
         a = np.repeat(np.arange(start, stop), repeats)
-        b = a + 1 + np.arange(len(a)) - np.repeat(total[start:stop] - total[start], repeats)
+        b = a + 1 + np.arange(len(a)) - np.repeat(cumulative[start:stop] - cumulative[start], repeats)
         yield np.minimum(order[a], order[b]), np.maximum(order[a], order[b])
         start = stop
 
 
-def _differ(rows: Sequence[int], values: np.ndarray) -> bool:
+def _has_different_values(rows: Sequence[int], values: np.ndarray) -> bool:
     return len(set(values[list(rows)].tolist())) > 1
 
 
-def harmful(copies: Copies, where: Where) -> np.ndarray:
+def find_leaking_pairs(duplicates: DuplicateImages, origin: ExampleOrigin) -> np.ndarray:
     """(n, 2): near copies in two splits, or of two patients (or other units)."""
-    a, b = copies.near[:, 0], copies.near[:, 1]
-    apart = (where.unit[a] != where.unit[b]) & (where.unit[a] >= 0) & (where.unit[b] >= 0)
-    return np.asarray(copies.near[apart | (where.split[a] != where.split[b])])
+    a, b = duplicates.near_pairs[:, 0], duplicates.near_pairs[:, 1]
+    is_other_unit = (origin.unit[a] != origin.unit[b]) & (origin.unit[a] >= 0) & (origin.unit[b] >= 0)
+    return np.asarray(duplicates.near_pairs[is_other_unit | (origin.split[a] != origin.split[b])])
 
 
-def findings(copies: Copies, where: Where, shown: Callable[[int], str]) -> Iterator[Finding]:
-    leaks = [group for group in copies.equal if _differ(group, where.split)]
-    conflicts = [group for group in copies.equal if _differ(group, where.y)]
+def duplicate_findings(
+    duplicates: DuplicateImages, origin: ExampleOrigin, display_name: Callable[[int], str]
+) -> Iterator[Finding]:
+    leaks = [group for group in duplicates.identical_groups if _has_different_values(group, origin.split)]
+    label_conflicts = [group for group in duplicates.identical_groups if _has_different_values(group, origin.y)]
 
-    def words(groups: Sequence[Sequence[int]]) -> tuple[str, ...]:
-        return tuple(" = ".join(map(shown, group)) for group in groups)
+    def format_groups(groups: Sequence[Sequence[int]]) -> tuple[str, ...]:
+        return tuple(" = ".join(map(display_name, group)) for group in groups)
 
     if leaks:
         yield Finding(
-            "stop", "copies", f"{count(len(leaks), 'image')} in more than one split, equal in every pixel",
+            "stop", "copies", f"{format_count(len(leaks), 'image')} in more than one split, equal in every pixel",
             "keep one of each, or list the images in a manifest whose patient, slide or group is the same for copies: "
-            "else a test asks what was learnt by heart", words(leaks),
+            "else a test asks what was learnt by heart", format_groups(leaks),
         )  # fmt: skip
-    if conflicts:
+    if label_conflicts:
         yield Finding(
-            "stop", "copies", f"{count(len(conflicts), 'image')} in more than one class, equal in every pixel",
-            "decide what each shows, and remove it from the other class", words(conflicts),
+            "stop", "copies", f"{format_count(len(label_conflicts), 'image')} in more than one class, equal in every pixel",
+            "decide what each shows, and remove it from the other class", format_groups(label_conflicts),
         )  # fmt: skip
-    if plain := sorted(set(copies.equal) - {*leaks, *conflicts}):
+    if harmless := sorted(set(duplicates.identical_groups) - {*leaks, *label_conflicts}):
         yield Finding(
-            "look", "copies", f"{count(len(plain), 'image')} more than once in one split and class, equal in every pixel",
-            "keep one of each, unless it shall count several times", words(plain),
+            "look", "copies", f"{format_count(len(harmless), 'image')} more than once in one split and class, equal in every pixel",
+            "keep one of each, unless it shall count several times", format_groups(harmless),
         )  # fmt: skip
-    if len(near := harmful(copies, where)):
+    if len(leaking_pairs := find_leaking_pairs(duplicates, origin)):
         yield Finding(
-            "look", "copies", f"{count(len(near), 'pair')} of images nearly the same in two splits or of two units",
+            "look", "copies", f"{format_count(len(leaking_pairs), 'pair')} of images nearly the same in two splits or of two units",
             "look at them on the page: one image saved twice, or one field seen twice, belongs to one patient",
-            words(near.tolist()),
+            format_groups(leaking_pairs.tolist()),
         )  # fmt: skip

@@ -5,83 +5,89 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from sites.data.base import Source
-from sites.data.folder import Folder
-from sites.data.images import FORMATS, SUFFIXES
-from sites.data_check.examples import Holding
-from sites.data_check.file_survey import Survey
-from sites.data_check.findings import Finding, count, some
-from sites.data_check.redaction import Mask
+from sites.data.base import DataSource
+from sites.data.folder import ImageFolder
+from sites.data.images import IMAGE_FORMATS, IMAGE_SUFFIXES
+from sites.data_check.examples import NamedExamples
+from sites.data_check.file_survey import FileSurvey
+from sites.data_check.findings import Finding, format_count, join_names
+from sites.data_check.redaction import Redactor
 
 
-def count_up(found: Survey) -> dict[str, int]:
-    kinds = Counter(seen.kind for seen in found.files)
+def count_files(survey: FileSurvey) -> dict[str, int]:
+    kinds = Counter(file.kind for file in survey.files)
     return {
-        "files": len(found.files), "images": kinds["image"], "dicom": kinds["dicom"], "other": kinds["other"], "unreadable": kinds["unreadable"],
-        "hidden": found.hidden, "links_out": len(found.leads_out),
+        "files": len(survey.files), "images": kinds["image"], "dicom": kinds["dicom"], "other": kinds["other"], "unreadable": kinds["unreadable"],
+        "hidden": survey.num_hidden, "links_out": len(survey.outside_links),
     }  # fmt: skip
 
 
-def of_survey(found: Survey, held: Holding | None, mask: Mask, source: Source) -> Iterator[Finding]:
-    def told(files: list[str]) -> tuple[str, ...]:
-        return tuple(map(mask.path, files))
-
-    if found.closed:
-        yield Finding(
-            "stop", "files", f"{count(len(found.closed), 'folder')} cannot be opened",
-            "let the agent's user read them", told(list(found.closed)),
-        )  # fmt: skip
-    if found.leads_out:
-        yield Finding(
-            "look", "files", f"{count(len(found.leads_out), 'link')} out of the folder, or to nowhere; not followed here",
-            "copy what they lead to into the folder, or remove them", told(list(found.leads_out)),
-        )  # fmt: skip
-    listed_already = set() if held is None else {line.partition(": ")[0] for line in held.data.skipped}
-    if bad := [seen for seen in found.of("unreadable") if seen.path not in listed_already]:
-        reasons = Counter(seen.reason for seen in bad)
-        listed = some([f"{mask.text(reason)} ({number:,})" for reason, number in reasons.most_common()])
-        yield Finding(
-            "look", "files", f"{count(len(bad), 'file')} cannot be read: {listed}", "repair or remove them",
-            told([seen.path for seen in bad]),
-        )  # fmt: skip
-    if misnamed := [seen.path for seen in found.files if seen.misnamed]:
-        yield Finding(
-            "fine", "files", f"{count(len(misnamed), 'image')} with another suffix than the content's, e.g. a PNG called .jpg",
-            "nothing has to be done: content counts, not the name", told(misnamed),
-        )  # fmt: skip
-    if deep := [seen.path for seen in found.files if seen.deep]:
-        yield Finding(
-            "fine", "files", f"{count(len(deep), 'image')} with 16 bits",
-            "they are scaled by the full range of 16 bits, never stretched", told(deep),
-        )  # fmt: skip
-    if isinstance(source, Folder) and (passed := [s.path for s in found.of("image") if s.suffix not in SUFFIXES]):
-        yield Finding(
-            "look", "files", f"{count(len(passed), 'image')} passed over by studies because of the suffix",
-            f"call them {', '.join(sorted(SUFFIXES))}", told(passed),
-        )  # fmt: skip
-    if isinstance(source, Folder) and (dicom := found.of("dicom")):
-        yield Finding(
-            "look", "files", f"{count(len(dicom), 'DICOM file')} passed over: a study of a folder reads {', '.join(FORMATS)}",
-            "export them as PNG or TIFF if they shall be used", told([seen.path for seen in dicom]),
-        )  # fmt: skip
-
-
-def of_reading(
-    source: Source, held: Holding | None, refused: str, mask: Mask, found: Survey | None
+def survey_findings(
+    survey: FileSurvey, examples: NamedExamples | None, redactor: Redactor, source: DataSource
 ) -> Iterator[Finding]:
-    if found is not None and not found.files:
+    def redact_paths(files: list[str]) -> tuple[str, ...]:
+        return tuple(map(redactor.redact_path, files))
+
+    if survey.unreadable_folders:
+        yield Finding(
+            "stop", "files", f"{format_count(len(survey.unreadable_folders), 'folder')} cannot be opened",
+            "let the agent's user read them", redact_paths(list(survey.unreadable_folders)),
+        )  # fmt: skip
+    if survey.outside_links:
+        yield Finding(
+            "look", "files", f"{format_count(len(survey.outside_links), 'link')} out of the folder, or to nowhere; not followed here",
+            "copy what they lead to into the folder, or remove them", redact_paths(list(survey.outside_links)),
+        )  # fmt: skip
+    reported_paths = set() if examples is None else {line.partition(": ")[0] for line in examples.dataset.skipped}
+    if unreadable := [file for file in survey.files_of_kind("unreadable") if file.path not in reported_paths]:
+        reasons = Counter(file.reason for file in unreadable)
+        reasons_text = join_names(
+            [f"{redactor.redact_text(reason)} ({number:,})" for reason, number in reasons.most_common()]
+        )
+        yield Finding(
+            "look", "files", f"{format_count(len(unreadable), 'file')} cannot be read: {reasons_text}", "repair or remove them",
+            redact_paths([file.path for file in unreadable]),
+        )  # fmt: skip
+    if misnamed := [file.path for file in survey.files if file.is_misnamed]:
+        yield Finding(
+            "fine", "files", f"{format_count(len(misnamed), 'image')} with another suffix than the content's, e.g. a PNG called .jpg",
+            "nothing has to be done: content counts, not the name", redact_paths(misnamed),
+        )  # fmt: skip
+    if paths_16_bit := [file.path for file in survey.files if file.is_16_bit]:
+        yield Finding(
+            "fine", "files", f"{format_count(len(paths_16_bit), 'image')} with 16 bits",
+            "they are scaled by the full range of 16 bits, never stretched", redact_paths(paths_16_bit),
+        )  # fmt: skip
+    if isinstance(source, ImageFolder) and (
+        skipped_paths := [s.path for s in survey.files_of_kind("image") if s.suffix not in IMAGE_SUFFIXES]
+    ):
+        yield Finding(
+            "look", "files", f"{format_count(len(skipped_paths), 'image')} passed over by studies because of the suffix",
+            f"call them {', '.join(sorted(IMAGE_SUFFIXES))}", redact_paths(skipped_paths),
+        )  # fmt: skip
+    if isinstance(source, ImageFolder) and (dicom_files := survey.files_of_kind("dicom")):
+        yield Finding(
+            "look", "files", f"{format_count(len(dicom_files), 'DICOM file')} passed over: a study of a folder reads {', '.join(IMAGE_FORMATS)}",
+            "export them as PNG or TIFF if they shall be used", redact_paths([file.path for file in dicom_files]),
+        )  # fmt: skip
+
+
+def reading_findings(
+    source: DataSource, examples: NamedExamples | None, read_error: str, redactor: Redactor, survey: FileSurvey | None
+) -> Iterator[Finding]:
+    if survey is not None and not survey.files:
         yield Finding("stop", "files", "the folder is empty", "correct `data` in site.toml, or --data")
         return
-    if refused:
-        what, _, rest = mask.text(refused).partition("\n")
-        yield Finding("stop", "files", f"a study could not read them: {what}", "put this right, and check again",
-                      tuple(line.strip() for line in rest.splitlines()))  # fmt: skip
-    bad = held.data.skipped if held is not None and isinstance(source, Folder) else ()
-    if bad:
-        refuses = isinstance(source, Folder) and source.corrupt == "refuse"
+    if read_error:
+        message, _, details = redactor.redact_text(read_error).partition("\n")
+        yield Finding("stop", "files", f"a study could not read them: {message}", "put this right, and check again",
+                      tuple(line.strip() for line in details.splitlines()))  # fmt: skip
+    skipped = examples.dataset.skipped if examples is not None and isinstance(source, ImageFolder) else ()
+    if skipped:
+        is_refused = isinstance(source, ImageFolder) and source.corrupt == "refuse"
         yield Finding(
-            "stop" if refuses else "look", "files", f"{count(len(bad), 'image')} cannot be used"
-            + (", and a study refuses such folders" if refuses else ""),
-            "repair or remove them" + ("" if not refuses else ", or ask the study lead for data.corrupt = 'skip'"),
-            tuple(map(mask.text, bad)),
+            "stop" if is_refused else "look", "files", f"{format_count(len(skipped), 'image')} cannot be used"
+            + (", and a study refuses such folders" if is_refused else ""),
+            "repair or remove them" + ("" if not is_refused else ", or ask the study lead for data.corrupt = 'skip'"),
+            tuple(map(redactor.redact_text, skipped)),
         )  # fmt: skip

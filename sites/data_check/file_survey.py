@@ -16,150 +16,161 @@ from typing import Literal
 
 from PIL import Image, UnidentifiedImageError
 
-from sites.data.images import FORMATS, MAX_PIXELS
+from sites.data.images import IMAGE_FORMATS, MAX_PIXELS
 from sites.data_check import phi_dicom, phi_image_metadata
-from sites.data_check.findings import Tick, silent
-from sites.data_check.phi_tags import Tag, Told
+from sites.data_check.findings import ProgressCallback, ignore_progress
+from sites.data_check.phi_tags import MetadataTag, TagSummary
 
-HEAD = phi_dicom.PREAMBLE + len(phi_dicom.MAGIC)
-NAMED = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP"}
-SILENT = Told()
-SAME = {"MPO": "JPEG"}  # a camera's JPEG with previews behind it
+HEADER_BYTES = phi_dicom.PREAMBLE_BYTES + len(phi_dicom.DICOM_MAGIC)
+FORMAT_BY_SUFFIX = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP"}
+NO_TAGS = TagSummary()
+FORMAT_ALIASES = {"MPO": "JPEG"}  # a camera's JPEG with previews behind it
 
 
 @dataclass(frozen=True)
-class Seen:
+class SurveyedFile:
     path: str  # from the folder
     kind: Literal["image", "dicom", "other", "unreadable"]
     reason: str = ""  # why it is unreadable
     format: str = ""
     size: tuple[int, int] | None = None  # pixels across and down
-    deep: bool = False  # 16 bits
-    told: Told = SILENT
+    is_16_bit: bool = False  # 16 bits
+    tag_summary: TagSummary = NO_TAGS
 
     @property
     def suffix(self) -> str:
         return Path(self.path).suffix.lower()
 
     @property
-    def misnamed(self) -> bool:
-        return self.kind == "image" and NAMED.get(self.suffix, self.format) != self.format
+    def is_misnamed(self) -> bool:
+        return self.kind == "image" and FORMAT_BY_SUFFIX.get(self.suffix, self.format) != self.format
 
 
 @dataclass(frozen=True)
-class Survey:
+class FileSurvey:
     root: Path
-    files: tuple[Seen, ...]
-    leads_out: tuple[str, ...] = ()  # links to somewhere else, or nowhere
-    closed: tuple[str, ...] = ()  # folders that could not be opened
-    hidden: int = 0
-    unread: int = 0  # DICOM files that could not be looked into for want of pydicom
+    files: tuple[SurveyedFile, ...]
+    outside_links: tuple[str, ...] = ()  # links to somewhere else, or nowhere
+    unreadable_folders: tuple[str, ...] = ()  # folders that could not be opened
+    num_hidden: int = 0
+    num_unread_dicom: int = 0  # DICOM files that could not be looked into for want of pydicom
 
-    def of(self, kind: str) -> list[Seen]:
-        return [seen for seen in self.files if seen.kind == kind]
+    def files_of_kind(self, kind: str) -> list[SurveyedFile]:
+        return [file for file in self.files if file.kind == kind]
 
     @property
-    def sizes(self) -> Counter[tuple[int, int]]:
-        return Counter(seen.size for seen in self.files if seen.size is not None)
+    def image_sizes(self) -> Counter[tuple[int, int]]:
+        return Counter(file.size for file in self.files if file.size is not None)
 
 
-def survey(root: Path, tick: Tick = silent) -> Survey:
+def survey_files(root: Path, on_progress: ProgressCallback = ignore_progress) -> FileSurvey:
     """`root`: a folder, or a single file."""
-    leads_out: list[str] = []
-    closed: list[str] = []
+    outside_links: list[str] = []
+    unreadable_folders: list[str] = []
     hidden: list[str] = []
-    paths = [root] if root.is_file() else sorted(_walk(root, leads_out, closed, hidden))
+    paths = [root] if root.is_file() else sorted(_walk_files(root, outside_links, unreadable_folders, hidden))
     base = root.parent if root.is_file() else root
-    can_read = _has_pydicom()
-    seen: list[Seen] = []
+    can_read_dicom = _has_pydicom()
+    surveyed: list[SurveyedFile] = []
     # filters belong to the process, so they are set around the pool and not inside its threads
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
-        for one in pool.map(lambda path: look_at(path, base, can_read), paths):
-            seen.append(one)
-            tick("looking at files", len(seen), len(paths))
-    unread = 0 if can_read else sum(one.kind == "dicom" for one in seen)
-    return Survey(root, tuple(seen), tuple(leads_out), tuple(closed), len(hidden), unread)
+        for file in pool.map(lambda path: survey_file(path, base, can_read_dicom), paths):
+            surveyed.append(file)
+            on_progress("looking at files", len(surveyed), len(paths))
+    num_unread_dicom = 0 if can_read_dicom else sum(file.kind == "dicom" for file in surveyed)
+    return FileSurvey(
+        root, tuple(surveyed), tuple(outside_links), tuple(unreadable_folders), len(hidden), num_unread_dicom
+    )
 
 
-def look_at(file: Path, base: Path, can_read_dicom: bool) -> Seen:
+def survey_file(file: Path, base: Path, can_read_dicom: bool) -> SurveyedFile:
     path = file.relative_to(base).as_posix()
     try:
         if not file.is_file():  # reading a named pipe would wait for ever
-            return Seen(path, "unreadable", "no regular file")
-        with file.open("rb") as opened:
-            head = opened.read(HEAD)
+            return SurveyedFile(path, "unreadable", "no regular file")
+        with file.open("rb") as stream:
+            header = stream.read(HEADER_BYTES)
     except OSError as error:
-        return Seen(path, "unreadable", _why(error))
-    if not head:
-        return Seen(path, "unreadable", "empty")
-    if phi_dicom.is_dicom(head):
-        told = phi_dicom.read_tags(file) if can_read_dicom else None
-        return Seen(path, "dicom", told=told or Told(burned_in="unsaid"))
-    if can_read_dicom and phi_dicom.may_be_bare(head) and (told := phi_dicom.read_tags(file, bare=True)):
-        return Seen(path, "dicom", told=told)
-    return _picture(file, path)
+        return SurveyedFile(path, "unreadable", _error_reason(error))
+    if not header:
+        return SurveyedFile(path, "unreadable", "empty")
+    if phi_dicom.is_dicom(header):
+        tag_summary = phi_dicom.read_dicom_tags(file) if can_read_dicom else None
+        return SurveyedFile(path, "dicom", tag_summary=tag_summary or TagSummary(burned_in="unsaid"))
+    if (
+        can_read_dicom
+        and phi_dicom.may_lack_preamble(header)
+        and (tag_summary := phi_dicom.read_dicom_tags(file, without_preamble=True))
+    ):
+        return SurveyedFile(path, "dicom", tag_summary=tag_summary)
+    return _survey_image(file, path)
 
 
-def _picture(file: Path, path: str) -> Seen:
+def _survey_image(file: Path, path: str) -> SurveyedFile:
     try:
-        with Image.open(file, formats=FORMATS) as image:
-            kind = SAME.get(str(image.format), str(image.format))
+        with Image.open(file, formats=IMAGE_FORMATS) as image:
+            image_format = FORMAT_ALIASES.get(str(image.format), str(image.format))
             if image.width * image.height > MAX_PIXELS:
-                return Seen(path, "image", format=kind, size=image.size)
-            deep = image.mode.startswith("I;16") or (image.mode == "I" and kind == "PNG")
-            return Seen(path, "image", "", kind, image.size, deep, _told(file, image))
+                return SurveyedFile(path, "image", format=image_format, size=image.size)
+            is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image_format == "PNG")
+            return SurveyedFile(path, "image", "", image_format, image.size, is_16_bit, _read_tags_safely(file, image))
     except UnidentifiedImageError:
-        if path.lower().endswith(tuple(NAMED)):
-            return Seen(path, "unreadable", f"no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image, or a damaged one")
-        return Seen(path, "other")
+        if path.lower().endswith(tuple(FORMAT_BY_SUFFIX)):
+            return SurveyedFile(
+                path, "unreadable", f"no {', '.join(IMAGE_FORMATS[:-1])} or {IMAGE_FORMATS[-1]} image, or a damaged one"
+            )
+        return SurveyedFile(path, "other")
     except OSError as error:
-        return Seen(path, "unreadable", _why(error))
+        return SurveyedFile(path, "unreadable", _error_reason(error))
     except Exception as error:  # a damaged file can raise anything inside Pillow
-        return Seen(path, "unreadable", f"damaged ({type(error).__name__})")
+        return SurveyedFile(path, "unreadable", f"damaged ({type(error).__name__})")
 
 
-def _told(file: Path, image: Image.Image) -> Told:
+def _read_tags_safely(file: Path, image: Image.Image) -> TagSummary:
     try:
-        return phi_image_metadata.read_tags(file, image)
+        return phi_image_metadata.read_image_tags(file, image)
     except Exception:  # rubbish beside the pixels does not spoil them, but nobody knows what it says
-        return Told(frozenset({Tag("private", "metadata that cannot be read")}))
+        return TagSummary(frozenset({MetadataTag("private", "metadata that cannot be read")}))
 
 
-def _why(error: OSError) -> str:
+def _error_reason(error: OSError) -> str:
     """Without the path that the text of an OSError has."""
     return error.strerror or "damaged"
 
 
-def _walk(root: Path, leads_out: list[str], closed: list[str], hidden: list[str]) -> Iterator[Path]:
-    inside = root.resolve()
+def _walk_files(
+    root: Path, outside_links: list[str], unreadable_folders: list[str], hidden: list[str]
+) -> Iterator[Path]:
+    resolved_root = root.resolve()
 
-    def cannot(error: OSError) -> None:
-        closed.append(Path(str(error.filename)).relative_to(root).as_posix())
+    def on_error(error: OSError) -> None:
+        unreadable_folders.append(Path(str(error.filename)).relative_to(root).as_posix())
 
-    for folder, below, files in os.walk(root, onerror=cannot):
-        here = Path(folder)
-        hidden += [name for name in (*below, *files) if name.startswith(".")]
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in (*below, *sorted(files)):
-            path = here / name
+    for folder, subfolders, files in os.walk(root, onerror=on_error):
+        folder_path = Path(folder)
+        hidden += [name for name in (*subfolders, *files) if name.startswith(".")]
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in (*subfolders, *sorted(files)):
+            path = folder_path / name
             if name.startswith(".") or not path.is_symlink():
                 continue
-            if not _stays(path, inside):
-                leads_out.append(path.relative_to(root).as_posix())
+            if not _is_inside(path, resolved_root):
+                outside_links.append(path.relative_to(root).as_posix())
         yield from (
             path
             for name in files
-            if not name.startswith(".") and (not (path := here / name).is_symlink() or _stays(path, inside))
+            if not name.startswith(".")
+            and (not (path := folder_path / name).is_symlink() or _is_inside(path, resolved_root))
         )
 
 
-def _stays(link: Path, inside: Path) -> bool:
+def _is_inside(link: Path, resolved_root: Path) -> bool:
     try:
         target = link.resolve(strict=True)
     except (OSError, RuntimeError):  # leads nowhere, or in a circle
         return False
-    return target.is_relative_to(inside)
+    return target.is_relative_to(resolved_root)
 
 
 def _has_pydicom() -> bool:

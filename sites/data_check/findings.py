@@ -6,43 +6,49 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Level = Literal["stop", "look", "fine"]
-LEVELS: tuple[Level, ...] = ("stop", "look", "fine")  # gravest first
-SHOWN = 8  # names behind a finding on the screen
-Tick = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+Severity = Literal["stop", "look", "fine"]
+SEVERITIES: tuple[Severity, ...] = ("stop", "look", "fine")  # gravest first
+MAX_SHOWN_NAMES = 8  # names behind a finding on the screen
+ProgressCallback = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 
 
 @dataclass(frozen=True)
 class Finding:
     """`where` are file names, or rows, in which no identifier stands any more."""
 
-    level: Level
-    about: Literal["files", "counts", "pixels", "copies", "identity"]
-    what: str
-    cure: str = ""
-    where: tuple[str, ...] = ()
+    severity: Severity
+    category: Literal["files", "counts", "pixels", "copies", "identity"]
+    message: str
+    remedy: str = ""
+    locations: tuple[str, ...] = ()
 
-    def json(self) -> dict[str, Any]:
-        return {"level": self.level, "about": self.about, "what": self.what, "cure": self.cure, "where": self.where}
-
-
-def verdict(findings: Iterable[Finding]) -> Level:
-    found = {finding.level for finding in findings}
-    return next((level for level in LEVELS if level in found), "fine")
-
-
-def gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "level": self.severity,
+            "about": self.category,
+            "what": self.message,
+            "cure": self.remedy,
+            "where": self.locations,
+        }
 
 
-def some(names: Sequence[str], most: int = SHOWN) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
+def worst_severity(findings: Iterable[Finding]) -> Severity:
+    severities = {finding.severity for finding in findings}
+    return next((severity for severity in SEVERITIES if severity in severities), "fine")
 
 
-def count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def sort_by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def silent(doing: str, done: int, total: int) -> None:
+def join_names(names: Sequence[str], max_shown: int = MAX_SHOWN_NAMES) -> str:
+    num_more = len(names) - max_shown
+    return ", ".join(names[:max_shown]) + (f" and {num_more:,} more" if num_more > 0 else "")
+
+
+def format_count(number: int, singular: str, plural: str | None = None) -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def ignore_progress(task: str, num_done: int, num_total: int) -> None:
     """A Tick for nobody."""

@@ -7,124 +7,148 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sites.data_check.file_survey import Seen, Survey
-from sites.data_check.findings import Finding, count, some
-from sites.data_check.phi_tags import Kind, Tag
-from sites.data_check.redaction import Mask
+from sites.data_check.file_survey import FileSurvey, SurveyedFile
+from sites.data_check.findings import Finding, format_count, join_names
+from sites.data_check.phi_tags import MetadataTag, TagKind
+from sites.data_check.redaction import Redactor
 
-DIRECT: Kind = "patient"
-OFFICER = "ask the data protection officer whether they may lie here as they are"
-CLEAN = "remove them (PS3.15, basic profile, e.g. with the archive's own de-identification)"
+DIRECT_IDENTIFIER: TagKind = "patient"
+ASK_OFFICER_HINT = "ask the data protection officer whether they may lie here as they are"
+DEIDENTIFY_HINT = "remove them (PS3.15, basic profile, e.g. with the archive's own de-identification)"
 # hemofed turns pictures as their EXIF says, so that has to stay
-STRIP = "save the pictures without metadata (e.g. `exiftool -all= -tagsfromfile @ -icc_profile -orientation`)"
+STRIP_METADATA_HINT = (
+    "save the pictures without metadata (e.g. `exiftool -all= -tagsfromfile @ -icc_profile -orientation`)"
+)
 
 
 @dataclass(frozen=True)
-class Identity:
-    dicom: int
-    tags: dict[Tag, int]  # of DICOM files: how many have it
-    beside: dict[Tag, int]  # of pictures
-    burned_in: dict[str, int]  # yes, no, unsaid: DICOM files
-    cleaned: int  # that say they were de-identified
-    damaged: int
-    named_paths: int
+class PhiSummary:
+    num_dicom: int
+    dicom_tags: dict[MetadataTag, int]  # of DICOM files: how many have it
+    image_tags: dict[MetadataTag, int]  # of pictures
+    burned_in_counts: dict[str, int]  # yes, no, unsaid: DICOM files
+    num_deidentified: int  # that say they were de-identified
+    num_damaged: int
+    num_identifying_paths: int
 
-    def json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
-            "dicom_files": self.dicom, "dicom_tags": _rows(self.tags), "picture_tags": _rows(self.beside),
-            "burned_in": self.burned_in, "says_de_identified": self.cleaned, "damaged_dicom": self.damaged,
-            "paths_that_name_somebody": self.named_paths,
+            "dicom_files": self.num_dicom, "dicom_tags": _tag_rows(self.dicom_tags), "picture_tags": _tag_rows(self.image_tags),
+            "burned_in": self.burned_in_counts, "says_de_identified": self.num_deidentified, "damaged_dicom": self.num_damaged,
+            "paths_that_name_somebody": self.num_identifying_paths,
         }  # fmt: skip
 
 
-def mask_of(found: Survey) -> Mask:
-    return Mask.of(secret for seen in found.files for secret in seen.told.secrets)
+def build_redactor(survey: FileSurvey) -> Redactor:
+    return Redactor.from_identifiers(identifier for file in survey.files for identifier in file.tag_summary.identifiers)
 
 
-def ranked(tags: dict[Tag, int]) -> list[tuple[Tag, int]]:
-    return sorted(tags.items(), key=lambda item: (item[0].kind != DIRECT, item[0].kind, -item[1], item[0].name))
-
-
-def identify(found: Survey) -> Identity:
-    dicom = found.of("dicom")
-    return Identity(
-        dicom=len(dicom),
-        tags=_tags(dicom),
-        beside=_tags(found.of("image")),
-        burned_in=dict(Counter(seen.told.burned_in for seen in dicom)),
-        cleaned=sum(seen.told.cleaned for seen in dicom),
-        damaged=sum(seen.told.damaged for seen in dicom),
-        named_paths=len(named(found)),
+def rank_tags(tags: dict[MetadataTag, int]) -> list[tuple[MetadataTag, int]]:
+    return sorted(
+        tags.items(), key=lambda item: (item[0].kind != DIRECT_IDENTIFIER, item[0].kind, -item[1], item[0].name)
     )
 
 
-def named(found: Survey) -> list[str]:
+def summarize_phi(survey: FileSurvey) -> PhiSummary:
+    dicom_files = survey.files_of_kind("dicom")
+    return PhiSummary(
+        num_dicom=len(dicom_files),
+        dicom_tags=_count_tags(dicom_files),
+        image_tags=_count_tags(survey.files_of_kind("image")),
+        burned_in_counts=dict(Counter(file.tag_summary.burned_in for file in dicom_files)),
+        num_deidentified=sum(file.tag_summary.is_deidentified for file in dicom_files),
+        num_damaged=sum(file.tag_summary.is_damaged for file in dicom_files),
+        num_identifying_paths=len(find_identifying_paths(survey)),
+    )
+
+
+def find_identifying_paths(survey: FileSurvey) -> list[str]:
     """Paths with somebody's name or number; a pseudonym of a file that says it was cleaned is nobody's."""
-    mask = Mask.of(secret for seen in found.files if not seen.told.cleaned for secret in seen.told.secrets)
-    return [seen.path for seen in found.files if any(mask.names(part) for part in seen.path.split("/"))]
+    redactor = Redactor.from_identifiers(
+        identifier
+        for file in survey.files
+        if not file.tag_summary.is_deidentified
+        for identifier in file.tag_summary.identifiers
+    )
+    return [
+        file.path for file in survey.files if any(redactor.identifies_person(part) for part in file.path.split("/"))
+    ]
 
 
-def findings(found: Survey, mask: Mask) -> Iterator[Finding]:
-    dicom = found.of("dicom")
+def phi_findings(survey: FileSurvey, redactor: Redactor) -> Iterator[Finding]:
+    dicom_files = survey.files_of_kind("dicom")
 
-    def shown(files: Sequence[Seen]) -> tuple[str, ...]:
-        return tuple(mask.path(seen.path) for seen in files)
+    def redact_paths(files: Sequence[SurveyedFile]) -> tuple[str, ...]:
+        return tuple(redactor.redact_path(file.path) for file in files)
 
-    if paths := named(found):
+    if paths := find_identifying_paths(survey):
         yield Finding(
-            "stop", "identity", f"{count(len(paths), 'path')} with a name or number that stands in the files' own tags",
-            "rename files and folders: their names appear in messages and logs", tuple(map(mask.path, paths)),
+            "stop", "identity", f"{format_count(len(paths), 'path')} with a name or number that stands in the files' own tags",
+            "rename files and folders: their names appear in messages and logs", tuple(map(redactor.redact_path, paths)),
         )  # fmt: skip
-    if burned := [seen for seen in dicom if seen.told.burned_in == "yes"]:
+    if burned_in := [file for file in dicom_files if file.tag_summary.burned_in == "yes"]:
         yield Finding(
-            "stop", "identity", f"{count(len(burned), 'DICOM file')} with text or a slide's label in the picture itself",
-            "black out the text, or take these files out: a model sees it, and may keep it", shown(burned),
+            "stop", "identity", f"{format_count(len(burned_in), 'DICOM file')} with text or a slide's label in the picture itself",
+            "black out the text, or take these files out: a model sees it, and may keep it", redact_paths(burned_in),
         )  # fmt: skip
-    direct = [seen for seen in dicom if not seen.told.cleaned and any(t.kind == DIRECT for t in seen.told.tags)]
-    if direct:
+    naming_patient = [
+        file
+        for file in dicom_files
+        if not file.tag_summary.is_deidentified and any(t.kind == DIRECT_IDENTIFIER for t in file.tag_summary.tags)
+    ]
+    if naming_patient:
         yield Finding(
-            "look", "identity", f"the patient is named in {count(len(direct), 'DICOM file')}: {_names(direct, DIRECT)}",
-            f"{CLEAN}, or {OFFICER}; hemofed reads pixels alone", shown(direct),
+            "look", "identity", f"the patient is named in {format_count(len(naming_patient), 'DICOM file')}: {_format_tag_counts(naming_patient, DIRECT_IDENTIFIER)}",
+            f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}; hemofed reads pixels alone", redact_paths(naming_patient),
         )  # fmt: skip
-    others = [seen for seen in dicom if any(t.kind not in (DIRECT, "unique numbers") for t in seen.told.tags)]
-    if others:
-        kinds = sorted({t.kind for seen in others for t in seen.told.tags} - {DIRECT, "unique numbers"})
+    other_identifying = [
+        file
+        for file in dicom_files
+        if any(t.kind not in (DIRECT_IDENTIFIER, "unique numbers") for t in file.tag_summary.tags)
+    ]
+    if other_identifying:
+        kinds = sorted(
+            {t.kind for file in other_identifying for t in file.tag_summary.tags}
+            - {DIRECT_IDENTIFIER, "unique numbers"}
+        )
         yield Finding(
-            "look", "identity", f"other identifying tags in {count(len(others), 'DICOM file')}: {', '.join(kinds)}",
-            f"{CLEAN}, or {OFFICER}", shown(others),
+            "look", "identity", f"other identifying tags in {format_count(len(other_identifying), 'DICOM file')}: {', '.join(kinds)}",
+            f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}", redact_paths(other_identifying),
         )  # fmt: skip
-    if unsaid := [seen for seen in dicom if seen.told.burned_in == "unsaid"]:
+    if unsaid := [file for file in dicom_files if file.tag_summary.burned_in == "unsaid"]:
         yield Finding(
             "look", "identity",
-            f"whether text stands in the picture is not said (BurnedInAnnotation) in {count(len(unsaid), 'DICOM file')}",
-            "look at them", shown(unsaid),
+            f"whether text stands in the picture is not said (BurnedInAnnotation) in {format_count(len(unsaid), 'DICOM file')}",
+            "look at them", redact_paths(unsaid),
         )  # fmt: skip
-    if damaged := [seen for seen in dicom if seen.told.damaged]:
+    if unreadable := [file for file in dicom_files if file.tag_summary.is_damaged]:
         yield Finding(
-            "look", "identity", f"tags cannot be read in {count(len(damaged), 'DICOM file')}", "export them again",
-            shown(damaged),
+            "look", "identity", f"tags cannot be read in {format_count(len(unreadable), 'DICOM file')}", "export them again",
+            redact_paths(unreadable),
         )  # fmt: skip
-    if found.unread:
+    if survey.num_unread_dicom:
         yield Finding(
-            "look", "identity", f"{count(found.unread, 'DICOM file')} not looked into: pydicom is not installed",
+            "look", "identity", f"{format_count(survey.num_unread_dicom, 'DICOM file')} not looked into: pydicom is not installed",
             "pip install 'hemofed[hospital]', and check again",
         )  # fmt: skip
-    if beside := [seen for seen in found.of("image") if seen.told.tags]:
-        names = some(sorted({t.name for seen in beside for t in seen.told.tags}), 12)
+    if tagged_images := [file for file in survey.files_of_kind("image") if file.tag_summary.tags]:
+        names = join_names(sorted({t.name for file in tagged_images for t in file.tag_summary.tags}), 12)
         yield Finding(
-            "look", "identity", f"text or numbers beside the pixels of {count(len(beside), 'picture')}: {names}",
-            f"{STRIP}, or {OFFICER}; hemofed reads pixels alone", shown(beside),
+            "look", "identity", f"text or numbers beside the pixels of {format_count(len(tagged_images), 'picture')}: {names}",
+            f"{STRIP_METADATA_HINT}, or {ASK_OFFICER_HINT}; hemofed reads pixels alone", redact_paths(tagged_images),
         )  # fmt: skip
 
 
-def _tags(files: Sequence[Seen]) -> dict[Tag, int]:
-    return dict(Counter(tag for seen in files for tag in seen.told.tags))
+def _count_tags(files: Sequence[SurveyedFile]) -> dict[MetadataTag, int]:
+    return dict(Counter(tag for file in files for tag in file.tag_summary.tags))
 
 
-def _rows(tags: dict[Tag, int]) -> list[dict[str, Any]]:
-    return [{"tag": tag.name, "kind": tag.kind, "files": number} for tag, number in ranked(tags)]
+def _tag_rows(tags: dict[MetadataTag, int]) -> list[dict[str, Any]]:
+    return [{"tag": tag.name, "kind": tag.kind, "files": num_files} for tag, num_files in rank_tags(tags)]
 
 
-def _names(files: Sequence[Seen], kind: Kind) -> str:
-    counts = Counter(tag.name for seen in files for tag in seen.told.tags if tag.kind == kind)
-    return some([f"{name} ({counts[name]:,})" for name in sorted(counts, key=lambda name: (-counts[name], name))], 12)
+def _format_tag_counts(files: Sequence[SurveyedFile], kind: TagKind) -> str:
+    counts = Counter(tag.name for file in files for tag in file.tag_summary.tags if tag.kind == kind)
+    return join_names(
+        [f"{name} ({counts[name]:,})" for name in sorted(counts, key=lambda name: (-counts[name], name))], 12
+    )

@@ -9,17 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sites.data_check.phi_tags import Kind, Tag, Told
+from sites.data_check.phi_tags import MetadataTag, TagKind, TagSummary
 
 if TYPE_CHECKING:
     from pydicom.dataelem import DataElement
     from pydicom.dataset import Dataset
 
-PREAMBLE = 128
-MAGIC = b"DICM"
-BARE = (b"\x08\x00", b"\x02\x00")  # group 0008 or 0002 first: a file without its preamble
+PREAMBLE_BYTES = 128
+DICOM_MAGIC = b"DICM"
+NO_PREAMBLE_STARTS = (b"\x08\x00", b"\x02\x00")  # group 0008 or 0002 first: a file without its preamble
 
-ATTRIBUTES: dict[Kind, str] = {
+IDENTIFYING_ATTRIBUTES: dict[TagKind, str] = {
     "patient": (
         "PatientName PatientID PatientBirthName PatientBirthDate PatientBirthTime PatientMotherBirthName OtherPatientNames "
         "OtherPatientIDs PatientAddress PatientTelephoneNumbers PatientTelecomInformation MedicalRecordLocator "
@@ -46,69 +46,75 @@ ATTRIBUTES: dict[Kind, str] = {
         "SpecimenShortDescription SpecimenDetailedDescription"
     ),
 }
-LISTED = {kind: frozenset(names.split()) for kind, names in ATTRIBUTES.items()}
-BY_REPRESENTATION: dict[str, Kind] = {
+KEYWORDS_BY_KIND = {kind: frozenset(names.split()) for kind, names in IDENTIFYING_ATTRIBUTES.items()}
+KIND_BY_VR: dict[str, TagKind] = {
     "PN": "people and places", "DA": "dates", "DT": "dates", "TM": "dates", "LT": "free text", "ST": "free text", "UT": "free text",
 }  # fmt: skip
-BY_NAME: dict[str, Kind] = {name: kind for kind, names in LISTED.items() for name in names}
-INSTANCES = frozenset({"FrameOfReferenceUID", "SynchronizationFrameOfReferenceUID", "SpecimenUID", "DeviceUID", "UID"})
-LABELS = frozenset({"LABEL", "OVERVIEW", "MACRO"})  # of a scanned slide: its paper label is in the picture
-NO_SECRET = frozenset(
+KIND_BY_KEYWORD: dict[str, TagKind] = {name: kind for kind, names in KEYWORDS_BY_KIND.items() for name in names}
+INSTANCE_UID_KEYWORDS = frozenset(
+    {"FrameOfReferenceUID", "SynchronizationFrameOfReferenceUID", "SpecimenUID", "DeviceUID", "UID"}
+)
+LABEL_IMAGE_TYPES = frozenset({"LABEL", "OVERVIEW", "MACRO"})  # of a scanned slide: its paper label is in the picture
+NON_IDENTIFYING_KEYWORDS = frozenset(
     {"StudyID", "PatientBirthTime", "ScheduledProcedureStepID", "PerformedProcedureStepID"}
 )  # often just 1
 
 
-def is_dicom(head: bytes) -> bool:
+def is_dicom(header: bytes) -> bool:
     """By the first 132 bytes; without preamble it may be one, which only reading tells."""
-    return head[PREAMBLE : PREAMBLE + len(MAGIC)] == MAGIC
+    return header[PREAMBLE_BYTES : PREAMBLE_BYTES + len(DICOM_MAGIC)] == DICOM_MAGIC
 
 
-def may_be_bare(head: bytes) -> bool:
-    return head[:2] in BARE
+def may_lack_preamble(header: bytes) -> bool:
+    return header[:2] in NO_PREAMBLE_STARTS
 
 
-def read_tags(file: Path, bare: bool = False) -> Told | None:
+def read_dicom_tags(file: Path, without_preamble: bool = False) -> TagSummary | None:
     """None if it is no DICOM after all. What pydicom says is for nobody, since it quotes values: the caller, who may have
     threads, ignores its warnings, and its errors end here."""
     import pydicom
 
     try:
-        found = pydicom.dcmread(file, stop_before_pixels=True, force=bare)
-        return None if bare and "SOPClassUID" not in found else _told(found)
+        dataset = pydicom.dcmread(file, stop_before_pixels=True, force=without_preamble)
+        return None if without_preamble and "SOPClassUID" not in dataset else _summarize_tags(dataset)
     except Exception:  # a damaged file can raise anything inside pydicom
-        return None if bare else Told(damaged=True, burned_in="unsaid")
+        return None if without_preamble else TagSummary(is_damaged=True, burned_in="unsaid")
 
 
-def _told(found: Dataset) -> Told:
-    elements = [element for element in found.iterall() if not _is_empty(element)]
-    tags = {tag for element in elements if (tag := _tag(element)) is not None}
-    secrets = {str(part) for element in elements if _is_secret(element) for part in _values(element)}
-    cleaned = str(found.get("PatientIdentityRemoved", "")).upper() == "YES"
-    damaged = "SOPClassUID" not in found and "DirectoryRecordSequence" not in found  # pydicom reads on through rubbish
-    return Told(frozenset(tags), _burned_in(found), cleaned, damaged, frozenset(secrets))
+def _summarize_tags(dataset: Dataset) -> TagSummary:
+    elements = [element for element in dataset.iterall() if not _is_empty(element)]
+    tags = {tag for element in elements if (tag := _classify_element(element)) is not None}
+    identifiers = {str(part) for element in elements if _is_identifier(element) for part in _element_values(element)}
+    is_deidentified = str(dataset.get("PatientIdentityRemoved", "")).upper() == "YES"
+    is_damaged = (
+        "SOPClassUID" not in dataset and "DirectoryRecordSequence" not in dataset
+    )  # pydicom reads on through rubbish
+    return TagSummary(
+        frozenset(tags), _burned_in_annotation(dataset), is_deidentified, is_damaged, frozenset(identifiers)
+    )
 
 
-def _tag(element: DataElement) -> Tag | None:
+def _classify_element(element: DataElement) -> MetadataTag | None:
     if element.tag.is_private:
-        return Tag("private", "private tags")
+        return MetadataTag("private", "private tags")
     if 0x6000 <= element.tag.group <= 0x60FF:
-        return Tag("pixels", "OverlayData") if element.keyword == "OverlayData" else None
-    kind = BY_NAME.get(element.keyword) or BY_REPRESENTATION.get(element.VR)
+        return MetadataTag("pixels", "OverlayData") if element.keyword == "OverlayData" else None
+    kind = KIND_BY_KEYWORD.get(element.keyword) or KIND_BY_VR.get(element.VR)
     if (
         kind is None
         and element.VR == "UI"
-        and (element.keyword.endswith("InstanceUID") or element.keyword in INSTANCES)
+        and (element.keyword.endswith("InstanceUID") or element.keyword in INSTANCE_UID_KEYWORDS)
     ):
         kind = "unique numbers"
-    return None if kind is None else Tag(kind, element.keyword or "unlisted tags")
+    return None if kind is None else MetadataTag(kind, element.keyword or "unlisted tags")
 
 
-def _is_secret(element: DataElement) -> bool:
-    listed = element.keyword in LISTED["patient"] and element.keyword not in NO_SECRET
-    return listed or (element.VR == "PN" and not element.tag.is_private)
+def _is_identifier(element: DataElement) -> bool:
+    is_listed = element.keyword in KEYWORDS_BY_KIND["patient"] and element.keyword not in NON_IDENTIFYING_KEYWORDS
+    return is_listed or (element.VR == "PN" and not element.tag.is_private)
 
 
-def _values(element: DataElement) -> list[Any]:
+def _element_values(element: DataElement) -> list[Any]:
     return list(element.value) if element.VM > 1 else [element.value]
 
 
@@ -116,12 +122,15 @@ def _is_empty(element: DataElement) -> bool:
     return element.VR == "SQ" or element.value is None or not str(element.value).strip()
 
 
-def _burned_in(found: Dataset) -> Literal["yes", "no", "unsaid"]:
-    kinds = {str(kind).upper() for kind in (found.get("ImageType") or [])}
-    if kinds & LABELS or "YES" in (_upper(found, "BurnedInAnnotation"), _upper(found, "SpecimenLabelInImage")):
+def _burned_in_annotation(dataset: Dataset) -> Literal["yes", "no", "unsaid"]:
+    image_types = {str(image_type).upper() for image_type in (dataset.get("ImageType") or [])}
+    if image_types & LABEL_IMAGE_TYPES or "YES" in (
+        _upper_value(dataset, "BurnedInAnnotation"),
+        _upper_value(dataset, "SpecimenLabelInImage"),
+    ):
         return "yes"
-    return "no" if _upper(found, "BurnedInAnnotation") == "NO" else "unsaid"
+    return "no" if _upper_value(dataset, "BurnedInAnnotation") == "NO" else "unsaid"
 
 
-def _upper(found: Dataset, keyword: str) -> str:
-    return str(found.get(keyword, "")).strip().upper()
+def _upper_value(dataset: Dataset, keyword: str) -> str:
+    return str(dataset.get(keyword, "")).strip().upper()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from sites.data_check.phi_tags import Kind, Tag, Told
+from sites.data_check.phi_tags import MetadataTag, TagKind, TagSummary
 
 GPS_IFD, EXIF_IFD = 0x8825, 0x8769
 # colour profiles, makers, models and programs name nobody; UserComment begins with eight bytes that name its coding
-EXIF: dict[int, tuple[Kind, str]] = {
+EXIF_TAGS: dict[int, tuple[TagKind, str]] = {
     0x010E: ("free text", "ImageDescription"),
     0x0132: ("dates", "DateTime"),
     0x013B: ("people and places", "Artist"),
@@ -32,14 +32,14 @@ EXIF: dict[int, tuple[Kind, str]] = {
     0xA431: ("people and places", "BodySerialNumber"),
     0xA435: ("people and places", "LensSerialNumber"),
 }
-PEOPLE = frozenset({"Artist", "XPAuthor", "CameraOwnerName", "Author"})
-BESIDE: dict[str, tuple[Kind, str]] = {
+PERSON_TAG_NAMES = frozenset({"Artist", "XPAuthor", "CameraOwnerName", "Author"})
+INFO_TAGS: dict[str, tuple[TagKind, str]] = {
     "comment": ("free text", "Comment"),
     "xmp": ("free text", "XMP"),
     "photoshop": ("free text", "IPTC"),
 }
 # keywords that the PNG specification names; others are not shown, for anything may stand there
-PNG_WORDS: dict[str, tuple[Kind, str]] = {
+PNG_KEYWORDS: dict[str, tuple[TagKind, str]] = {
     "author": ("people and places", "Author"),
     "copyright": ("people and places", "Copyright"),
     "creation time": ("dates", "Creation Time"),
@@ -48,37 +48,37 @@ PNG_WORDS: dict[str, tuple[Kind, str]] = {
     "title": ("free text", "Title"),
     "xml:com.adobe.xmp": ("free text", "XMP"),
 }
-HARMLESS = frozenset({"software", "disclaimer", "warning", "source"})
-PNG_START = b"\x89PNG\r\n\x1a\n"
-TEXTS = (b"tEXt", b"zTXt", b"iTXt")
+HARMLESS_KEYWORDS = frozenset({"software", "disclaimer", "warning", "source"})
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 EXIF_CHUNK = b"eXIf"
-MOST_TEXT = 1 << 20  # bytes of a chunk that are read
+MAX_CHUNK_BYTES = 1 << 20  # bytes of a chunk that are read
 
 
-def read_tags(file: Path, image: Image.Image) -> Told:
+def read_image_tags(file: Path, image: Image.Image) -> TagSummary:
     """No pixel is decoded: Pillow would, to find what stands behind them in a PNG."""
     chunks = [*_png_chunks(file)] if image.format == "PNG" else []
-    exif = _exif_in(chunks) if image.format == "PNG" else image.getexif()
-    tags: set[Tag] = set()
-    secrets: set[str] = set()
-    for number, value in [*exif.items(), *exif.get_ifd(EXIF_IFD).items()]:
-        if number in EXIF and _words(value):
-            tags.add(Tag(*EXIF[number]))
-            if EXIF[number][1] in PEOPLE:
-                secrets.add(_words(value))
-    if any(_words(value) for value in exif.get_ifd(GPS_IFD).values()):
-        tags.add(Tag("people and places", "GPS"))
+    exif = _parse_exif(chunks) if image.format == "PNG" else image.getexif()
+    tags: set[MetadataTag] = set()
+    identifiers: set[str] = set()
+    for tag_id, value in [*exif.items(), *exif.get_ifd(EXIF_IFD).items()]:
+        if tag_id in EXIF_TAGS and _value_text(value):
+            tags.add(MetadataTag(*EXIF_TAGS[tag_id]))
+            if EXIF_TAGS[tag_id][1] in PERSON_TAG_NAMES:
+                identifiers.add(_value_text(value))
+    if any(_value_text(value) for value in exif.get_ifd(GPS_IFD).values()):
+        tags.add(MetadataTag("people and places", "GPS"))
     if image.format != "PNG":
-        tags |= {Tag(*named) for key, named in BESIDE.items() if image.info.get(key)}
-    for keyword, text in _texts_in(chunks):
-        kind, name = PNG_WORDS.get(keyword, ("free text", "other text"))
-        if keyword not in HARMLESS:
-            tags.add(Tag(kind, name))
-            secrets |= {text} if name in PEOPLE else set()
-    return Told(frozenset(tags), secrets=frozenset(secrets))
+        tags |= {MetadataTag(*kind_and_name) for key, kind_and_name in INFO_TAGS.items() if image.info.get(key)}
+    for keyword, text in _iter_texts(chunks):
+        kind, name = PNG_KEYWORDS.get(keyword, ("free text", "other text"))
+        if keyword not in HARMLESS_KEYWORDS:
+            tags.add(MetadataTag(kind, name))
+            identifiers |= {text} if name in PERSON_TAG_NAMES else set()
+    return TagSummary(frozenset(tags), identifiers=frozenset(identifiers))
 
 
-def _words(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-16-le" if value[1:2] == b"\0" else "latin-1", "ignore")
     return str(value).strip("\0 \t\r\n")
@@ -87,17 +87,17 @@ def _words(value: object) -> str:
 def _png_chunks(file: Path) -> Iterator[tuple[bytes, bytes]]:
     """(kind, content) of what tells something, also behind the pixels."""
     with file.open("rb") as png:
-        if png.read(8) != PNG_START:
+        if png.read(8) != PNG_SIGNATURE:
             return
-        while len(head := png.read(8)) == 8:
-            length, kind = struct.unpack(">I4s", head)
+        while len(header := png.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", header)
             end = png.tell() + length + 4  # behind the checksum
-            if kind in (*TEXTS, EXIF_CHUNK):
-                yield kind, png.read(min(length, MOST_TEXT))
+            if kind in (*TEXT_CHUNKS, EXIF_CHUNK):
+                yield kind, png.read(min(length, MAX_CHUNK_BYTES))
             png.seek(end)
 
 
-def _exif_in(chunks: list[tuple[bytes, bytes]]) -> Image.Exif:
+def _parse_exif(chunks: list[tuple[bytes, bytes]]) -> Image.Exif:
     exif = Image.Exif()
     for kind, content in chunks:
         if kind == EXIF_CHUNK:
@@ -105,14 +105,14 @@ def _exif_in(chunks: list[tuple[bytes, bytes]]) -> Image.Exif:
     return exif
 
 
-def _texts_in(chunks: list[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
+def _iter_texts(chunks: list[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
     """(keyword, text); "" where it would have to be unpacked. An iTXt has a flag, a method, a language and a translated
     keyword before its text."""
     for kind, content in chunks:
         if kind == EXIF_CHUNK:
             continue
         keyword, _, rest = content.partition(b"\0")
-        plain = rest.decode("latin-1") if kind == b"tEXt" else ""
+        text = rest.decode("latin-1") if kind == b"tEXt" else ""
         if kind == b"iTXt" and rest[:1] == b"\0":
-            plain = rest.split(b"\0")[-1].decode("utf-8", "ignore")
-        yield keyword.decode("latin-1").strip().casefold(), plain
+            text = rest.split(b"\0")[-1].decode("utf-8", "ignore")
+        yield keyword.decode("latin-1").strip().casefold(), text

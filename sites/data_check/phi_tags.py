@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["patient", "people and places", "traits", "dates", "free text", "unique numbers", "private", "pixels"]
-WORDS: dict[Kind, str] = {
+TagKind = Literal["patient", "people and places", "traits", "dates", "free text", "unique numbers", "private", "pixels"]
+TAG_KIND_TEXT: dict[TagKind, str] = {
     "patient": "names the patient, the specimen or the request",
     "people and places": "names staff, a place or a device",
     "traits": "describes the patient",
@@ -19,17 +19,17 @@ WORDS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Tag:
-    kind: Kind
+class MetadataTag:
+    kind: TagKind
     name: str
 
 
 @dataclass(frozen=True)
-class Told:
+class TagSummary:
     """All that one file tells about people."""
 
-    tags: frozenset[Tag] = frozenset()
+    tags: frozenset[MetadataTag] = frozenset()
     burned_in: Literal["yes", "no", "unsaid", ""] = ""  # whether text stands in the picture itself; "" if no DICOM
-    cleaned: bool = False  # the file says that its identity was removed: what looks like a name is a pseudonym
-    damaged: bool = False
-    secrets: frozenset[str] = field(default=frozenset(), repr=False)
+    is_deidentified: bool = False  # the file says that its identity was removed: what looks like a name is a pseudonym
+    is_damaged: bool = False
+    identifiers: frozenset[str] = field(default=frozenset(), repr=False)

@@ -14,106 +14,120 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
-MASKED = "***"
-SHORTEST = 4  # letters of what is looked for inside longer words
-SHORTEST_WORD = 3  # letters of a name that stands as a word of its own
-WHOLE = 6  # letters of a whole name or number that names somebody wherever it stands
+REDACTED = "***"
+MIN_SUBSTRING_LETTERS = 4  # letters of what is looked for inside longer words
+MIN_WORD_LETTERS = 3  # letters of a name that stands as a word of its own
+MIN_FULL_IDENTIFIER_LETTERS = 6  # letters of a whole name or number that names somebody wherever it stands
 # what is written where nobody is meant
-_NOBODY = (
+_PLACEHOLDER_TEXT = (
     "anon anonym anonymous anonymised anonymized deidentified example hidden name none null patient phantom pseudonym "
     "removed research sample subject test unknown"
 )
-NOBODY = frozenset(_NOBODY.split())
-_GERMAN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss"})
-_WORDS = re.compile(r"[^\W\d_]+|\d+")
-_CAMEL = re.compile(r"(?<=[a-zß-ÿ])(?=[A-ZÀ-Þ])")
-_PIECES = re.compile(r"[^/\\\n:;,'\"()]+")
+PLACEHOLDER_NAMES = frozenset(_PLACEHOLDER_TEXT.split())
+_GERMAN_TRANSLITERATION = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss"})
+_WORD_PATTERN = re.compile(r"[^\W\d_]+|\d+")
+_CAMEL_CASE_PATTERN = re.compile(r"(?<=[a-zß-ÿ])(?=[A-ZÀ-Þ])")
+_PIECE_PATTERN = re.compile(r"[^/\\\n:;,'\"()]+")
 
 
 @dataclass(frozen=True)
-class Mask:
-    words: frozenset[str] = field(default=frozenset(), repr=False)  # of names
-    wholes: frozenset[str] = field(default=frozenset(), repr=False)  # names and numbers without blanks
+class Redactor:
+    name_words: frozenset[str] = field(default=frozenset(), repr=False)  # of names
+    full_identifiers: frozenset[str] = field(default=frozenset(), repr=False)  # names and numbers without blanks
 
     @classmethod
-    def of(cls, secrets: Iterable[str]) -> Mask:
-        words: set[str] = set()
-        wholes: set[str] = set()
-        for secret in secrets:
-            for form in _forms(secret):
-                parts = _WORDS.findall(form)
+    def from_identifiers(cls, identifiers: Iterable[str]) -> Redactor:
+        name_words: set[str] = set()
+        full_identifiers: set[str] = set()
+        for identifier in identifiers:
+            for form in _folded_forms(identifier):
+                parts = _WORD_PATTERN.findall(form)
                 if not any(part.isdecimal() for part in parts):
-                    words |= {part for part in parts if len(part) >= SHORTEST_WORD}
-                wholes |= {"".join(parts), "".join(reversed(parts))}
-        whole = {w for w in wholes if len(w) >= SHORTEST}
-        return cls(frozenset(words - NOBODY), frozenset(whole - NOBODY))
+                    name_words |= {part for part in parts if len(part) >= MIN_WORD_LETTERS}
+                full_identifiers |= {"".join(parts), "".join(reversed(parts))}
+        long_identifiers = {w for w in full_identifiers if len(w) >= MIN_SUBSTRING_LETTERS}
+        return cls(frozenset(name_words - PLACEHOLDER_NAMES), frozenset(long_identifiers - PLACEHOLDER_NAMES))
 
-    def hides(self, part: str) -> bool:
+    def contains_identifier(self, part: str) -> bool:
         """Whether an identifier stands anywhere in it."""
-        if not self.words and not self.wholes:
+        if not self.name_words and not self.full_identifiers:
             return False
-        return any(self._anywhere.inside(_joined(form)) for form in _forms(part)) or self._words_of(part)
+        return any(
+            self._substring_index.occurs_in(_join_words(form)) for form in _folded_forms(part)
+        ) or self._contains_name_word(part)
 
-    def names(self, part: str) -> bool:
+    def identifies_person(self, part: str) -> bool:
         """Whether it names somebody: by a word of its own, or by a whole name or number."""
-        if self._words_of(part):
+        if self._contains_name_word(part):
             return True
-        forms = [_joined(form) for form in _forms(PurePosixPath(part).stem)]
-        return any(form in self.wholes or self._long.inside(form) for form in forms)
+        forms = [_join_words(form) for form in _folded_forms(PurePosixPath(part).stem)]
+        return any(form in self.full_identifiers or self._full_identifier_index.occurs_in(form) for form in forms)
 
-    def path(self, path: str) -> str:
-        return "/".join(self._part(part) for part in path.split("/"))
+    def redact_path(self, path: str) -> str:
+        return "/".join(self._redact_part(part) for part in path.split("/"))
 
-    def text(self, text: str) -> str:
-        return _PIECES.sub(lambda found: self._piece(found[0]), text)
+    def redact_text(self, text: str) -> str:
+        return _PIECE_PATTERN.sub(lambda match: self._redact_piece(match[0]), text)
 
-    def _part(self, part: str) -> str:
+    def _redact_part(self, part: str) -> str:
         suffix = PurePosixPath(part).suffix
-        return part if not self.hides(part) else MASKED + ("" if self.hides(suffix) else suffix)
+        return (
+            part
+            if not self.contains_identifier(part)
+            else REDACTED + ("" if self.contains_identifier(suffix) else suffix)
+        )
 
-    def _piece(self, piece: str) -> str:
-        if not self.hides(piece):
+    def _redact_piece(self, piece: str) -> str:
+        if not self.contains_identifier(piece):
             return piece
-        masked = re.sub(r"\S+", lambda word: self._part(word[0]), piece)
-        return f" {MASKED} " if self.hides(masked) else masked
+        redacted = re.sub(r"\S+", lambda match: self._redact_part(match[0]), piece)
+        return f" {REDACTED} " if self.contains_identifier(redacted) else redacted
 
-    def _words_of(self, part: str) -> bool:
-        return any(word in self.words for form in _forms(_CAMEL.sub(" ", part)) for word in _WORDS.findall(form))
+    def _contains_name_word(self, part: str) -> bool:
+        return any(
+            word in self.name_words
+            for form in _folded_forms(_CAMEL_CASE_PATTERN.sub(" ", part))
+            for word in _WORD_PATTERN.findall(form)
+        )
 
     @cached_property
-    def _anywhere(self) -> Needles:
-        return Needles.of(self.words | self.wholes, SHORTEST)
+    def _substring_index(self) -> SubstringIndex:
+        return SubstringIndex.from_words(self.name_words | self.full_identifiers, MIN_SUBSTRING_LETTERS)
 
     @cached_property
-    def _long(self) -> Needles:
-        return Needles.of(self.wholes, WHOLE)
+    def _full_identifier_index(self) -> SubstringIndex:
+        return SubstringIndex.from_words(self.full_identifiers, MIN_FULL_IDENTIFIER_LETTERS)
 
 
 @dataclass(frozen=True)
-class Needles:
+class SubstringIndex:
     """Thousands of words, looked for in a short one by its pieces of their lengths."""
 
-    known: frozenset[str]
+    substrings: frozenset[str]
     lengths: tuple[int, ...]
 
     @classmethod
-    def of(cls, words: frozenset[str], shortest: int) -> Needles:
-        known = frozenset(word for word in words if len(word) >= shortest)
-        return cls(known, tuple({len(word) for word in known}))
+    def from_words(cls, words: frozenset[str], min_length: int) -> SubstringIndex:
+        substrings = frozenset(word for word in words if len(word) >= min_length)
+        return cls(substrings, tuple({len(word) for word in substrings}))
 
-    def inside(self, joined: str) -> bool:
-        return any(joined[at : at + n] in self.known for n in self.lengths for at in range(len(joined) - n + 1))
+    def occurs_in(self, text: str) -> bool:
+        return any(
+            text[start : start + length] in self.substrings
+            for length in self.lengths
+            for start in range(len(text) - length + 1)
+        )
 
 
-def _forms(text: str) -> set[str]:
+def _folded_forms(text: str) -> set[str]:
     """Folded, with Müller as muller and as mueller."""
-    return {_fold(text), _fold(text.translate(_GERMAN))}
+    return {_fold_text(text), _fold_text(text.translate(_GERMAN_TRANSLITERATION))}
 
 
-def _fold(text: str) -> str:
-    plain = unicodedata.normalize("NFKD", text)
-    return "".join(c for c in plain if not unicodedata.combining(c)).casefold()
+def _fold_text(text: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", text)
+    return "".join(c for c in decomposed if not unicodedata.combining(c)).casefold()
 
 
-def _joined(folded: str) -> str:
-    return "".join(_WORDS.findall(folded))
+def _join_words(folded: str) -> str:
+    return "".join(_WORD_PATTERN.findall(folded))

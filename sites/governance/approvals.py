@@ -16,183 +16,223 @@ from typing import Any, Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import AwareDatetime, ValidationError
 
-from pipeline.core.errors import BadRun, HemofedError, Refused
-from pipeline.study.offer import Offer
-from privacy.ledger.entry import Entry
-from privacy.ledger.keys import canonical
+from pipeline.core.errors import HemofedError, IncompatibleStudyError, RunFolderError
+from pipeline.study.offer import StudyOffer
+from privacy.ledger.entry import LedgerEntry
+from privacy.ledger.keys import canonical_json
 from privacy.ledger.ledger import Ledger, utc_now
-from privacy.ledger.records import Approve, Budget, Commit, Digest, Strict, Text, Withdraw
-from privacy.ledger.signatures import consent, show
-from sites.governance.home import Home
-from sites.governance.offers import epsilon_asked, site_of, unfit
+from privacy.ledger.records import (
+    ApprovalRevoked,
+    HexDigest,
+    LedgerBudget,
+    NonEmptyStr,
+    StrictModel,
+    StudyApproved,
+    StudyCommitment,
+)
+from privacy.ledger.signatures import fingerprint_of, sign_consent
+from sites.governance.home import SiteHome
+from sites.governance.offers import find_incompatibility, requested_epsilon, site_name
 
-State = Literal["approved", "pending", "expired", "withdrawn", "refused"]
-ROUNDING = 1e-3  # of an epsilon that was solved for
-LOOK = "let the officer look at it: `hemofed site approve`"
-AGAIN = LOOK.replace("it:", "it again:")
+ApprovalState = Literal["approved", "pending", "expired", "withdrawn", "refused"]
+EPSILON_RELATIVE_TOLERANCE = 1e-3  # of an epsilon that was solved for
+APPROVE_HINT = "let the officer look at it: `hemofed site approve`"
+REAPPROVE_HINT = APPROVE_HINT.replace("it:", "it again:")
 
 
-class Terms(Strict):
+class ApprovalTerms(StrictModel):
     """What was approved, as it stands in the ledger."""
 
-    offer: Digest
-    run: Text
-    dataset_id: Text
-    budget: Budget  # as it was
-    asked: float | None  # epsilon of this study at this site; none if it follows from noise, or there is none
-    sites: dict[Text, Text]  # fingerprints
-    coordinator: Text  # likewise
-    version: Text
+    offer: HexDigest
+    run: NonEmptyStr
+    dataset_id: NonEmptyStr
+    budget: LedgerBudget  # as it was
+    requested_epsilon: (
+        float | None
+    )  # epsilon of this study at this site; none if it follows from noise, or there is none
+    sites: dict[NonEmptyStr, NonEmptyStr]  # fingerprints
+    coordinator: NonEmptyStr  # likewise
+    version: NonEmptyStr
     expires: AwareDatetime
 
 
 @dataclass(frozen=True)
-class Verdict:
-    state: State
+class ApprovalStatus:
+    state: ApprovalState
     reason: str = ""  # with the cure, unless approved
-    terms: Terms | None = None
+    terms: ApprovalTerms | None = None
 
     @property
-    def ok(self) -> bool:
+    def is_approved(self) -> bool:
         return self.state == "approved"
 
 
 @dataclass(frozen=True)
-class Given:
+class RecordedApproval:
     """An approval in the ledger, and what withdrew it."""
 
-    entry: Entry
-    body: Approve
-    terms: Terms
-    withdrawn: Entry | None
+    entry: LedgerEntry
+    body: StudyApproved
+    terms: ApprovalTerms
+    revocation: LedgerEntry | None
 
 
-def approve(
-    home: Home,
-    offer: Offer,
-    officer: Ed25519PrivateKey,
+def approve_offer(
+    home: SiteHome,
+    offer: StudyOffer,
+    officer_key: Ed25519PrivateKey,
     expires: datetime,
-    second: Ed25519PrivateKey | None = None,
+    cosigner_key: Ed25519PrivateKey | None = None,
     now: datetime | None = None,
-) -> Entry:
+) -> LedgerEntry:
     """Signed by the officer, and by the second person if the site's policy names one."""
     home.ledger.refresh()
-    if (why := unfit(home, offer)) is not None:
-        raise Refused(f"{offer.run} cannot be approved: {why}")
+    if (incompatibility := find_incompatibility(home, offer)) is not None:
+        raise IncompatibleStudyError(f"{offer.run} cannot be approved: {incompatibility}")
     if expires <= (now or utc_now()):
-        raise Refused(f"an approval that ends at {expires:%Y-%m-%d %H:%M} would never stand; let it end later")
+        raise IncompatibleStudyError(
+            f"an approval that ends at {expires:%Y-%m-%d %H:%M} would never stand; let it end later"
+        )
     ledger = home.ledger
-    terms = Terms(
+    terms = ApprovalTerms(
         offer=offer.digest,
         run=offer.run,
-        dataset_id=ledger.standing.opening.dataset_id,
+        dataset_id=ledger.state.opening.dataset_id,
         budget=ledger.budget,
-        asked=epsilon_asked(offer, site_of(home)),
-        sites={name: show(key) for name, key in offer.sites.items()},
-        coordinator=show(offer.coordinator),
+        requested_epsilon=requested_epsilon(offer, site_name(home)),
+        sites={name: fingerprint_of(key) for name, key in offer.site_keys.items()},
+        coordinator=fingerprint_of(offer.coordinator_key),
         version=offer.version,
         expires=expires.astimezone(UTC).replace(microsecond=0),
     )
-    body = Approve(plan=offer.plan, terms=terms.model_dump(mode="json"))
-    if second is not None:
-        body = body.model_copy(update={"consent": consent(second, body, ledger.id, ledger.head)})
-    return ledger.append(body, officer)
+    body = StudyApproved(study_hash=offer.study_hash, terms=terms.model_dump(mode="json"))
+    if cosigner_key is not None:
+        body = body.model_copy(update={"consent": sign_consent(cosigner_key, body, ledger.id, ledger.head)})
+    return ledger.append(body, officer_key)
 
 
-def withdraw(home: Home, what: str, officer: Ed25519PrivateKey | None = None, reason: str = "") -> list[Entry]:
+def revoke_approval(
+    home: SiteHome, run_or_digest: str, officer_key: Ed25519PrivateKey | None = None, reason: str = ""
+) -> list[LedgerEntry]:
     """`what`: a run, or an offer's digest. Without the officer's key the agent's own does. From the next message on."""
     home.ledger.refresh()
-    standing_ones = [given for given in approvals(home.ledger) if given.withdrawn is None]
-    named = {g.terms.offer: g for g in standing_ones if what in (g.terms.run, g.terms.offer)}
-    if not named:
-        known = ", ".join(sorted({g.terms.run for g in standing_ones})) or "none"
-        raise BadRun(f"{home.path}: no approval of {what!r} stands; approved runs: {known}")
+    active_approvals = [given for given in recorded_approvals(home.ledger) if given.revocation is None]
+    matching = {g.terms.offer: g for g in active_approvals if run_or_digest in (g.terms.run, g.terms.offer)}
+    if not matching:
+        approved_runs = ", ".join(sorted({g.terms.run for g in active_approvals})) or "none"
+        raise RunFolderError(f"{home.path}: no approval of {run_or_digest!r} stands; approved runs: {approved_runs}")
     return [
         home.ledger.append(
-            Withdraw(plan=g.body.plan, terms={"offer": digest, "run": g.terms.run, "reason": reason}), officer
+            ApprovalRevoked(
+                study_hash=g.body.study_hash, terms={"offer": digest, "run": g.terms.run, "reason": reason}
+            ),
+            officer_key,
         )
-        for digest, g in named.items()
+        for digest, g in matching.items()
     ]
 
 
-def standing(home: Home, offer: Offer, now: datetime | None = None) -> Verdict:
+def check_approval(home: SiteHome, offer: StudyOffer, now: datetime | None = None) -> ApprovalStatus:
     """Whether the offer's approval stands. Sees what other processes have added to the ledger meanwhile."""
     ledger = home.ledger
     ledger.refresh()
     try:
-        why = unfit(home, offer)
+        incompatibility = find_incompatibility(home, offer)
     except HemofedError as error:
-        why = str(error)
-    if why is not None:
-        return Verdict("refused", why)
-    every = list(approvals(ledger))
-    mine = [g for g in every if (g.body.plan, g.terms.offer) == (offer.plan, offer.digest)]
-    if not mine:
-        changed = any(g.terms.run == offer.run for g in every)
-        what = f"has changed since it was approved; {AGAIN}" if changed else f"is not approved; {LOOK}"
-        return Verdict("pending", f"{offer.run} {what}")
-    last = mine[-1]
-    # a clock set back brings nothing to life again: the ledger knows how late it has been
-    late = max(now or utc_now(), ledger.standing.time)
-    if last.withdrawn is not None:
-        return Verdict("withdrawn", f"{offer.run}: the approval was withdrawn at {last.withdrawn.time[:19]}; {AGAIN}")
-    if late >= last.terms.expires:
-        return Verdict(
-            "expired", f"{offer.run}: the approval ended at {last.terms.expires:%Y-%m-%d %H:%M} UTC; {AGAIN}"
+        incompatibility = str(error)
+    if incompatibility is not None:
+        return ApprovalStatus("refused", incompatibility)
+    all_approvals = list(recorded_approvals(ledger))
+    matching = [g for g in all_approvals if (g.body.study_hash, g.terms.offer) == (offer.study_hash, offer.digest)]
+    if not matching:
+        has_changed = any(g.terms.run == offer.run for g in all_approvals)
+        explanation = (
+            f"has changed since it was approved; {REAPPROVE_HINT}"
+            if has_changed
+            else f"is not approved; {APPROVE_HINT}"
         )
-    problem = next(_outdated(home, offer, last), None)
-    return Verdict("approved", "", last.terms) if problem is None else Verdict("refused", f"{problem}; {AGAIN}")
+        return ApprovalStatus("pending", f"{offer.run} {explanation}")
+    latest = matching[-1]
+    # a clock set back brings nothing to life again: the ledger knows how late it has been
+    latest_time = max(now or utc_now(), ledger.state.time)
+    if latest.revocation is not None:
+        return ApprovalStatus(
+            "withdrawn", f"{offer.run}: the approval was withdrawn at {latest.revocation.time[:19]}; {REAPPROVE_HINT}"
+        )
+    if latest_time >= latest.terms.expires:
+        return ApprovalStatus(
+            "expired", f"{offer.run}: the approval ended at {latest.terms.expires:%Y-%m-%d %H:%M} UTC; {REAPPROVE_HINT}"
+        )
+    problem = next(_changes_since_approval(home, offer, latest), None)
+    return (
+        ApprovalStatus("approved", "", latest.terms)
+        if problem is None
+        else ApprovalStatus("refused", f"{problem}; {REAPPROVE_HINT}")
+    )
 
 
-def _outdated(home: Home, offer: Offer, given: Given) -> Iterator[str]:
+def _changes_since_approval(home: SiteHome, offer: StudyOffer, approval: RecordedApproval) -> Iterator[str]:
     """What is different from when the approval was given."""
-    terms, ledger = given.terms, home.ledger
-    if terms.dataset_id != (now := ledger.standing.opening.dataset_id):
-        yield f"{offer.run} was approved for the data set {terms.dataset_id}, and this is {now}"
+    terms, ledger = approval.terms, home.ledger
+    if terms.dataset_id != (current_dataset_id := ledger.state.opening.dataset_id):
+        yield f"{offer.run} was approved for the data set {terms.dataset_id}, and this is {current_dataset_id}"
     if ledger.budget.epsilon < terms.budget.epsilon or ledger.budget.delta < terms.budget.delta:
         yield f"the budget is lower than when {offer.run} was approved: epsilon {ledger.budget.epsilon:g}, was {terms.budget.epsilon:g}"
-    if terms.sites != {name: show(key) for name, key in offer.sites.items()}:
+    if terms.sites != {name: fingerprint_of(key) for name, key in offer.site_keys.items()}:
         yield f"{offer.run}: the sites, or their keys, are others than those approved"
-    if terms.coordinator != show(offer.coordinator) or terms.version != offer.version:
+    if terms.coordinator != fingerprint_of(offer.coordinator_key) or terms.version != offer.version:
         yield f"{offer.run}: the coordinator's key or the version is another than was approved"
-    if ledger.standing.second is not None and given.body.consent is None:
+    if ledger.state.cosigner_key is not None and approval.body.consent is None:
         yield f"{offer.run} was approved by one person, and the site's policy has asked for two since"
-    made = [e.what for e in ledger.entries(Commit.kind) if isinstance(e.what, Commit) and e.what.plan == offer.digest]
-    if terms.asked is not None and (most := max((m.epsilon for m in made), default=0.0)) > terms.asked * (1 + ROUNDING):
-        yield f"{offer.run} has committed to epsilon {most:.4g}, and {terms.asked:.4g} was approved"
+    commitments = [
+        e.record
+        for e in ledger.entries(StudyCommitment.kind)
+        if isinstance(e.record, StudyCommitment) and e.record.study_hash == offer.digest
+    ]
+    if terms.requested_epsilon is not None and (
+        max_epsilon := max((m.epsilon for m in commitments), default=0.0)
+    ) > terms.requested_epsilon * (1 + EPSILON_RELATIVE_TOLERANCE):
+        yield f"{offer.run} has committed to epsilon {max_epsilon:.4g}, and {terms.requested_epsilon:.4g} was approved"
 
 
-def approvals(ledger: Ledger) -> Iterator[Given]:
+def recorded_approvals(ledger: Ledger) -> Iterator[RecordedApproval]:
     """All that ever were, in order, as far as they are of this form."""
-    place = {entry.hash: entry.index for entry in ledger.entries()}
-    ends = [(entry, entry.what) for entry in ledger.entries(Withdraw.kind)]
-    for entry in ledger.entries(Approve.kind):
-        body = entry.what
-        assert isinstance(body, Approve)
+    index_by_hash = {entry.hash: entry.index for entry in ledger.entries()}
+    revocations = [(entry, entry.record) for entry in ledger.entries(ApprovalRevoked.kind)]
+    for entry in ledger.entries(StudyApproved.kind):
+        body = entry.record
+        assert isinstance(body, StudyApproved)
         try:
-            terms = Terms.model_validate_json(canonical(body.terms))
+            terms = ApprovalTerms.model_validate_json(canonical_json(body.terms))
         except ValidationError:
             continue
         # signed before a withdrawal, it knew nothing of it, even if it was added after it
-        seen = place[entry.officer.seen] if entry.officer else -1
-        end = next((e for e, w in ends if e.index > seen and isinstance(w, Withdraw) and _covers(w, body, terms)), None)
-        yield Given(entry, body, terms, end)
+        last_seen_index = index_by_hash[entry.officer_decision.seen_head] if entry.officer_decision else -1
+        revocation = next(
+            (
+                e
+                for e, w in revocations
+                if e.index > last_seen_index and isinstance(w, ApprovalRevoked) and _is_revoked_by(w, body, terms)
+            ),
+            None,
+        )
+        yield RecordedApproval(entry, body, terms, revocation)
 
 
-def _covers(end: Withdraw, body: Approve, terms: Terms) -> bool:
-    return end.plan == body.plan and end.terms.get("offer") in (None, terms.offer)
+def _is_revoked_by(revocation: ApprovalRevoked, body: StudyApproved, terms: ApprovalTerms) -> bool:
+    return revocation.study_hash == body.study_hash and revocation.terms.get("offer") in (None, terms.offer)
 
 
-def told(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
+def collect_approval_notices(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     """For the coordinator, of every offer the last word: approved, or withdrawn. Terms stay here."""
     ledger.refresh()
-    last = {g.terms.offer: g for g in approvals(ledger)}
-    found: dict[str, list[dict[str, Any]]] = {"approvals": [], "withdrawn": []}
-    for digest, given in last.items():
-        about = {"run": given.terms.run, "offer": digest}
-        if given.withdrawn is not None:
-            found["withdrawn"].append(about | {"at": given.withdrawn.time})
-        elif given.entry.officer is not None:
-            until, officer = given.terms.expires.isoformat(), given.entry.officer.key
-            found["approvals"].append(about | {"at": given.entry.time, "expires": until, "officer": officer})
-    return found
+    latest_by_offer = {g.terms.offer: g for g in recorded_approvals(ledger)}
+    notices: dict[str, list[dict[str, Any]]] = {"approvals": [], "withdrawn": []}
+    for digest, approval in latest_by_offer.items():
+        notice = {"run": approval.terms.run, "offer": digest}
+        if approval.revocation is not None:
+            notices["withdrawn"].append(notice | {"at": approval.revocation.time})
+        elif approval.entry.officer_decision is not None:
+            expires, officer = approval.terms.expires.isoformat(), approval.entry.officer_decision.key_fingerprint
+            notices["approvals"].append(notice | {"at": approval.entry.time, "expires": expires, "officer": officer})
+    return notices

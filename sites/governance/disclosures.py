@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from models.probe.feature_names import TRAITS
-from pipeline.aggregation.client_sampling import how_many
+from models.probe.feature_names import MAX_FEATURES
+from pipeline.aggregation.client_sampling import num_sampled_clients
 from pipeline.protocol.tasks import CALIBRATION_BINS, SCORE_BINS, TEMPERATURES
-from pipeline.study.offer import Offer
+from pipeline.study.offer import StudyOffer
 from pipeline.study.schema import Study
 
-SPLITS = {"val": "validation", "test": "test", "train": "training"}
-SEES = {
+SPLIT_NAMES = {"val": "validation", "test": "test", "train": "training"}
+VISIBILITY_TEXT = {
     "totals": "It needs sums over sites only, but without a secure sum it receives every site's update and adds them up itself.",
     "groups": "It receives every site's update, and learns which group each site is in.",
     "each": "It receives, compares and keeps every site's own update.",
@@ -20,58 +20,68 @@ SEES = {
 
 
 @dataclass(frozen=True)
-class Leaving:
+class Disclosure:
     what: str
     when: str
     protection: str
 
 
-def leaves(study: Study, numbers: int | None = None) -> Iterator[Leaving]:
+def list_disclosures(study: Study, num_weights: int | None = None) -> Iterator[Disclosure]:
     """`numbers`: of the model, if they are known; they follow from the images' size and the classes."""
-    p, each = study.privacy, "each round"
-    noise = "noise on what each patient adds" if p.at_site else ""
-    mask = "masked: only the sum is seen" if p.secure_sum else ""
-    guarded = "; ".join(filter(None, (noise, mask))) or "none"
-    part = f" of {' and '.join(study.local.trains)}" if study.local.trains else ""
-    size = f"{numbers:,} numbers" if numbers else "a number a weight"
-    coded = "".join(f"; {codec.about}" for codec in study.up)
-    counts = "number of images by split" + (", number of patients, noise" if p.at_site else "")
-    yield Leaving(f"names of the classes, size of images, {counts}", "once, before the first round", "none")
-    yield Leaving(f"model update: the change of the model's weights{part}, {size}{coded}", each, guarded)
-    if not p.at_site:
-        yield Leaving(
-            "statistics of normalisation layers, if the model has them; mean training loss", each, mask or "none"
+    privacy, every_round = study.privacy, "each round"
+    noise_text = "noise on what each patient adds" if privacy.dp_sgd else ""
+    masking_text = "masked: only the sum is seen" if privacy.secure_aggregation else ""
+    protection = "; ".join(filter(None, (noise_text, masking_text))) or "none"
+    trainable_text = f" of {' and '.join(study.local.trainable)}" if study.local.trainable else ""
+    size_text = f"{num_weights:,} numbers" if num_weights else "a number a weight"
+    compression_text = "".join(f"; {codec.description}" for codec in study.uplink_codecs)
+    counts_text = "number of images by split" + (", number of patients, noise" if privacy.dp_sgd else "")
+    yield Disclosure(f"names of the classes, size of images, {counts_text}", "once, before the first round", "none")
+    yield Disclosure(
+        f"model update: the change of the model's weights{trainable_text}, {size_text}{compression_text}",
+        every_round,
+        protection,
+    )
+    if not privacy.dp_sgd:
+        yield Disclosure(
+            "statistics of normalisation layers, if the model has them; mean training loss",
+            every_round,
+            masking_text or "none",
         )
-    if not p.secure_sum:
-        yield Leaving("number of training images, steps done, seconds taken", each, "none")
-    if study.strategy.sees == "groups":
-        yield Leaving("which group's model fits this site best", each, "none")
-    if study.evaluation.where != "coordinator":
-        often = f"every {study.evaluation.every} rounds" if study.evaluation.every > 1 else each
-        scores = f"which classes were taken for which, loss, histograms of scores ({SCORE_BINS:,} and {CALIBRATION_BINS} bins; of few images nearly one by one)"
-        for split in study.evaluation.watch:
-            yield Leaving(f"scores on {SPLITS[split]} images: {scores}", often, "none")
-        if "test" not in study.evaluation.watch:
-            yield Leaving(f"scores on test images: {scores}", "once, at the end", "none")
-        if study.evaluation.profile:
-            yield Leaving(
+    if not privacy.secure_aggregation:
+        yield Disclosure("number of training images, steps done, seconds taken", every_round, "none")
+    if study.strategy.visibility == "groups":
+        yield Disclosure("which group's model fits this site best", every_round, "none")
+    if study.evaluation.evaluate_at != "coordinator":
+        frequency = f"every {study.evaluation.every} rounds" if study.evaluation.every > 1 else every_round
+        scores_text = f"which classes were taken for which, loss, histograms of scores ({SCORE_BINS:,} and {CALIBRATION_BINS} bins; of few images nearly one by one)"
+        for split in study.evaluation.splits:
+            yield Disclosure(f"scores on {SPLIT_NAMES[split]} images: {scores_text}", frequency, "none")
+        if "test" not in study.evaluation.splits:
+            yield Disclosure(f"scores on test images: {scores_text}", "once, at the end", "none")
+        if study.evaluation.validation_profile:
+            yield Disclosure(
                 f"a profile of validation images, so that the model can be used at a bedside: their loss at {len(TEMPERATURES)} temperatures, sums "
-                f"and products of at most {TRAITS} features, histograms of scores, distances, brightness, contrast, sharpness and colour",
+                f"and products of at most {MAX_FEATURES} features, histograms of scores, distances, brightness, contrast, sharpness and colour",
                 "twice, at the end",
                 "none",
             )
-    if p.at_site:
-        yield Leaving("of the ledger: epsilon spent, salted hashes, budget, public keys", each, "tells of no patient")
-    yield Leaving(
+    if privacy.dp_sgd:
+        yield Disclosure(
+            "of the ledger: epsilon spent, salted hashes, budget, public keys", every_round, "tells of no patient"
+        )
+    yield Disclosure(
         "that this site takes part, its version and health, when it answers", "all the time", "tells of no patient"
     )
 
 
-def seen(offer: Offer, study: Study) -> str:
-    if study.privacy.secure_sum:
-        from privacy.secure_aggregation.protocol import threshold
+def describe_coordinator_view(offer: StudyOffer, study: Study) -> str:
+    if study.privacy.secure_aggregation:
+        from privacy.secure_aggregation.shamir import reconstruction_threshold
 
-        asked = how_many(len(offer.sites), study.selection.fraction)
-        return f"The sum of updates over at least {threshold(asked)} sites, and no single one; scores of every site."
-    closer = "each" if "each" in (study.strategy.sees, study.combine.sees) else study.strategy.sees
-    return SEES[closer]
+        num_sampled = num_sampled_clients(len(offer.site_keys), study.client_sampling.fraction)
+        return f"The sum of updates over at least {reconstruction_threshold(num_sampled)} sites, and no single one; scores of every site."
+    visibility = (
+        "each" if "each" in (study.strategy.visibility, study.aggregation.visibility) else study.strategy.visibility
+    )
+    return VISIBILITY_TEXT[visibility]

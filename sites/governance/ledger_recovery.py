@@ -17,185 +17,243 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pipeline.core.errors import BadLedger, BadRun
-from pipeline.core.files import alone_in, write_atomically
+from pipeline.core.errors import LedgerError, RunFolderError
+from pipeline.core.files import exclusive_lock, write_atomically
 from privacy.ledger import keys
-from privacy.ledger.append_only_file import locked, read_from, sync_folder
-from privacy.ledger.entry import Entry, Mark
+from privacy.ledger.append_only_file import lock_file, read_from, sync_folder
+from privacy.ledger.entry import LedgerEntry, LedgerPosition
 from privacy.ledger.ledger import Clock, Ledger, utc_now
-from privacy.ledger.records import Body, Budget, Charge, Commit, Forget, Open, Policy, Revoke
-from privacy.ledger.summary import charges, continuation
-from privacy.ledger.validation import Standing
-from privacy.ledger.verify import read_shared, verify
+from privacy.ledger.records import (
+    AgentKeyRevoked,
+    CosignerPolicy,
+    LedgerBudget,
+    LedgerOpened,
+    LedgerRecord,
+    PrivacyCharge,
+    StudyCommitment,
+    UnitWithdrawn,
+)
+from privacy.ledger.summary import continuation_records, list_charges
+from privacy.ledger.validation import LedgerState
+from privacy.ledger.verify import read_locked, verify_ledger
 
-Made = TypeVar("Made", bound=Body)
-RECKONED = "reckoned: as one Gaussian mechanism of this epsilon"
+RecordT = TypeVar("RecordT", bound=LedgerRecord)
+ESTIMATED_MECHANISM = "reckoned: as one Gaussian mechanism of this epsilon"
 
 
 @dataclass(frozen=True)
-class Continued:
+class LedgerRecovery:
     ledger: Ledger
-    aside: Path  # where the old one is now
-    missing: int  # entries that the coordinator has seen and this copy does not hold
-    lost: tuple[Charge, ...]  # as reckoned
+    old_ledger_path: Path  # where the old one is now
+    num_missing_entries: int  # entries that the coordinator has seen and this copy does not hold
+    lost_charges: tuple[PrivacyCharge, ...]  # as reckoned
     problems: tuple[str, ...]  # of the old ledger
 
 
-def continue_ledger(
+def recover_ledger(
     home: Path,
-    officer: Ed25519PrivateKey,
-    end: Mark | None = None,
-    ledger: str | None = None,
-    lost: int | None = None,
+    officer_key: Ed25519PrivateKey,
+    end_position: LedgerPosition | None = None,
+    ledger_id: str | None = None,
+    num_lost_charges: int | None = None,
     lost_epsilon: float = 0.0,
-    drop_second: bool = False,
+    drop_cosigner: bool = False,
     clock: Clock = utc_now,
-) -> Continued:
+) -> LedgerRecovery:
     """`end` of `ledger` as the coordinator's refusal names it; where this one was last receipted if not given. `lost`:
     charges in the lost end, the most possible if not said; `lost_epsilon`: of studies that this copy does not know at
     all; `drop_second`: the second person's key is lost."""
     path = home / "ledger.jsonl"
-    with alone_in(home):
-        before = read_shared(path)
-        old = verify(path)
-        if old.standing is None or not old.entries:
-            raise BadLedger(f"{path} cannot be read at all; restore a copy of it first: `hemofed site restore`")
-        if ledger not in (None, old.entries[0].hash):
-            raise BadRun(f"{path} is ledger {old.entries[0].hash}, not {ledger}; restore a backup of that one first")
-        agent = _agent(home / "agent.pem", old.entries)
-        end = end or _receipted(old.entries, old.standing)
-        missing = _missing(old.entries, old.standing, end)
-        most = (missing + 1) // 2
-        reckoned = reckon(old.entries, old.standing, most if lost is None else lost, lost_epsilon, end.head)
-        note = _note(missing, most, lost, lost_epsilon, len(reckoned))
-        there, carried = continuation(old.entries, end, note, reckoned)
-        was = old.standing
-        opening = Open(
-            site=was.opening.site, dataset_id=was.opening.dataset_id, unit=was.opening.unit, budget=was.opening.budget,
-            agent=keys.public_hex(agent), officer=keys.public_hex(officer), continues=there,
+    with exclusive_lock(home):
+        old_bytes = read_locked(path)
+        verification = verify_ledger(path)
+        if verification.state is None or not verification.entries:
+            raise LedgerError(f"{path} cannot be read at all; restore a copy of it first: `hemofed site restore`")
+        if ledger_id not in (None, verification.entries[0].hash):
+            raise RunFolderError(
+                f"{path} is ledger {verification.entries[0].hash}, not {ledger_id}; restore a backup of that one first"
+            )
+        agent_key = _load_or_replace_agent_key(home / "agent.pem", verification.entries)
+        end_position = end_position or _last_receipted_position(verification.entries, verification.state)
+        num_missing = _count_missing_entries(verification.entries, verification.state, end_position)
+        max_lost_charges = (num_missing + 1) // 2
+        lost_charges = estimate_lost_charges(
+            verification.entries,
+            verification.state,
+            max_lost_charges if num_lost_charges is None else num_lost_charges,
+            lost_epsilon,
+            end_position.head,
+        )
+        note = _recovery_note(num_missing, max_lost_charges, num_lost_charges, lost_epsilon, len(lost_charges))
+        previous_ledger, carried = continuation_records(verification.entries, end_position, note, lost_charges)
+        old_state = verification.state
+        opening = LedgerOpened(
+            site=old_state.opening.site, dataset_id=old_state.opening.dataset_id, privacy_unit=old_state.opening.privacy_unit, budget=old_state.opening.budget,
+            agent_key=keys.public_hex(agent_key), officer_key=keys.public_hex(officer_key), previous_ledger=previous_ledger,
         )  # fmt: skip
-        fresh = home / "ledger.new"
-        fresh.unlink(missing_ok=True)  # of an attempt that was cut short
-        made = Ledger.create(fresh, opening, agent, officer, clock)
-        made.append(carried, officer)
-        if was.budget != was.opening.budget:
-            made.append(Budget(**was.budget.model_dump()), officer)
-        if was.second is not None and not drop_second:
-            made.append(Policy(second=was.second), officer)
-        _keep_forgotten(home, old.entries)
-        aside = _exchanged(path, fresh, before, there.ledger)
-    return Continued(Ledger.open(path, agent, clock), aside, missing, tuple(reckoned), old.problems)
+        new_path = home / "ledger.new"
+        new_path.unlink(missing_ok=True)  # of an attempt that was cut short
+        new_ledger = Ledger.create(new_path, opening, agent_key, officer_key, clock)
+        new_ledger.append(carried, officer_key)
+        if old_state.budget != old_state.opening.budget:
+            new_ledger.append(LedgerBudget(**old_state.budget.model_dump()), officer_key)
+        if old_state.cosigner_key is not None and not drop_cosigner:
+            new_ledger.append(CosignerPolicy(cosigner_key=old_state.cosigner_key), officer_key)
+        _copy_withdrawn_units(home, verification.entries)
+        old_ledger_path = _replace_ledger(path, new_path, old_bytes, previous_ledger.ledger_id)
+    return LedgerRecovery(
+        Ledger.open(path, agent_key, clock), old_ledger_path, num_missing, tuple(lost_charges), verification.problems
+    )
 
 
-def reckon(entries: Sequence[Entry], standing: Standing, lost: int, epsilon: float, head: str) -> list[Charge]:
+def estimate_lost_charges(
+    entries: Sequence[LedgerEntry], ledger_state: LedgerState, num_lost_charges: int, lost_epsilon: float, head: str
+) -> list[PrivacyCharge]:
     """For each of `lost` charges the largest of every plan that could have made it, and one more for the `epsilon`."""
-    if min(lost, epsilon) < 0:
-        raise BadRun("what was lost cannot be less than nothing")
-    made = charges(entries)
-    commits = {c.plan: c for c in _bodies(entries, Commit)}
-    found = []
-    for plan in dict.fromkeys([*commits, *(charge.plan for charge in made if charge.mechanism != RECKONED)]):
-        own, committed = [charge for charge in made if charge.plan == plan], commits.get(plan)
-        left = lost if committed is None else min(lost, committed.turns - len(own))
-        found += [_largest(own, committed, standing)] * max(left, 0)
-    if epsilon:
-        found.append(_unknown(standing, epsilon, f"unknown, before {head[:16]}"))
-    total = _total([*made, *found], standing)
-    return [charge.model_copy(update={"epsilon": total}) for charge in found]
+    if min(num_lost_charges, lost_epsilon) < 0:
+        raise RunFolderError("what was lost cannot be less than nothing")
+    known_charges = list_charges(entries)
+    commitments = {c.study_hash: c for c in _records_of_type(entries, StudyCommitment)}
+    estimated = []
+    for study_hash in dict.fromkeys(
+        [*commitments, *(charge.study_hash for charge in known_charges if charge.mechanism != ESTIMATED_MECHANISM)]
+    ):
+        study_charges, commitment = (
+            [charge for charge in known_charges if charge.study_hash == study_hash],
+            commitments.get(study_hash),
+        )
+        num_left = (
+            num_lost_charges
+            if commitment is None
+            else min(num_lost_charges, commitment.max_participations - len(study_charges))
+        )
+        estimated += [_largest_charge(study_charges, commitment, ledger_state)] * max(num_left, 0)
+    if lost_epsilon:
+        estimated.append(_unknown_study_charge(ledger_state, lost_epsilon, f"unknown, before {head[:16]}"))
+    total_epsilon = _total_epsilon([*known_charges, *estimated], ledger_state)
+    return [charge.model_copy(update={"epsilon": total_epsilon}) for charge in estimated]
 
 
-def _largest(own: Sequence[Charge], committed: Commit | None, standing: Standing) -> Charge:
-    if committed is None:
-        return max(own, key=lambda charge: charge.steps)
-    c, last = committed, max((charge.turn for charge in own), default=0)
-    return Charge(
-        study=c.study, plan=c.plan, turn=last, attempt=0, nth=0, mechanism=c.mechanism, noise=c.noise, rate=c.rate,
-        steps=c.steps_per_turn, unit=c.unit, epsilon=0.0, delta=standing.budget.delta, accountant="reckoned",
+def _largest_charge(
+    study_charges: Sequence[PrivacyCharge], commitment: StudyCommitment | None, ledger_state: LedgerState
+) -> PrivacyCharge:
+    if commitment is None:
+        return max(study_charges, key=lambda charge: charge.steps)
+    c, last_round = commitment, max((charge.round for charge in study_charges), default=0)
+    return PrivacyCharge(
+        study=c.study, study_hash=c.study_hash, round=last_round, attempt=0, job_index=0, mechanism=c.mechanism, noise_multiplier=c.noise_multiplier, sampling_rate=c.sampling_rate,
+        steps=c.steps_per_round, privacy_unit=c.privacy_unit, total_epsilon=0.0, delta=ledger_state.budget.delta, accountant="reckoned",
     )  # fmt: skip
 
 
-def _unknown(standing: Standing, epsilon: float, plan: str) -> Charge:
-    from privacy.accounting.accountant import noise_for
+def _unknown_study_charge(ledger_state: LedgerState, lost_epsilon: float, study_hash: str) -> PrivacyCharge:
+    from privacy.accounting.accountant import calibrate_noise_multiplier
 
-    delta = standing.budget.delta
-    return Charge(
-        study="unknown", plan=plan, turn=0, attempt=0, nth=0, mechanism=RECKONED, noise=noise_for(epsilon, delta, 1.0, 1),
-        rate=1.0, steps=1, unit=standing.opening.unit, epsilon=0.0, delta=delta, accountant="reckoned",
+    delta = ledger_state.budget.delta
+    return PrivacyCharge(
+        study="unknown", study_hash=study_hash, round=0, attempt=0, job_index=0, mechanism=ESTIMATED_MECHANISM, noise_multiplier=calibrate_noise_multiplier(lost_epsilon, delta, 1.0, 1),
+        sampling_rate=1.0, steps=1, privacy_unit=ledger_state.opening.privacy_unit, total_epsilon=0.0, delta=delta, accountant="reckoned",
     )  # fmt: skip
 
 
-def _total(made: Sequence[Charge], standing: Standing) -> float:
+def _total_epsilon(all_charges: Sequence[PrivacyCharge], ledger_state: LedgerState) -> float:
     """Epsilon of all charges, at the budget's delta."""
     from privacy.accounting import privacy_filter as budget
-    from privacy.accounting.accountant import Event
+    from privacy.accounting.accountant import DpEvent
 
-    most = standing.budget.epsilon or standing.opening.budget.epsilon
-    if not made or not most:
-        return made[-1].epsilon if made else 0.0
-    by_plan: dict[str, list[Charge]] = {}
-    for charge in made:
-        by_plan.setdefault(charge.plan, []).append(charge)
-    plans = {
-        plan: budget.Commitment(plan, own[0].noise, own[0].rate, max(c.steps for c in own), len(own))
-        for plan, own in by_plan.items()
+    max_epsilon = ledger_state.budget.epsilon or ledger_state.opening.budget.epsilon
+    if not all_charges or not max_epsilon:
+        return all_charges[-1].total_epsilon if all_charges else 0.0
+    charges_by_study: dict[str, list[PrivacyCharge]] = {}
+    for charge in all_charges:
+        charges_by_study.setdefault(charge.study_hash, []).append(charge)
+    planned = {
+        study_hash: budget.PlannedSpending(
+            study_hash,
+            study_charges[0].noise_multiplier,
+            study_charges[0].sampling_rate,
+            max(c.steps for c in study_charges),
+            len(study_charges),
+        )
+        for study_hash, study_charges in charges_by_study.items()
     }
-    history = [(c.plan, Event(c.noise, c.rate, c.steps)) for c in made]
-    first = standing.opening.budget.epsilon or None
-    return budget.spent(history, plans, budget.Budget(most, standing.budget.delta, first)).epsilon
+    history = [(c.study_hash, DpEvent(c.noise_multiplier, c.sampling_rate, c.steps)) for c in all_charges]
+    initial_epsilon = ledger_state.opening.budget.epsilon or None
+    return budget.compute_spent(
+        history, planned, budget.FilterBudget(max_epsilon, ledger_state.budget.delta, initial_epsilon)
+    ).epsilon
 
 
-def _agent(path: Path, entries: Sequence[Entry]) -> Ed25519PrivateKey:
+def _load_or_replace_agent_key(path: Path, entries: Sequence[LedgerEntry]) -> Ed25519PrivateKey:
     """The site's key, or a new one in its place if the officer revoked it: a thief's key opens no ledger."""
-    key = keys.load(path)
-    if all(keys.public_hex(key) != body.agent for body in _bodies(entries, Revoke)):
+    key = keys.load_key(path)
+    if all(keys.public_hex(key) != revocation.agent_key for revocation in _records_of_type(entries, AgentKeyRevoked)):
         return key
     path.rename(path.with_name(f"agent.revoked-{keys.public_hex(key)[:8]}.pem"))
-    keys.save(fresh := keys.generate(), path)
-    return fresh
+    keys.save_key(new_key := keys.generate_key(), path)
+    return new_key
 
 
-def _bodies(entries: Sequence[Entry], kind: type[Made]) -> list[Made]:
-    return [body for entry in entries if entry.kind == kind.kind and isinstance(body := entry.what, kind)]
+def _records_of_type(entries: Sequence[LedgerEntry], record_type: type[RecordT]) -> list[RecordT]:
+    return [
+        record
+        for entry in entries
+        if entry.kind == record_type.kind and isinstance(record := entry.record, record_type)
+    ]
 
 
-def _receipted(entries: Sequence[Entry], standing: Standing) -> Mark:
-    last = max(standing.receipts, key=lambda receipt: receipt.index, default=None)
-    return Mark(last.index, last.head) if last else Mark(entries[-1].index, entries[-1].hash)
+def _last_receipted_position(entries: Sequence[LedgerEntry], ledger_state: LedgerState) -> LedgerPosition:
+    last_receipt = max(ledger_state.receipts, key=lambda receipt: receipt.index, default=None)
+    return (
+        LedgerPosition(last_receipt.index, last_receipt.head)
+        if last_receipt
+        else LedgerPosition(entries[-1].index, entries[-1].hash)
+    )
 
 
-def _missing(entries: Sequence[Entry], standing: Standing, end: Mark) -> int:
+def _count_missing_entries(
+    entries: Sequence[LedgerEntry], ledger_state: LedgerState, end_position: LedgerPosition
+) -> int:
     """What came after the last receipt may be another branch than the coordinator's, so it is counted from there."""
-    if end.index < len(entries) and entries[end.index].hash == end.head:
+    if end_position.index < len(entries) and entries[end_position.index].hash == end_position.head:
         return 0
-    return max(0, end.index - min((receipt.index for receipt in standing.receipts), default=0))
+    return max(0, end_position.index - min((receipt.index for receipt in ledger_state.receipts), default=0))
 
 
-def _note(missing: int, most: int, lost: int | None, epsilon: float, reckoned: int) -> str:
-    if not missing and not reckoned:
+def _recovery_note(
+    num_missing: int, max_lost_charges: int, num_lost_charges: int | None, lost_epsilon: float, num_charges_added: int
+) -> str:
+    if not num_missing and not num_charges_added:
         return "nothing is missing"
-    said = f"at most {most}, as reckoned" if lost is None else f"{lost}, as the officer says (at most {most})"
-    more = f"; unknown studies: epsilon {epsilon:g}, as the officer says" if epsilon else ""
-    return f"{missing} entries are lost, of them charges: {said}; {reckoned} charges added for them{more}"
+    charges_text = (
+        f"at most {max_lost_charges}, as reckoned"
+        if num_lost_charges is None
+        else f"{num_lost_charges}, as the officer says (at most {max_lost_charges})"
+    )
+    epsilon_text = f"; unknown studies: epsilon {lost_epsilon:g}, as the officer says" if lost_epsilon else ""
+    return f"{num_missing} entries are lost, of them charges: {charges_text}; {num_charges_added} charges added for them{epsilon_text}"
 
 
-def _keep_forgotten(home: Path, entries: Sequence[Entry]) -> None:
+def _copy_withdrawn_units(home: Path, entries: Sequence[LedgerEntry]) -> None:
     """A new ledger has no `forget` of the old one's; the home's list has."""
     file = home / "forgotten.json"
-    listed = json.loads(file.read_text("utf-8")) if file.exists() else []
-    gone = {*listed, *(body.unit for body in _bodies(entries, Forget))}
-    if gone:
-        write_atomically(file, json.dumps(sorted(gone)).encode())
+    listed_units = json.loads(file.read_text("utf-8")) if file.exists() else []
+    withdrawn = {*listed_units, *(body.unit_pseudonym for body in _records_of_type(entries, UnitWithdrawn))}
+    if withdrawn:
+        write_atomically(file, json.dumps(sorted(withdrawn)).encode())
 
 
-def _exchanged(path: Path, fresh: Path, before: bytes, ledger: str) -> Path:
+def _replace_ledger(path: Path, new_path: Path, old_bytes: bytes, ledger_id: str) -> Path:
     """The old one stays as ledger-ID8.jsonl; there is a ledger at every moment."""
-    names = (path.with_name(f"ledger-{ledger[:8]}{again}.jsonl") for again in ("", *(f"-{n}" for n in range(2, 100))))
-    aside = next(name for name in names if not name.exists() or name.samefile(path))
-    with locked(path) as file:
-        if read_from(file, 0) != before:
-            raise BadLedger(f"{path} was added to meanwhile; stop the agent, and try again")
-        if not aside.exists():
-            os.link(path, aside)
-        fresh.replace(path)
+    candidates = (
+        path.with_name(f"ledger-{ledger_id[:8]}{suffix}.jsonl") for suffix in ("", *(f"-{n}" for n in range(2, 100)))
+    )
+    old_ledger_path = next(candidate for candidate in candidates if not candidate.exists() or candidate.samefile(path))
+    with lock_file(path) as file:
+        if read_from(file, 0) != old_bytes:
+            raise LedgerError(f"{path} was added to meanwhile; stop the agent, and try again")
+        if not old_ledger_path.exists():
+            os.link(path, old_ledger_path)
+        new_path.replace(path)
     sync_folder(path.parent)
-    return aside
+    return old_ledger_path

@@ -7,93 +7,97 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.core.errors import BadMessage, BadRun, BadStudy
-from pipeline.study.offer import Offer, read_offer
+from pipeline.core.errors import MessageError, RunFolderError, StudyError
+from pipeline.study.offer import StudyOffer, read_offer
 from pipeline.study.schema import Study
-from pipeline.study.toml_file import read_study
-from privacy.ledger.signatures import show
-from sites.governance.home import Home
+from pipeline.study.toml_file import parse_study
+from privacy.ledger.signatures import fingerprint_of
+from sites.governance.home import SiteHome
 
 
-def offers_in(home: Path) -> list[Offer]:
+def list_offers(home: Path) -> list[StudyOffer]:
     """The newest last. A file that is no offer is named, not passed over: somebody may wait for it."""
-    found = []
+    offers = []
     for file in sorted((home / "offers").glob("*.json"), key=lambda f: (f.stat().st_mtime, f.name)):
         try:
-            found.append(read_offer(file.read_bytes()))
-        except BadMessage as error:
-            raise BadMessage(f"{file}: {error}; remove it, and the coordinator offers it again") from error
-    return found
+            offers.append(read_offer(file.read_bytes()))
+        except MessageError as error:
+            raise MessageError(f"{file}: {error}; remove it, and the coordinator offers it again") from error
+    return offers
 
 
-def offered(home: Path, what: str) -> Offer:
+def find_offer(home: Path, run_or_digest: str) -> StudyOffer:
     """By run, or by digest or its beginning. Of a run that was offered twice the newest."""
-    every = offers_in(home)
-    fitting = [o for o in every if o.run == what or (len(what) >= 8 and o.digest.startswith(what))]
-    if not fitting:
-        known = ", ".join(dict.fromkeys(o.run for o in every)) or "nothing yet"
-        raise BadRun(f"{home}: {what!r} is not offered here; offered: {known}")
-    return fitting[-1]
+    offers = list_offers(home)
+    matching = [
+        o for o in offers if o.run == run_or_digest or (len(run_or_digest) >= 8 and o.digest.startswith(run_or_digest))
+    ]
+    if not matching:
+        offered_runs = ", ".join(dict.fromkeys(o.run for o in offers)) or "nothing yet"
+        raise RunFolderError(f"{home}: {run_or_digest!r} is not offered here; offered: {offered_runs}")
+    return matching[-1]
 
 
-def unfit(home: Home, offer: Offer) -> str | None:
+def find_incompatibility(home: SiteHome, offer: StudyOffer) -> str | None:
     """Why this offer could not be taken part in here, whoever approved it."""
-    site, own = site_of(home), installed("hemofed")
-    if site not in offer.sites:
-        return f"{offer.run} is not for {site}: it names {', '.join(offer.sites)}"
-    if offer.sites[site] != home.ledger.standing.keys.agent:
+    site, own_version = site_name(home), installed_version("hemofed")
+    if site not in offer.site_keys:
+        return f"{offer.run} is not for {site}: it names {', '.join(offer.site_keys)}"
+    if offer.site_keys[site] != home.ledger.state.keys.agent_key:
         return f"{offer.run} knows {site} by another key; the coordinator must offer it again with the key of today"
-    if (known := coordinator_of(home.path)) is None:
+    if (own_coordinator_key := load_coordinator_key(home.path)) is None:
         return "this site belongs to no coordinator; join one with `hemofed site join`"
-    if offer.coordinator != known:
-        return f"{offer.run} is offered by {show(offer.coordinator)}, and this site's coordinator is {show(known)}"
-    if offer.version != own:
-        return f"{offer.run} needs hemofed {offer.version}, and here is {own}; install that version, or have it offered anew"
-    if _plan(offer.study, f"the study of {offer.run}") != offer.plan:
+    if offer.coordinator_key != own_coordinator_key:
+        return f"{offer.run} is offered by {fingerprint_of(offer.coordinator_key)}, and this site's coordinator is {fingerprint_of(own_coordinator_key)}"
+    if offer.version != own_version:
+        return f"{offer.run} needs hemofed {offer.version}, and here is {own_version}; install that version, or have it offered anew"
+    if _study_hash(offer.study_toml, f"the study of {offer.run}") != offer.study_hash:
         return f"{offer.run}: the plan's hash is not that of the study; another plugin is installed here, or it was altered"
     return None
 
 
-def epsilon_asked(offer: Offer, site: str) -> float | None:
+def requested_epsilon(offer: StudyOffer, site: str) -> float | None:
     """By this study of each of the site's patients; none where noise is named instead, or nothing is promised."""
-    asked = study_of(offer).privacy.at_site
-    if asked is None:
+    dp_sgd = offered_study(offer).privacy.dp_sgd
+    if dp_sgd is None:
         return None
-    if not isinstance(asked.epsilon, tuple):
-        return asked.epsilon
-    if len(asked.epsilon) != len(offer.sites):
-        raise BadStudy(
-            f"{offer.run} names {len(asked.epsilon)} epsilons for {len(offer.sites)} sites; give one, or one each"
+    if not isinstance(dp_sgd.epsilon, tuple):
+        return dp_sgd.epsilon
+    if len(dp_sgd.epsilon) != len(offer.site_keys):
+        raise StudyError(
+            f"{offer.run} names {len(dp_sgd.epsilon)} epsilons for {len(offer.site_keys)} sites; give one, or one each"
         )
-    return asked.epsilon[list(offer.sites).index(site)]
+    return dp_sgd.epsilon[list(offer.site_keys).index(site)]
 
 
-def site_of(home: Home) -> str:
-    return home.ledger.standing.opening.site
+def site_name(home: SiteHome) -> str:
+    return home.ledger.state.opening.site
 
 
-def study_of(offer: Offer) -> Study:
-    return _study(offer.study, f"the study of {offer.run}")
+def offered_study(offer: StudyOffer) -> Study:
+    return _parse_study(offer.study_toml, f"the study of {offer.run}")
 
 
 # before every message: what is installed does not change while a process runs
-installed = cache(version)
+installed_version = cache(version)
 
 
 @lru_cache(32)
-def _plan(text: str, source: str) -> str:
-    return _study(text, source).hash
+def _study_hash(text: str, source: str) -> str:
+    return _parse_study(text, source).hash
 
 
 @lru_cache(32)
-def _study(text: str, source: str) -> Study:
-    return read_study(text, source, {})
+def _parse_study(text: str, source: str) -> Study:
+    return parse_study(text, source, {})
 
 
-def coordinator_of(home: Path) -> str | None:
+def load_coordinator_key(home: Path) -> str | None:
     """Its public key, from when the site joined."""
     file = home / "membership.json"
     try:
         return str(json.loads(file.read_text("utf-8"))["coordinator"]["key"]) if file.exists() else None
     except (ValueError, KeyError, TypeError) as error:
-        raise BadRun(f"{file} is damaged; restore it from a backup, or join again with `hemofed site join`") from error
+        raise RunFolderError(
+            f"{file} is damaged; restore it from a backup, or join again with `hemofed site join`"
+        ) from error

@@ -8,20 +8,20 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
-from pipeline.aggregation.client_sampling import how_many
-from pipeline.study.offer import Offer
-from pipeline.study.privacy import Privacy
+from pipeline.aggregation.client_sampling import num_sampled_clients
+from pipeline.study.offer import StudyOffer
+from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study
-from privacy.ledger.signatures import show
-from sites.governance.disclosures import Leaving, leaves, seen
-from sites.governance.home import Home
-from sites.governance.offers import epsilon_asked, site_of, study_of, unfit
+from privacy.ledger.signatures import fingerprint_of
+from sites.governance.disclosures import Disclosure, describe_coordinator_view, list_disclosures
+from sites.governance.home import SiteHome
+from sites.governance.offers import find_incompatibility, offered_study, requested_epsilon, site_name
 
-NEVER = (
+NEVER_LEAVES_TEXT = (
     "Images, names, labels of single images, files and this site's memory of a run never leave this machine, and nor does "
     "a model that is trained for this site alone."
 )
-DOES = {
+STRATEGY_DESCRIPTIONS = {
     "fedavg": "every site trains the common model on its own images, and the coordinator averages what they changed",
     "fedprox": "as plain averaging, but sites are held near the common model, and may do part of the work",
     "fedpaq": "as plain averaging, but what sites changed is rounded before it is sent",
@@ -39,135 +39,149 @@ DOES = {
     "ditto": "beside the common model every site trains one of its own, which stays at the site",
     "ifca": "there are several models; each site trains the one that fits its images best, and says which",
     "cfl": "sites are sorted into groups by how their changes differ, and each group has a model",
-    "similarity": "sites are sorted into groups by how alike their models are, and each group has a model",
+    "similarity_clustering": "sites are sorted into groups by how alike their models are, and each group has a model",
     "demlearn": "sites are sorted into a tree of groups by their models, and each group has a model",
     "fedswap": "between averages sites' models are handed on to other sites, which train them further",
-    "local": "every site trains alone; only scores leave it",
-    "central": "pools everybody's images in one place: for simulations; no hospital takes part in that",
+    "local_only": "every site trains alone; only scores leave it",
+    "centralized": "pools everybody's images in one place: for simulations; no hospital takes part in that",
 }
 
 
 @dataclass(frozen=True)
-class Words:
+class StudySummary:
     title: str
     paragraphs: tuple[str, ...]
     warnings: tuple[str, ...]  # that an officer must not overlook
     facts: tuple[tuple[str, str], ...]
-    leaves: tuple[Leaving, ...]
+    disclosures: tuple[Disclosure, ...]
 
-    def dump(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"facts": [list(fact) for fact in self.facts]}
 
 
-def describe(offer: Offer, home: Home, numbers: int | None = None) -> Words:
+def summarize_study(offer: StudyOffer, home: SiteHome, num_weights: int | None = None) -> StudySummary:
     """`numbers`: of the model, if they are known; they follow from the images' size and the classes."""
-    study, site = study_of(offer), site_of(home)
-    asked, spent = epsilon_asked(offer, site), spent_so_far(home)
-    return Words(
+    study, site = offered_study(offer), site_name(home)
+    study_epsilon, spent_epsilon = requested_epsilon(offer, site), total_spent_epsilon(home)
+    return StudySummary(
         f"{study.name}, offered as {offer.run} to {site}",
-        (study.about, _privacy(study), NEVER) if study.about else (_privacy(study), NEVER),
-        tuple(_warnings(offer, study, home, asked, spent)),
-        tuple(_facts(offer, study, home, asked, spent)),
-        tuple(leaves(study, numbers)),
+        (study.description, _privacy_paragraph(study), NEVER_LEAVES_TEXT)
+        if study.description
+        else (_privacy_paragraph(study), NEVER_LEAVES_TEXT),
+        tuple(_iter_warnings(offer, study, home, study_epsilon, spent_epsilon)),
+        tuple(_iter_facts(offer, study, home, study_epsilon, spent_epsilon)),
+        tuple(list_disclosures(study, num_weights)),
     )
 
 
-def spent_so_far(home: Home) -> float:
+def total_spent_epsilon(home: SiteHome) -> float:
     """Epsilon, over all studies on the data set."""
-    from privacy.accounting.privacy_filter import spent
-    from sites.privacy.budget_guard import allowance, commitments, history
+    from privacy.accounting.privacy_filter import compute_spent
+    from sites.privacy.budget_guard import charge_history, filter_budget, planned_spending
 
     ledger = home.ledger
-    charges = ledger.spent_events()
+    charges = ledger.list_charges()
     if not charges or not ledger.budget.epsilon:  # a budget of nothing is no budget to reckon with
-        return charges[-1].epsilon if charges else 0.0
-    return spent(history(ledger), commitments(ledger), allowance(ledger)).epsilon
+        return charges[-1].total_epsilon if charges else 0.0
+    return compute_spent(charge_history(ledger), planned_spending(ledger), filter_budget(ledger)).epsilon
 
 
-def _privacy(study: Study) -> str:
-    p = study.privacy
-    if p == Privacy():
+def _privacy_paragraph(study: Study) -> str:
+    privacy = study.privacy
+    if privacy == PrivacyConfig():
         return (
             "No formal privacy: this study promises patients nothing in numbers. What is sent is no image, but from updates "
             "and models something of single patients may be inferred, by the coordinator and by whoever has the models."
         )
-    told = []
-    if p.at_site:
-        told.append(
+    sentences = []
+    if privacy.dp_sgd:
+        sentences.append(
             "Before an update leaves, this site limits what each patient can add to it and adds noise. Epsilon bounds what "
             "anybody can learn of one patient from all updates: smaller is safer. It is charged to this site's ledger, "
             "and when the budget is spent, the site stops by itself. Scores are outside of it."
         )
-    if p.at_coordinator:
-        told.append(
+    if privacy.client_level_dp:
+        sentences.append(
             "The coordinator adds noise to the sum of updates. That hides a site from those who see the models only, and "
             "nothing from the coordinator."
         )
-    if p.secure_sum:
-        told.append(
+    if privacy.secure_aggregation:
+        sentences.append(
             "Updates are masked, so that the coordinator learns their sum over sites and none by itself. The sum is not "
             "protected, and scores are not masked."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
-def _facts(offer: Offer, study: Study, home: Home, asked: float | None, spent: float) -> Iterator[tuple[str, str]]:
-    own, site = home.ledger.standing, site_of(home)
-    yield "Task", _task(study)
-    yield "Strategy", f"{study.strategy.name}: {_does(study)}"
-    m, everybody = how_many(len(offer.sites), study.selection.fraction), len(offer.sites)
-    yield "Rounds", f"at most {study.rounds}, in each {'all' if m == everybody else m} of {everybody} sites"
-    yield "The coordinator sees", seen(offer, study)
-    if study.privacy.at_site:
-        unit, delta = own.opening.unit, study.privacy.at_site.delta
-        each = f"for each {unit if study.privacy.at_site.unit == 'auto' else study.privacy.at_site.unit}, at delta {delta:g}"
-        shown = "follows from the noise that the study names, once data are read" if asked is None else f"{asked:g}"
-        yield "Epsilon asked", f"{shown}; {each}"
+def _iter_facts(
+    offer: StudyOffer, study: Study, home: SiteHome, study_epsilon: float | None, spent_epsilon: float
+) -> Iterator[tuple[str, str]]:
+    ledger_state, site = home.ledger.state, site_name(home)
+    yield "Task", _describe_task(study)
+    yield "Strategy", f"{study.strategy.name}: {_describe_strategy(study)}"
+    num_sampled, num_sites = (
+        num_sampled_clients(len(offer.site_keys), study.client_sampling.fraction),
+        len(offer.site_keys),
+    )
+    yield (
+        "Rounds",
+        f"at most {study.rounds}, in each {'all' if num_sampled == num_sites else num_sampled} of {num_sites} sites",
+    )
+    yield "The coordinator sees", describe_coordinator_view(offer, study)
+    if study.privacy.dp_sgd:
+        privacy_unit, delta = ledger_state.opening.privacy_unit, study.privacy.dp_sgd.delta
+        unit_text = f"for each {privacy_unit if study.privacy.dp_sgd.privacy_unit == 'auto' else study.privacy.dp_sgd.privacy_unit}, at delta {delta:g}"
+        epsilon_text = (
+            "follows from the noise that the study names, once data are read"
+            if study_epsilon is None
+            else f"{study_epsilon:g}"
+        )
+        yield "Epsilon asked", f"{epsilon_text}; {unit_text}"
     yield (
         "Epsilon spent so far",
-        f"{spent:.4g} of a budget of {own.budget.epsilon:g} at delta {own.budget.delta:g} per {own.opening.unit}",
+        f"{spent_epsilon:.4g} of a budget of {ledger_state.budget.epsilon:g} at delta {ledger_state.budget.delta:g} per {ledger_state.opening.privacy_unit}",
     )
-    if asked is not None:
-        rest = max(0.0, own.budget.epsilon - spent - asked)
-        yield "Left afterwards", f"about {rest:.4g}, if both just add up; the ledger reckons exactly"
-    for name, key in offer.sites.items():
-        yield "This site" if name == site else "Other site", f"{name}, key {show(key)}"
-    yield "Coordinator", f"key {show(offer.coordinator)}"
+    if study_epsilon is not None:
+        remaining_epsilon = max(0.0, ledger_state.budget.epsilon - spent_epsilon - study_epsilon)
+        yield "Left afterwards", f"about {remaining_epsilon:.4g}, if both just add up; the ledger reckons exactly"
+    for name, key in offer.site_keys.items():
+        yield "This site" if name == site else "Other site", f"{name}, key {fingerprint_of(key)}"
+    yield "Coordinator", f"key {fingerprint_of(offer.coordinator_key)}"
     yield "Code", f"hemofed {offer.version}; here {version('hemofed')}"
-    yield "Data set", own.opening.dataset_id
-    kept = study.strategy.remembered
-    yield "Stays at this site", "all images" + (f"; {kept}" if kept != "nothing" else "")
+    yield "Data set", ledger_state.opening.dataset_id
+    stored_text = study.strategy.client_state_text
+    yield "Stays at this site", "all images" + (f"; {stored_text}" if stored_text != "nothing" else "")
     yield "Offer", offer.digest
 
 
-def _warnings(offer: Offer, study: Study, home: Home, asked: float | None, spent: float) -> Iterator[str]:
-    if why := unfit(home, offer):
-        yield f"This site will refuse it: {why}."
-    budget, at_site = home.ledger.budget, study.privacy.at_site
-    if asked is not None and spent + asked > budget.epsilon:
+def _iter_warnings(
+    offer: StudyOffer, study: Study, home: SiteHome, study_epsilon: float | None, spent_epsilon: float
+) -> Iterator[str]:
+    if incompatibility := find_incompatibility(home, offer):
+        yield f"This site will refuse it: {incompatibility}."
+    budget, dp_sgd = home.ledger.budget, study.privacy.dp_sgd
+    if study_epsilon is not None and spent_epsilon + study_epsilon > budget.epsilon:
         yield (
-            f"It asks for epsilon {asked:g}, and {max(0.0, budget.epsilon - spent):.4g} of the budget is left: the site may "
+            f"It asks for epsilon {study_epsilon:g}, and {max(0.0, budget.epsilon - spent_epsilon):.4g} of the budget is left: the site may "
             "have to stop before the end."
         )
-    if at_site and at_site.unit == "example":
+    if dp_sgd and dp_sgd.privacy_unit == "example":
         yield "Epsilon is for single images: a patient with many images is promised next to nothing."
-    if home.ledger.standing.second:
-        yield f"Two persons must sign: beside the officer the key {show(home.ledger.standing.second)}."
+    if home.ledger.state.cosigner_key:
+        yield f"Two persons must sign: beside the officer the key {fingerprint_of(home.ledger.state.cosigner_key)}."
 
 
-def _task(study: Study) -> str:
+def _describe_task(study: Study) -> str:
     """What is told apart, as far as the study itself says."""
     source = study.data
     classes = getattr(source, "classes", None)
-    what = " and ".join(filter(None, (", ".join(classes) if classes else "", str(getattr(source, "task", "")))))
-    positive = f"; what matters is {study.evaluation.positive}" if study.evaluation.positive else ""
-    return (
-        f"tells images of {source.name} apart: {what or 'classes as in the data'}{positive}; model {study.model.name}"
-    )
+    classes_text = " and ".join(filter(None, (", ".join(classes) if classes else "", str(getattr(source, "task", "")))))
+    positive_text = f"; what matters is {study.evaluation.positive_class}" if study.evaluation.positive_class else ""
+    return f"tells images of {source.name} apart: {classes_text or 'classes as in the data'}{positive_text}; model {study.model.name}"
 
 
-def _does(study: Study) -> str:
+def _describe_strategy(study: Study) -> str:
     """Of a plugin its own first line."""
     strategy = study.strategy
-    own = (sys.modules[type(strategy).__module__].__doc__ or "a strategy without words of its own").strip()
-    return DOES.get(strategy.name) or own.splitlines()[0]
+    docstring = (sys.modules[type(strategy).__module__].__doc__ or "a strategy without words of its own").strip()
+    return STRATEGY_DESCRIPTIONS.get(strategy.name) or docstring.splitlines()[0]

@@ -14,30 +14,30 @@ from pydantic import Field, NonNegativeInt, field_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor
 
-from pipeline.core.errors import Refused
-from pipeline.core.registry import Component, near
-from pipeline.core.seeding import seed_of
-from sites.population.scanner_profiles import PROFILES, Acquisition, drawn
+from pipeline.core.errors import IncompatibleStudyError
+from pipeline.core.registry import Component, suggest_names
+from pipeline.core.seeding import derive_seed
+from sites.population.scanner_profiles import SCANNER_PROFILES, ScannerProfile, sample_profile
 
 
-class Skew(Component):
+class FeatureSkew(Component):
     @abstractmethod
-    def apply(self, x: Tensor, site: int, seed: int) -> Tensor | None:
+    def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
         """x of site number `site` (from 0) as that site sees it; None where nothing changes."""
 
-    def describe(self, site: int, seed: int) -> str:
+    def describe(self, site_index: int, seed: int) -> str:
         """How site number `site` sees, in words for people; empty where there is nothing to say."""
         return ""
 
 
-class NoSkew(Skew):
+class NoFeatureSkew(FeatureSkew):
     name: Literal["none"] = "none"
 
-    def apply(self, x: Tensor, site: int, seed: int) -> Tensor | None:
+    def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
         return None
 
 
-class Plane(Skew):
+class PlaneSkew(FeatureSkew):
     """Points of the plane, moved and turned (x' = x cos - y sin, y' = x sin + y cos) at the first `sites` sites."""
 
     name: Literal["plane"] = "plane"
@@ -46,44 +46,44 @@ class Plane(Skew):
     dy: float = 0.0
     theta: float = 0.0  # radians
 
-    def apply(self, x: Tensor, site: int, seed: int) -> Tensor | None:
+    def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
         if x.dim() != 2 or x.shape[1] != 2:
-            raise Refused(
+            raise IncompatibleStudyError(
                 f"skew 'plane' moves points of the plane, not data of shape {tuple(x.shape[1:])}; use data 'moons'"
             )
-        if site >= self.sites:
+        if site_index >= self.sites:
             return None
         cos, sin = math.cos(self.theta), math.sin(self.theta)
-        turned = x @ torch.tensor([[cos, sin], [-sin, cos]], dtype=x.dtype)
-        return turned + torch.tensor([self.dx, self.dy], dtype=x.dtype)
+        rotated = x @ torch.tensor([[cos, sin], [-sin, cos]], dtype=x.dtype)
+        return rotated + torch.tensor([self.dx, self.dy], dtype=x.dtype)
 
-    def describe(self, site: int, seed: int) -> str:
-        if site >= self.sites:
+    def describe(self, site_index: int, seed: int) -> str:
+        if site_index >= self.sites:
             return ""
-        turned = f"turned by {self.theta:g} rad" if self.theta else ""
-        moved = f"moved by ({self.dx:g}, {self.dy:g})" if self.dx or self.dy else ""
-        return " and ".join(filter(None, (turned, moved)))
+        rotation = f"turned by {self.theta:g} rad" if self.theta else ""
+        translation = f"moved by ({self.dx:g}, {self.dy:g})" if self.dx or self.dy else ""
+        return " and ".join(filter(None, (rotation, translation)))
 
 
-View = Literal["as_is", "inverted", "mirrored", "turned_90", "turned_180", "turned_270"]
-WORDS: Mapping[View, str] = {"as_is": "", "inverted": "dark and light swapped", "mirrored": "left and right swapped",
+Orientation = Literal["as_is", "inverted", "mirrored", "turned_90", "turned_180", "turned_270"]
+ORIENTATION_DESCRIPTIONS: Mapping[Orientation, str] = {"as_is": "", "inverted": "dark and light swapped", "mirrored": "left and right swapped",
                              "turned_90": "turned by 90 degrees", "turned_180": "upside down",
                              "turned_270": "turned by 270 degrees"}  # fmt: skip
 
 
-class Views(Skew):
+class OrientationSkew(FeatureSkew):
     """Site i sees images as `kinds[i]` says, beginning again after the last: populations planted to be found again."""
 
     name: Literal["views"] = "views"
-    kinds: tuple[View, ...] = Field(("as_is", "turned_180"), min_length=1)
+    kinds: tuple[Orientation, ...] = Field(("as_is", "turned_180"), min_length=1)
 
-    def apply(self, x: Tensor, site: int, seed: int) -> Tensor | None:
+    def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
         if x.dim() != 4:
-            raise Refused(
+            raise IncompatibleStudyError(
                 f"skew 'views' turns images, not data of shape {tuple(x.shape[1:])}; use skew 'plane' for points"
             )
-        kind = self.kinds[site % len(self.kinds)]
-        match kind:
+        orientation = self.kinds[site_index % len(self.kinds)]
+        match orientation:
             case "as_is":
                 return None
             case "inverted":
@@ -91,35 +91,35 @@ class Views(Skew):
             case "mirrored":
                 return x.flip(-1)
             case _:
-                return torch.rot90(x, int(kind.removeprefix("turned_")) // 90, (-2, -1)).contiguous()
+                return torch.rot90(x, int(orientation.removeprefix("turned_")) // 90, (-2, -1)).contiguous()
 
-    def describe(self, site: int, seed: int) -> str:
-        return WORDS[self.kinds[site % len(self.kinds)]]
+    def describe(self, site_index: int, seed: int) -> str:
+        return ORIENTATION_DESCRIPTIONS[self.kinds[site_index % len(self.kinds)]]
 
 
-class Microscope(Skew):
+class AcquisitionSkew(FeatureSkew):
     """Base of the skews that change how images are taken; `strength` 0 changes nothing, 1 is as named, 1.5 the most."""
 
     strength: float = Field(1.0, ge=0, le=1.5)
 
     @abstractmethod
-    def acquisition(self, site: int, seed: int) -> Acquisition: ...
+    def scanner_profile(self, site_index: int, seed: int) -> ScannerProfile: ...
 
-    def apply(self, x: Tensor, site: int, seed: int) -> Tensor | None:
+    def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
         if x.dim() != 4 or x.shape[1] not in (1, 3) or x.dtype != torch.uint8:
-            raise Refused(
+            raise IncompatibleStudyError(
                 f"skew {self.name!r} changes images of 8 bits with 1 or 3 channels, not data of shape "
                 f"{tuple(x.shape[1:])} and type {x.dtype}; use skew 'plane' for points, or 'none'"
             )
-        seen = self.acquisition(site, seed)
-        if not seen.changes:
+        profile = self.scanner_profile(site_index, seed)
+        if not profile.has_effect:
             return None
-        from sites.population.scanner_transforms import see
+        from sites.population.scanner_transforms import apply_scanner_profile
 
-        return see(x, seen, lambda row: seed_of(seed, site, row, self.name))
+        return apply_scanner_profile(x, profile, lambda row: derive_seed(seed, site_index, row, self.name))
 
 
-class Scanner(Microscope):
+class ScannerSkew(AcquisitionSkew):
     """Site i sees through `profiles[i]`, beginning again after the last."""
 
     name: Literal["scanner"] = "scanner"
@@ -127,31 +127,33 @@ class Scanner(Microscope):
 
     @field_validator("profiles")
     @classmethod
-    def _known(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        for name in given:
-            if name not in PROFILES:
-                valid = {"given": repr(name), "valid": near(name, PROFILES)}
-                raise PydanticCustomError("unknown_profile", "{given} is not known; {valid}", valid)
-        return given
+    def _check_profiles(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in SCANNER_PROFILES:
+                context = {"given": repr(name), "valid": suggest_names(name, SCANNER_PROFILES)}
+                raise PydanticCustomError("unknown_profile", "{given} is not known; {valid}", context)
+        return names
 
-    def acquisition(self, site: int, seed: int) -> Acquisition:
-        return PROFILES[self.profiles[site % len(self.profiles)]].at(self.strength)
+    def scanner_profile(self, site_index: int, seed: int) -> ScannerProfile:
+        return SCANNER_PROFILES[self.profiles[site_index % len(self.profiles)]].with_strength(self.strength)
 
-    def describe(self, site: int, seed: int) -> str:
+    def describe(self, site_index: int, seed: int) -> str:
         if not self.strength:
             return ""
-        name = self.profiles[site % len(self.profiles)]
-        return f"{name}{'' if self.strength == 1 else f' at strength {self.strength:g}'}: {PROFILES[name].about}"
+        name = self.profiles[site_index % len(self.profiles)]
+        return f"{name}{'' if self.strength == 1 else f' at strength {self.strength:g}'}: {SCANNER_PROFILES[name].description}"
 
 
-class RandomScanner(Microscope):
+class RandomScannerSkew(AcquisitionSkew):
     """Every site has an acquisition of its own, drawn from the study's seed."""
 
     name: Literal["random_scanner"] = "random_scanner"
 
-    def acquisition(self, site: int, seed: int) -> Acquisition:
-        seen = drawn(np.random.default_rng(seed_of(seed, site, self.name))).at(self.strength)
-        return replace(seen, about=seen.words)
+    def scanner_profile(self, site_index: int, seed: int) -> ScannerProfile:
+        profile = sample_profile(np.random.default_rng(derive_seed(seed, site_index, self.name))).with_strength(
+            self.strength
+        )
+        return replace(profile, description=profile.effect_summary)
 
-    def describe(self, site: int, seed: int) -> str:
-        return self.acquisition(site, seed).about if self.strength else ""
+    def describe(self, site_index: int, seed: int) -> str:
+        return self.scanner_profile(site_index, seed).description if self.strength else ""

@@ -6,47 +6,61 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.core.errors import BadData
-from pipeline.core.registry import choices
+from pipeline.core.errors import DataError
+from pipeline.core.registry import registered_components
 from pipeline.protocol.messages import SiteId
-from pipeline.study.schema import Public, Sites, Study
-from sites.governance.settings import Settings
-from sites.population.simulated_sites import COORDINATOR, Population, populate
-from sites.training.base import Examples
+from pipeline.study.schema import PublicDataConfig, SitesConfig, Study
+from sites.governance.settings import SiteSettings
+from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
+from sites.training.base import SplitIndices
 
 
-def own_population(study: Study, settings: Settings, site: SiteId, device: torch.device) -> Population:
+def load_own_data(study: Study, settings: SiteSettings, site: SiteId, device: torch.device) -> FederatedDataset:
     """All that lies in the site's folder; in a rehearsal (`settings.plays`) one simulated site's part of the study's data."""
     data = study.data.model_copy(
         update={k: v for k, v in settings.layout.items() if k in type(study.data).model_fields}
     )
-    study = study.model_copy(update={"data": data, "public": _public(study)})
-    if settings.plays is not None:
-        people = populate(study, settings.data, device)
-        if settings.plays not in people.sites:
-            raise BadData(
-                f"site.toml says that this agent plays {settings.plays!r}, but the study's sites are "
-                f"{', '.join(people.sites[:10])}; correct `plays`, or give the site data of its own"
+    study = study.model_copy(update={"data": data, "public": _public_data_config(study)})
+    if settings.simulated_site is not None:
+        dataset = load_federated_data(study, settings.data, device)
+        if settings.simulated_site not in dataset.sites:
+            raise DataError(
+                f"site.toml says that this agent plays {settings.simulated_site!r}, but the study's sites are "
+                f"{', '.join(dataset.sites[:10])}; correct `plays`, or give the site data of its own"
             )
-        return _alone(people, settings.plays, site)
+        return _restrict_to_site(dataset, settings.simulated_site, site)
     if settings.data is not None:
         study = study.model_copy(update={"data": data.model_copy(update={"path": settings.data})})
-    whole, plain = choices("partitions")["iid"], choices("skews")["none"]
-    study = study.model_copy(
-        update={"sites": Sites(count=1), "partition": whole(name="iid"), "skew": plain(name="none")}
+    iid_partition, no_feature_skew = (
+        registered_components("partitions")["iid"],
+        registered_components("feature_skews")["none"],
     )
-    people = populate(study, settings.data, device)
-    return _alone(people, people.sites[0], site)
+    study = study.model_copy(
+        update={
+            "sites": SitesConfig(count=1),
+            "partition": iid_partition(name="iid"),
+            "feature_skew": no_feature_skew(name="none"),
+        }
+    )
+    dataset = load_federated_data(study, settings.data, device)
+    return _restrict_to_site(dataset, dataset.sites[0], site)
 
 
-def _public(study: Study) -> Public:
+def _public_data_config(study: Study) -> PublicDataConfig:
     """Public examples are the coordinator's; a protected site takes the weights of classes from them."""
-    needed = study.privacy.at_site is not None and study.local.balance != "none"
-    return study.public if needed else Public()
+    needs_public_data = study.privacy.dp_sgd is not None and study.local.class_balance != "none"
+    return study.public if needs_public_data else PublicDataConfig()
 
 
-def _alone(people: Population, was: SiteId, site: SiteId) -> Population:
-    nothing = torch.zeros(0, dtype=torch.int64, device=people.pool.device)
-    examples = {site: people.examples[was], COORDINATOR: Examples(people.public, nothing, nothing)}
-    acquisitions = {site: people.acquisitions[was]} if was in people.acquisitions else {}
-    return replace(people, sites=(site,), examples=examples, acquisitions=acquisitions)
+def _restrict_to_site(dataset: FederatedDataset, source_site: SiteId, site: SiteId) -> FederatedDataset:
+    no_indices = torch.zeros(0, dtype=torch.int64, device=dataset.pool.device)
+    split_indices = {
+        site: dataset.split_indices[source_site],
+        COORDINATOR: SplitIndices(dataset.public_indices, no_indices, no_indices),
+    }
+    acquisition_descriptions = (
+        {site: dataset.acquisition_descriptions[source_site]} if source_site in dataset.acquisition_descriptions else {}
+    )
+    return replace(
+        dataset, sites=(site,), split_indices=split_indices, acquisition_descriptions=acquisition_descriptions
+    )

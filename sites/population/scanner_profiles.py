@@ -14,13 +14,15 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Acquisition:
+class ScannerProfile:
     """A hospital's stain, microscope and camera, in the order in which light meets them; defaults change nothing."""
 
-    about: str = "as it is"
+    description: str = "as it is"
     azure: float = 1.0  # times the optical density of the blue dye
     eosin: float = 1.0  # times that of the red dye
-    turn: float = 0.0  # degrees by which the dyes' colour turns about grey: the buffer's pH; > 0 is redder, < 0 bluer
+    hue_shift: float = (
+        0.0  # degrees by which the dyes' colour turns about grey: the buffer's pH; > 0 is redder, < 0 bluer
+    )
     lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # times red, green and blue light
     vignette: float = 0.0  # share of light lost in the field's corners
     blur: float = 0.0  # standard deviation in pixels
@@ -30,24 +32,26 @@ class Acquisition:
     sharpen: float = 0.0  # share of the unsharp mask that is added
     jpeg: float = 100.0  # quality; 100 is not compressed
 
-    def at(self, strength: float) -> Acquisition:
+    def with_strength(self, strength: float) -> ScannerProfile:
         """Factors are raised to the strength, amounts multiplied by it: 0 is the identity, 1 this acquisition."""
-        return Acquisition(self.about, **{f.name: _blend(self, f.name, strength) for f in KNOBS})
+        return ScannerProfile(
+            self.description, **{f.name: _scale_setting(self, f.name, strength) for f in PROFILE_SETTINGS}
+        )
 
     @property
-    def changes(self) -> bool:
-        return any(getattr(self, f.name) != f.default for f in KNOBS)
+    def has_effect(self) -> bool:
+        return any(getattr(self, f.name) != f.default for f in PROFILE_SETTINGS)
 
     @property
-    def words(self) -> str:
-        return ", ".join(word for word, holds in WORDS.items() if holds(self)) or "nearly as it is"
+    def effect_summary(self) -> str:
+        return ", ".join(label for label, applies in EFFECT_CONDITIONS.items() if applies(self)) or "nearly as it is"
 
 
-WORDS: Mapping[str, Callable[[Acquisition], bool]] = {
+EFFECT_CONDITIONS: Mapping[str, Callable[[ScannerProfile], bool]] = {
     "dark stain": lambda a: a.azure * a.eosin > 1.2,
     "pale stain": lambda a: a.azure * a.eosin < 0.8,
-    "reddish cells": lambda a: a.turn > 8,
-    "bluish cells": lambda a: a.turn < -8,
+    "reddish cells": lambda a: a.hue_shift > 8,
+    "bluish cells": lambda a: a.hue_shift < -8,
     "warm light": lambda a: a.lamp[0] / a.lamp[2] > 1.15,
     "cold light": lambda a: a.lamp[0] / a.lamp[2] < 0.87,
     "green cast": lambda a: a.lamp[1] ** 2 / (a.lamp[0] * a.lamp[2]) > 1.2,
@@ -63,8 +67,8 @@ WORDS: Mapping[str, Callable[[Acquisition], bool]] = {
 }
 
 
-def _blend(seen: Acquisition, key: str, strength: float | np.ndarray) -> Any:
-    value, neutral = getattr(seen, key), getattr(Acquisition, key)
+def _scale_setting(profile: ScannerProfile, setting: str, strength: float | np.ndarray) -> Any:
+    value, neutral = getattr(profile, setting), getattr(ScannerProfile, setting)
     if isinstance(value, tuple):
         return tuple(np.power(value, strength).tolist())
     if neutral == 1:
@@ -72,18 +76,26 @@ def _blend(seen: Acquisition, key: str, strength: float | np.ndarray) -> Any:
     return neutral + (value - neutral) * strength
 
 
-def drawn(rng: np.random.Generator) -> Acquisition:
+def sample_profile(rng: np.random.Generator) -> ScannerProfile:
     """Anything up to the utmost; a fault that can only add (blur, noise, ...) is absent at a third of the sites."""
-    far = {f.name: rng.uniform(-1, 1, 3) if f.name in BOTH_WAYS else rng.uniform(-0.5, 1, 1).clip(0) for f in KNOBS}
-    return Acquisition(**{key: _blend(UTMOST, key, u if key == "lamp" else float(u[0])) for key, u in far.items()})
+    amounts = {
+        f.name: rng.uniform(-1, 1, 3) if f.name in BIDIRECTIONAL_SETTINGS else rng.uniform(-0.5, 1, 1).clip(0)
+        for f in PROFILE_SETTINGS
+    }
+    return ScannerProfile(
+        **{
+            setting: _scale_setting(MAX_PROFILE, setting, u if setting == "lamp" else float(u[0]))
+            for setting, u in amounts.items()
+        }
+    )
 
 
-KNOBS = fields(Acquisition)[1:]
-BOTH_WAYS = {"azure", "eosin", "turn", "lamp", "gamma"}
-UTMOST = Acquisition(
+PROFILE_SETTINGS = fields(ScannerProfile)[1:]
+BIDIRECTIONAL_SETTINGS = {"azure", "eosin", "turn", "lamp", "gamma"}
+MAX_PROFILE = ScannerProfile(
     azure=1.6,
     eosin=1.6,
-    turn=30.0,
+    hue_shift=30.0,
     lamp=(1.35, 1.35, 1.35),
     vignette=0.35,
     blur=1.2,
@@ -93,24 +105,24 @@ UTMOST = Acquisition(
     sharpen=1.5,
     jpeg=45.0,
 )
-PROFILES: Mapping[str, Acquisition] = {
-    "reference": Acquisition(),
-    "soft_focus": Acquisition("slightly out of focus", blur=1.3),
-    "pale_stain": Acquisition("old stain, washed out", azure=0.6, eosin=0.55, lamp=(1.06, 1.06, 1.06)),
-    "blue_filter": Acquisition("daylight filter in the lamp: bluish glass", lamp=(0.82, 0.95, 1.22)),
-    "green_cast": Acquisition("camera never white-balanced: greenish glass", lamp=(0.85, 1.1, 0.82), gamma=1.1),
-    "acid_buffer": Acquisition("buffer too acid: reddish cells", azure=0.7, eosin=1.3, turn=20.0),
-    "warm_lamp": Acquisition(
-        "old tungsten lamp: orange glass, soft", turn=12.0, lamp=(1.3, 0.98, 0.55), blur=0.8, noise=0.01
+SCANNER_PROFILES: Mapping[str, ScannerProfile] = {
+    "reference": ScannerProfile(),
+    "soft_focus": ScannerProfile("slightly out of focus", blur=1.3),
+    "pale_stain": ScannerProfile("old stain, washed out", azure=0.6, eosin=0.55, lamp=(1.06, 1.06, 1.06)),
+    "blue_filter": ScannerProfile("daylight filter in the lamp: bluish glass", lamp=(0.82, 0.95, 1.22)),
+    "green_cast": ScannerProfile("camera never white-balanced: greenish glass", lamp=(0.85, 1.1, 0.82), gamma=1.1),
+    "acid_buffer": ScannerProfile("buffer too acid: reddish cells", azure=0.7, eosin=1.3, hue_shift=20.0),
+    "warm_lamp": ScannerProfile(
+        "old tungsten lamp: orange glass, soft", hue_shift=12.0, lamp=(1.3, 0.98, 0.55), blur=0.8, noise=0.01
     ),
-    "dark_giemsa": Acquisition(
+    "dark_giemsa": ScannerProfile(
         "overstained in an alkaline buffer: dark, blue-violet cells",
         azure=2.0,
         eosin=1.9,
-        turn=-35.0,
+        hue_shift=-35.0,
         lamp=(0.86, 0.82, 1.02),
     ),
-    "old_camera": Acquisition(
+    "old_camera": ScannerProfile(
         "few pixels, noisy, strongly compressed, greenish and dim",
         azure=1.4,
         eosin=1.4,
@@ -119,7 +131,7 @@ PROFILES: Mapping[str, Acquisition] = {
         noise=0.02,
         jpeg=45.0,
     ),
-    "phone": Acquisition(
+    "phone": ScannerProfile(
         "telephone at the eyepiece: bright, cold, sharpened, dark towards the corners",
         eosin=0.75,
         lamp=(1.22, 1.32, 1.48),

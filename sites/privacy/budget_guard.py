@@ -7,133 +7,150 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.coordinator.checkpoint import load_tensors, save_tensors
-from pipeline.core.errors import BadLedger, BadRun, HemofedError
-from pipeline.protocol.messages import BUDGET, Memory, Message, Update
-from pipeline.protocol.tasks import Work
-from privacy.accounting.accountant import Event
-from privacy.accounting.privacy_filter import Budget, Commitment, decide
+from pipeline.core.errors import HemofedError, LedgerError, RunFolderError
+from pipeline.protocol.messages import BUDGET_DECLINE_PREFIX, ClientState, ClientUpdate, Message
+from pipeline.protocol.tasks import LocalWork
+from privacy.accounting.accountant import DpEvent
+from privacy.accounting.privacy_filter import FilterBudget, PlannedSpending, check_charge
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.receipts import Request, check_receipt, request
-from privacy.ledger.records import Charge, Commit, Receipt, Refusal
-from sites.governance.home import Home
-from sites.privacy.plan import Promise
+from privacy.ledger.receipts import ReceiptRequest, check_receipt, create_receipt_request
+from privacy.ledger.records import ChargeRefused, LedgerReceipt, PrivacyCharge, StudyCommitment
+from sites.governance.home import SiteHome
+from sites.privacy.plan import PrivacyPlan
 
-MECHANISM = "DP-SGD: Poisson-sampled units, clipped, Gaussian noise"
-Countersign = Callable[[Request], Receipt]
+DP_SGD_MECHANISM = "DP-SGD: Poisson-sampled units, clipped, Gaussian noise"
+CountersignFn = Callable[[ReceiptRequest], LedgerReceipt]
 
 
 @dataclass
-class Guard:
-    home: Home
-    promise: Promise
-    study: str
-    plan: str  # hash
-    countersign: Countersign
-    coordinator: str  # its public key
+class BudgetGuard:
+    home: SiteHome
+    privacy_plan: PrivacyPlan
+    study_name: str
+    study_hash: str  # hash
+    countersign: CountersignFn
+    coordinator_key: str  # its public key
 
-    def charge(self, message: Message, steps: int) -> str | None:
+    def charge_round(self, message: Message, steps: int) -> str | None:
         """Pays for so many steps of this turn; why the site sits out, if it does."""
         if not steps:
             return None
-        ledger, terms = self.home.ledger, self.promise.terms
+        ledger, params = self.home.ledger, self.privacy_plan.dp_sgd_params
         try:
-            self._have_receipt()  # of a charge that a crash left without one
+            self._ensure_receipt()  # of a charge that a crash left without one
         except HemofedError as error:
             return f"no receipt, no training: {error}"
-        self._commit()
-        wanted = (self.plan, Event(terms.noise, terms.rate, steps))
-        decision = decide(history(ledger), commitments(ledger), wanted, allowance(ledger))
-        if not decision.allowed:
-            ledger.append(Refusal(study=self.study, turn=message.turn, reason=decision.reason))
-            return f"{BUDGET}: {decision.reason}"
+        self._ensure_commitment()
+        requested_charge = (self.study_hash, DpEvent(params.noise_multiplier, params.sampling_rate, steps))
+        decision = check_charge(
+            charge_history(ledger), planned_spending(ledger), requested_charge, filter_budget(ledger)
+        )
+        if not decision.is_allowed:
+            ledger.append(ChargeRefused(study=self.study_name, round=message.round, reason=decision.reason))
+            return f"{BUDGET_DECLINE_PREFIX}: {decision.reason}"
         try:
             ledger.append(
-                Charge(
-                    study=self.study, plan=self.plan, turn=message.turn, attempt=message.attempt, nth=0,
-                    mechanism=MECHANISM, noise=terms.noise, rate=terms.rate, steps=steps, unit=terms.unit,
-                    epsilon=decision.epsilon_after, delta=ledger.budget.delta, accountant=decision.how,
+                PrivacyCharge(
+                    study=self.study_name, study_hash=self.study_hash, round=message.round, attempt=message.attempt, job_index=0,
+                    mechanism=DP_SGD_MECHANISM, noise_multiplier=params.noise_multiplier, sampling_rate=params.sampling_rate, steps=steps, privacy_unit=params.privacy_unit,
+                    total_epsilon=decision.epsilon_after, delta=ledger.budget.delta, accountant=decision.accountant,
                 )
             )  # fmt: skip
-            self._have_receipt()
-        except BadLedger as error:  # also where another process has charged in between
+            self._ensure_receipt()
+        except LedgerError as error:  # also where another process has charged in between
             return f"no receipt, no training: {error}"
         return None
 
-    def _have_receipt(self) -> None:
+    def _ensure_receipt(self) -> None:
         ledger = self.home.ledger
-        charged = max((entry.index for entry in ledger.entries("charge")), default=-1)
-        if charged <= max((receipt.index for receipt in ledger.standing.receipts), default=-1):
+        last_charge_index = max((entry.index for entry in ledger.entries("charge")), default=-1)
+        if last_charge_index <= max((receipt.index for receipt in ledger.state.receipts), default=-1):
             return
         try:
-            receipt = self.countersign(request(ledger, self.home.key, self.coordinator))
-        except BadLedger:  # a coordinator that was restored from a backup has to see more than the news
-            receipt = self.countersign(request(ledger, self.home.key, self.coordinator, since=0))
-        check_receipt(receipt, ledger, self.coordinator)
+            receipt = self.countersign(create_receipt_request(ledger, self.home.agent_key, self.coordinator_key))
+        except LedgerError:  # a coordinator that was restored from a backup has to see more than the news
+            receipt = self.countersign(
+                create_receipt_request(ledger, self.home.agent_key, self.coordinator_key, since_index=0)
+            )
+        check_receipt(receipt, ledger, self.coordinator_key)
         ledger.append(receipt)
 
-    def _commit(self) -> None:
-        if any(isinstance(e.what, Commit) and e.what.plan == self.plan for e in self.home.ledger.entries("commit")):
+    def _ensure_commitment(self) -> None:
+        if any(
+            isinstance(e.record, StudyCommitment) and e.record.study_hash == self.study_hash
+            for e in self.home.ledger.entries("commit")
+        ):
             return
-        p, t = self.promise, self.promise.terms
+        privacy_plan, params = self.privacy_plan, self.privacy_plan.dp_sgd_params
         self.home.ledger.append(
-            Commit(
-                study=self.study, plan=self.plan, mechanism=MECHANISM, noise=t.noise, rate=t.rate,
-                steps_per_turn=p.steps, turns=p.turns, clip=t.clip, unit=t.unit, delta=p.delta, epsilon=p.epsilon,
+            StudyCommitment(
+                study=self.study_name, study_hash=self.study_hash, mechanism=DP_SGD_MECHANISM, noise_multiplier=params.noise_multiplier, sampling_rate=params.sampling_rate,
+                steps_per_round=privacy_plan.steps_per_round, max_participations=privacy_plan.max_rounds, max_grad_norm=params.max_grad_norm, privacy_unit=params.privacy_unit, delta=privacy_plan.delta, epsilon=privacy_plan.epsilon,
             )
         )  # fmt: skip
 
-    def stored(self, message: Message) -> tuple[Update, Memory] | None:
+    def load_stored_update(self, message: Message) -> tuple[ClientUpdate, ClientState] | None:
         """The answer that was already made, and paid for, to the same question."""
-        if not self.home.outbox.is_file():
+        if not self.home.outbox_file.is_file():
             return None
         try:
-            header, tensors = load_tensors(self.home.outbox)
-        except BadRun:
+            header, tensors = load_tensors(self.home.outbox_file)
+        except RunFolderError:
             return None
-        if header["question"] != self._question(message):
+        if header["question"] != self._request_digest(message):
             return None
-        parts = {
+        tensors_by_kind = {
             kind: {k.partition("/")[2]: v for k, v in tensors.items() if k.startswith(f"{kind}/")}
             for kind in ("mean", "sum", "memory")
         }
-        work = Work(**header["work"]) if header["work"] else None
-        return Update(parts["mean"], parts["sum"], work, header["group"]), parts["memory"]
+        work = LocalWork(**header["work"]) if header["work"] else None
+        return ClientUpdate(tensors_by_kind["mean"], tensors_by_kind["sum"], work, header["group"]), tensors_by_kind[
+            "memory"
+        ]
 
-    def store(self, message: Message, update: Update, memory: Memory) -> None:
-        kinds = (("mean", update.mean), ("sum", update.sum), ("memory", memory))
+    def store_update(self, message: Message, update: ClientUpdate, client_state: ClientState) -> None:
+        kinds = (("mean", update.averaged), ("sum", update.summed), ("memory", client_state))
         tensors = {f"{kind}/{key}": value for kind, vectors in kinds for key, value in vectors.items()}
         header = {
-            "question": self._question(message),
-            "group": update.group,
+            "question": self._request_digest(message),
+            "group": update.cluster,
             "work": None if update.work is None else vars(update.work),
         }
-        save_tensors(self.home.outbox, header, tensors)
+        save_tensors(self.home.outbox_file, header, tensors)
 
-    def _question(self, message: Message) -> str:
+    def _request_digest(self, message: Message) -> str:
         """What is asked, whichever attempt it is."""
-        digest = hashlib.sha256(f"{self.plan} {message.task} {message.turn}".encode())
+        digest = hashlib.sha256(f"{self.study_hash} {message.task} {message.round}".encode())
         for key in sorted(message.vectors):
             digest.update(key.encode())
             digest.update(message.vectors[key].contiguous().numpy().tobytes())
         return digest.hexdigest()
 
 
-def allowance(ledger: Ledger) -> Budget:
-    return Budget(ledger.budget.epsilon, ledger.budget.delta, first=ledger.standing.opening.budget.epsilon)
+def filter_budget(ledger: Ledger) -> FilterBudget:
+    return FilterBudget(ledger.budget.epsilon, ledger.budget.delta, initial_epsilon=ledger.state.opening.budget.epsilon)
 
 
-def commitments(ledger: Ledger) -> dict[str, Commitment]:
+def planned_spending(ledger: Ledger) -> dict[str, PlannedSpending]:
     """Of this ledger's plans; those that an earlier ledger carried over are bound to what they did."""
-    found: dict[str, Commitment] = {}
-    charges = ledger.spent_events()
-    for plan in {charge.plan for charge in charges}:
-        own = [charge for charge in charges if charge.plan == plan]
-        found[plan] = Commitment(plan, own[0].noise, own[0].rate, max(c.steps for c in own), len(own))
+    planned: dict[str, PlannedSpending] = {}
+    charges = ledger.list_charges()
+    for study_hash in {charge.study_hash for charge in charges}:
+        study_charges = [charge for charge in charges if charge.study_hash == study_hash]
+        planned[study_hash] = PlannedSpending(
+            study_hash,
+            study_charges[0].noise_multiplier,
+            study_charges[0].sampling_rate,
+            max(c.steps for c in study_charges),
+            len(study_charges),
+        )
     for entry in ledger.entries("commit"):
-        if isinstance(c := entry.what, Commit):
-            found[c.plan] = Commitment(c.plan, c.noise, c.rate, c.steps_per_turn, c.turns)
-    return found
+        if isinstance(c := entry.record, StudyCommitment):
+            planned[c.study_hash] = PlannedSpending(
+                c.study_hash, c.noise_multiplier, c.sampling_rate, c.steps_per_round, c.max_participations
+            )
+    return planned
 
 
-def history(ledger: Ledger) -> list[tuple[str, Event]]:
-    return [(c.plan, Event(c.noise, c.rate, c.steps)) for c in ledger.spent_events()]
+def charge_history(ledger: Ledger) -> list[tuple[str, DpEvent]]:
+    return [(c.study_hash, DpEvent(c.noise_multiplier, c.sampling_rate, c.steps)) for c in ledger.list_charges()]

@@ -1,4 +1,4 @@
-"""What a study's `[privacy.at_site]` comes to at each site: noise, sampling rate, steps, and the epsilon they add up to."""
+"""What a study's `[privacy.dp_sgd]` comes to at each site: noise, sampling rate, steps, and the epsilon they add up to."""
 
 from __future__ import annotations
 
@@ -9,64 +9,85 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.protocol.messages import SiteId
-from pipeline.protocol.tasks import Fit
-from pipeline.strategies.dry_run import Turn
-from pipeline.study.privacy import AtSite
-from privacy.accounting.accountant import Event, account, noise_for
-from sites.training.base import Effort, Examples, Recipe
-from sites.training.unit_clipping import Terms
+from pipeline.protocol.tasks import TrainJob
+from pipeline.strategies.dry_run import DryRunRound
+from pipeline.study.privacy import DpSgdConfig
+from privacy.accounting.accountant import DpEvent, calibrate_noise_multiplier, compute_privacy_spent
+from sites.training.base import SplitIndices, StepBudget, TrainingConfig
+from sites.training.unit_clipping import DpSgdParams
 
 
 @dataclass(frozen=True)
-class Promise:
+class PrivacyPlan:
     """Of one site, before its first step."""
 
-    terms: Terms
+    dp_sgd_params: DpSgdParams
     delta: float
-    steps: int  # of a turn
-    turns: int  # that it is in at most
+    steps_per_round: int  # of a turn
+    max_rounds: int  # that it is in at most
     epsilon: float  # after all of them
     accountant: str
-    examples: int
+    num_examples: int
 
-    def event(self, steps: int) -> Event:
-        return Event(self.terms.noise, self.terms.rate, steps)
+    def dp_event(self, steps: int) -> DpEvent:
+        return DpEvent(self.dp_sgd_params.noise_multiplier, self.dp_sgd_params.sampling_rate, steps)
 
-    def dump(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         flat = asdict(self)
-        return {**flat.pop("terms"), **flat}
+        return {**flat.pop("dp_sgd_params"), **flat}
 
 
-def promise(
-    asked: AtSite, epsilon: float | None, unit: str, units: int, n: int, batch: int, steps: int, turns: int
-) -> Promise:
+def plan_privacy(
+    dp_sgd: DpSgdConfig,
+    epsilon: float | None,
+    privacy_unit: str,
+    num_units: int,
+    num_examples: int,
+    batch_size: int,
+    steps_per_round: int,
+    max_rounds: int,
+) -> PrivacyPlan:
     """`epsilon`: this site's, where the study says one."""
-    rate = min(1.0, batch / n)
-    noise = noise_for(epsilon, asked.delta, rate, steps * turns) if epsilon is not None else asked.noise
-    assert noise is not None  # the section asks for one of both
-    whole = account([Event(noise, rate, steps * turns)], asked.delta)
-    terms = Terms(noise, asked.clip, unit, units, rate, units / n)
-    return Promise(terms, asked.delta, steps, turns, whole.epsilon, whole.how, n)
+    sampling_rate = min(1.0, batch_size / num_examples)
+    noise_multiplier = (
+        calibrate_noise_multiplier(epsilon, dp_sgd.delta, sampling_rate, steps_per_round * max_rounds)
+        if epsilon is not None
+        else dp_sgd.noise_multiplier
+    )
+    assert noise_multiplier is not None  # the section asks for one of both
+    total = compute_privacy_spent(
+        [DpEvent(noise_multiplier, sampling_rate, steps_per_round * max_rounds)], dp_sgd.delta
+    )
+    params = DpSgdParams(
+        noise_multiplier, dp_sgd.max_grad_norm, privacy_unit, num_units, sampling_rate, num_units / num_examples
+    )
+    return PrivacyPlan(params, dp_sgd.delta, steps_per_round, max_rounds, total.epsilon, total.accountant, num_examples)
 
 
-def steps_of(turns: Sequence[Turn], examples: Examples, recipe: Recipe) -> int:
+def max_steps_per_round(
+    rounds: Sequence[DryRunRound], split_indices: SplitIndices, training_config: TrainingConfig
+) -> int:
     """Private steps of a turn, at most."""
     return max(
-        sum(Effort.of(job, examples, recipe).asked for job in turn.jobs if isinstance(job, Fit) and job.data == "train")
-        for turn in turns
+        sum(
+            StepBudget.from_job(job, split_indices, training_config).steps_requested
+            for job in dry_run_round.jobs
+            if isinstance(job, TrainJob) and job.dataset == "train"
+        )
+        for dry_run_round in rounds
     )
 
 
-def unit_of(asked: AtSite, known: str | None) -> str:
+def resolve_privacy_unit(dp_sgd: DpSgdConfig, data_unit: str | None) -> str:
     """By name; "auto" is the coarsest key that the data have."""
-    return asked.unit if asked.unit != "auto" or known is None else known
+    return dp_sgd.privacy_unit if dp_sgd.privacy_unit != "auto" or data_unit is None else data_unit
 
 
-def units_in(train: Tensor, unit: Tensor | None) -> int:
+def count_units(train: Tensor, unit: Tensor | None) -> int:
     return len(train) if unit is None else len(unit[train].unique())
 
 
-def each(value: float | tuple[float, ...] | None, sites: Sequence[SiteId]) -> Mapping[SiteId, float | None]:
+def values_by_site(value: float | tuple[float, ...] | None, sites: Sequence[SiteId]) -> Mapping[SiteId, float | None]:
     """One value for all sites, or one each."""
     values = value if isinstance(value, tuple) else (value,) * len(sites)
     return dict(zip(sites, values, strict=True))

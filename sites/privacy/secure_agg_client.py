@@ -10,84 +10,99 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.aggregation.secure_aggregation import PARCEL, Masking, as_tensor
-from pipeline.core.errors import BadMessage, HemofedError
-from pipeline.core.seeding import generator
-from pipeline.protocol.messages import Excuse, Identity, Message, Reply, SiteId, Update, Weighting
-from privacy.secure_aggregation.protocol import Member
-from sites.governance.home import Home
-from sites.privacy.budget_guard import Guard
+from pipeline.aggregation.secure_aggregation import ENCRYPTED_SHARE_PREFIX, SecureAggregationSetup, bytes_to_tensor
+from pipeline.core.errors import HemofedError, MessageError
+from pipeline.core.seeding import seeded_generator
+from pipeline.protocol.messages import ClientUpdate, Declined, Message, Reply, RoundAttempt, SiteId, Weighting
+from privacy.secure_aggregation.client import SecAggClient
+from sites.governance.home import SiteHome
+from sites.privacy.budget_guard import BudgetGuard
 
-TASKS = frozenset({"advertise", "share", "unmask"})
+SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})
 
 
 @dataclass
-class Desk:
+class SecureAggClient:
     site: SiteId
-    home: Home
-    guard: Guard | None = None
-    masking: Masking | None = None
+    home: SiteHome
+    budget_guard: BudgetGuard | None = None
+    secure_aggregation: SecureAggregationSetup | None = None
     weighting: Weighting = "examples"
-    _member: Member | None = None  # of one attempt's secure sum; gone if the site is restarted
-    _attempt: Identity | None = None  # whose it is
+    _secagg_client: SecAggClient | None = None  # of one attempt's secure sum; gone if the site is restarted
+    _round_attempt: RoundAttempt | None = None  # whose it is
 
-    def answer(self, message: Message) -> Reply | Excuse:
+    def handle_message(self, message: Message) -> Reply | Declined:
         """To one of TASKS."""
         try:
-            sums = self._step(message)
+            tensors = self._run_step(message)
         except HemofedError as error:
-            return Excuse(self.site, message.task, message.turn, f"left the secure sum: {error}")
-        return Reply(self.site, message.task, message.turn, message.attempt, Update(sum=sums), 1.0)
+            return Declined(self.site, message.task, message.round, f"left the secure sum: {error}")
+        return Reply(self.site, message.task, message.round, message.attempt, ClientUpdate(summed=tensors), 1.0)
 
-    def _step(self, message: Message) -> dict[str, Tensor]:
-        if self.masking is None:
-            raise BadMessage(f"{self.site}: this study has no secure sum")
+    def _run_step(self, message: Message) -> dict[str, Tensor]:
+        if self.secure_aggregation is None:
+            raise MessageError(f"{self.site}: this study has no secure sum")
         if message.task == "advertise":
             # the same numbers under two sets of survivors would give away their difference
-            if self.home.unmasked(self.masking.study) >= message.turn:
-                raise BadMessage(f"{self.site} has already helped to unmask turn {message.turn}; go on with the next")
-            context = self.masking.context(message.turn, message.attempt)
-            self._member = Member(self.site, self.home.key, self.masking.roster, context, self.masking.fewest)
-            self._attempt = (message.turn, message.attempt)
-            return {"advert": as_tensor(self._member.advertise())}
+            if self.home.last_unmasked_round(self.secure_aggregation.study_hash) >= message.round:
+                raise MessageError(
+                    f"{self.site} has already helped to unmask turn {message.round}; go on with the next"
+                )
+            context = self.secure_aggregation.round_context(message.round, message.attempt)
+            self._secagg_client = SecAggClient(
+                self.site,
+                self.home.agent_key,
+                self.secure_aggregation.public_keys,
+                context,
+                self.secure_aggregation.min_clients,
+            )
+            self._round_attempt = (message.round, message.attempt)
+            return {"advert": bytes_to_tensor(self._secagg_client.advertise_keys())}
         if message.task == "share":
-            adverts = {k.removeprefix("advert/"): v.numpy().tobytes() for k, v in message.vectors.items()}
-            return {f"{PARCEL}{to}": as_tensor(parcel) for to, parcel in self._present(message).share(adverts).items()}
-        member = self._present(message)
-        self.home.note_unmasked(self.masking.study, message.turn)
-        return {"shares": as_tensor(member.unmask(_names(message)))}
+            advertisements = {k.removeprefix("advert/"): v.numpy().tobytes() for k, v in message.vectors.items()}
+            return {
+                f"{ENCRYPTED_SHARE_PREFIX}{recipient}": bytes_to_tensor(share)
+                for recipient, share in self._current_secagg_client(message).share_secrets(advertisements).items()
+            }
+        secagg_client = self._current_secagg_client(message)
+        self.home.record_unmasked_round(self.secure_aggregation.study_hash, message.round)
+        return {"shares": bytes_to_tensor(secagg_client.reveal_shares(_parse_survivors(message)))}
 
-    def received(self, message: Message) -> tuple[Message, Mapping[str, bytes]]:
+    def split_shares(self, message: Message) -> tuple[Message, Mapping[str, bytes]]:
         """A training message without the parcels of the secure sum, and those."""
-        parcels = {k.removeprefix(PARCEL): v.numpy().tobytes() for k, v in message.vectors.items() if k.startswith(PARCEL)}  # fmt: skip
-        vectors = {k: v for k, v in message.vectors.items() if not k.startswith(PARCEL)}
-        return replace(message, vectors=vectors), parcels
+        encrypted_shares = {k.removeprefix(ENCRYPTED_SHARE_PREFIX): v.numpy().tobytes() for k, v in message.vectors.items() if k.startswith(ENCRYPTED_SHARE_PREFIX)}  # fmt: skip
+        vectors = {k: v for k, v in message.vectors.items() if not k.startswith(ENCRYPTED_SHARE_PREFIX)}
+        return replace(message, vectors=vectors), encrypted_shares
 
-    def masked(self, message: Message, update: Update, weight: float, parcels: Mapping[str, bytes]) -> Update:
-        assert self.masking is not None
-        form = self.masking.form
-        heaviest = float(form.settings.heaviest) if self.weighting == "examples" else 1.0
-        dice = generator(self.masking.study, self.site, message.turn, "ring")
-        numbers = form.numbers(update, weight, heaviest, dice)
-        bits = [segment.bits for segment in form.segments]
-        ring, exact = self._present(message).mask(parcels, list(zip(numbers, bits, strict=True)))
-        return Update(sum={"ring": torch.from_numpy(ring.view(np.int32)), "exact": torch.from_numpy(exact.view(np.int64))})  # fmt: skip
+    def mask_update(
+        self, message: Message, update: ClientUpdate, weight: float, encrypted_shares: Mapping[str, bytes]
+    ) -> ClientUpdate:
+        assert self.secure_aggregation is not None
+        layout = self.secure_aggregation.update_layout
+        max_weight = float(layout.settings.max_examples) if self.weighting == "examples" else 1.0
+        rng = seeded_generator(self.secure_aggregation.study_hash, self.site, message.round, "ring")
+        segment_values = layout.encode_update(update, weight, max_weight, rng)
+        bits = [segment.bits for segment in layout.segments]
+        ring, exact = self._current_secagg_client(message).mask_vectors(
+            encrypted_shares, list(zip(segment_values, bits, strict=True))
+        )
+        return ClientUpdate(summed={"ring": torch.from_numpy(ring.view(np.int32)), "exact": torch.from_numpy(exact.view(np.int64))})  # fmt: skip
 
-    def _present(self, message: Message) -> Member:
+    def _current_secagg_client(self, message: Message) -> SecAggClient:
         """The same numbers must not be summed in two attempts, so a step belongs to the attempt that it names."""
-        if self._member is None or self._attempt != (message.turn, message.attempt):
-            raise BadMessage(
-                f"{self.site} takes no part in a secure sum of turn {message.turn}, attempt {message.attempt}: it was "
+        if self._secagg_client is None or self._round_attempt != (message.round, message.attempt):
+            raise MessageError(
+                f"{self.site} takes no part in a secure sum of turn {message.round}, attempt {message.attempt}: it was "
                 "restarted, and counts as a dropout, or it was never asked"
             )
-        return self._member
+        return self._secagg_client
 
 
-def _names(message: Message) -> list[str]:
+def _parse_survivors(message: Message) -> list[str]:
     try:
-        names = json.loads(message.vectors["survivors"].numpy().tobytes())
+        survivors = json.loads(message.vectors["survivors"].numpy().tobytes())
     except (KeyError, ValueError) as error:
-        raise BadMessage(f"a message does not say who survived ({error}); is it of the same version?") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadMessage("a message does not say who survived; is the coordinator of the same version?")
-    return names
+        raise MessageError(f"a message does not say who survived ({error}); is it of the same version?") from error
+    if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
+        raise MessageError("a message does not say who survived; is the coordinator of the same version?")
+    return survivors

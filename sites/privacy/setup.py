@@ -6,38 +6,46 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.protocol.messages import SiteId
-from pipeline.runs.privacy_setup import as_committed, masking_of, note_data, promise_for, without_withdrawn
-from pipeline.study.offer import Offer
-from pipeline.study.run_spec import Blueprint
-from privacy.ledger.receipts import Request
-from privacy.ledger.records import Receipt
-from sites.governance.home import Home
-from sites.population.simulated_sites import Population
-from sites.privacy.budget_guard import Guard
-from sites.privacy.plan import Promise
-from sites.privacy.secure_agg_client import Desk
-from sites.training.base import Recipe
+from pipeline.runs.privacy_setup import (
+    build_privacy_plan,
+    create_secure_aggregation,
+    exclude_withdrawn,
+    record_data,
+    restore_committed_plan,
+)
+from pipeline.study.offer import StudyOffer
+from pipeline.study.run_spec import RunSpec
+from privacy.ledger.receipts import ReceiptRequest
+from privacy.ledger.records import LedgerReceipt
+from sites.governance.home import SiteHome
+from sites.population.simulated_sites import FederatedDataset
+from sites.privacy.budget_guard import BudgetGuard
+from sites.privacy.plan import PrivacyPlan
+from sites.privacy.secure_agg_client import SecureAggClient
+from sites.training.base import TrainingConfig
 
 
-def protected_site(
-    path: Path,
+def setup_site_privacy(
+    home_path: Path,
     site: SiteId,
-    offer: Offer,
-    drawn_up: Blueprint,
-    people: Population,
-    recipe: Recipe,
-    countersign: Callable[[Request], Receipt],
-) -> tuple[Population, Desk, Promise | None]:
+    offer: StudyOffer,
+    run_spec: RunSpec,
+    dataset: FederatedDataset,
+    training_config: TrainingConfig,
+    countersign: Callable[[ReceiptRequest], LedgerReceipt],
+) -> tuple[FederatedDataset, SecureAggClient, PrivacyPlan | None]:
     """A run is a plan of its own: the same study run again is charged again."""
-    study, home = drawn_up.study, Home.open(path)
-    people = without_withdrawn(people, {site: home})
-    note_data(home, people, site)
-    asked = study.privacy.at_site
-    promise, guard = None, None
-    if asked is not None:
-        wanted = promise_for(study, asked, people, site, list(offer.sites), drawn_up.turns, recipe)
-        promise = as_committed(wanted, home, offer.digest)
-        guard = Guard(home, promise, study.name, offer.digest, countersign, offer.coordinator)
-    roster = {name: bytes.fromhex(key) for name, key in offer.sites.items()}
-    masking = masking_of(study, roster, drawn_up.turns, offer.digest)
-    return people, Desk(site, home, guard, masking, study.weighting), promise
+    study, home = run_spec.study, SiteHome.open(home_path)
+    dataset = exclude_withdrawn(dataset, {site: home})
+    record_data(home, dataset, site)
+    dp_sgd = study.privacy.dp_sgd
+    privacy_plan, budget_guard = None, None
+    if dp_sgd is not None:
+        planned = build_privacy_plan(
+            study, dp_sgd, dataset, site, list(offer.site_keys), run_spec.dry_run_rounds, training_config
+        )
+        privacy_plan = restore_committed_plan(planned, home, offer.digest)
+        budget_guard = BudgetGuard(home, privacy_plan, study.name, offer.digest, countersign, offer.coordinator_key)
+    roster = {name: bytes.fromhex(key) for name, key in offer.site_keys.items()}
+    secure_aggregation = create_secure_aggregation(study, roster, run_spec.dry_run_rounds, offer.digest)
+    return dataset, SecureAggClient(site, home, budget_guard, secure_aggregation, study.weighting), privacy_plan

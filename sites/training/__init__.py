@@ -1,0 +1,1 @@
+"""Trainers: they perform local jobs, sequentially, stacked, in threads, or privately (DP-SGD)."""

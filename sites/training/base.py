@@ -10,40 +10,40 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from pipeline.core.parameters import Role, Spec
-from pipeline.core.seeding import generator
+from pipeline.core.parameters import ParameterRole, ParameterSpec
+from pipeline.core.seeding import seeded_generator
 from pipeline.protocol.messages import SiteId
-from pipeline.protocol.tasks import Activate, Fit, Job, Result, Work
-from sites.training.augmentation import NOTHING, Augment
+from pipeline.protocol.tasks import ActivationsJob, JobResult, LocalJob, LocalWork, TrainJob
+from sites.training.augmentation import NO_AUGMENTATION, BatchAugmentation
 
-Optimiser = Literal["sgd", "adam", "adamw"]
-Balance = Literal["none", "root", "full", "sample"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
+ClassBalance = Literal["none", "root", "full", "sample"]
 # loss weights grow with the rarity of a class to this power
-POWER: Mapping[Balance, float] = {"none": 0.0, "root": 0.5, "full": 1.0, "sample": 0.0}
+BALANCE_POWER: Mapping[ClassBalance, float] = {"none": 0.0, "root": 0.5, "full": 1.0, "sample": 0.0}
 
 
 @dataclass(frozen=True)
-class Examples:
+class SplitIndices:
     """One site's (or the coordinator's) rows of the pool, by split."""
 
     train: Tensor  # int64 indices
     val: Tensor
     test: Tensor
-    epoch: int | None = None  # examples that a local epoch draws, if fewer than len(train)
+    examples_per_epoch: int | None = None  # examples that a local epoch draws, if fewer than len(train)
 
     @property
-    def n(self) -> int:
-        return len(self.train) if self.epoch is None else self.epoch
+    def num_examples(self) -> int:
+        return len(self.train) if self.examples_per_epoch is None else self.examples_per_epoch
 
 
 @dataclass(frozen=True)
-class Pool:
+class ExamplePool:
     """The examples of all simulated sites (or of one real one), once, on the device."""
 
     x: Tensor  # float32 in [0, 1], or uint8 where float would not fit
     y: Tensor
     device: torch.device
-    unit: Tensor | None = None  # (N,) int64: whose example it is, where the data know
+    unit_ids: Tensor | None = None  # (N,) int64: whose example it is, where the data know
 
     def inputs(self, index: Tensor) -> Tensor:
         x = self.x.index_select(0, index)
@@ -53,7 +53,7 @@ class Pool:
         return self.y.index_select(0, index)
 
 
-class Descent:
+class PlainSgd:
     """SGD without momentum: `torch.optim` would import its compiler, seconds that a short study need not wait."""
 
     def __init__(self, params: Sequence[Tensor], lr: float) -> None:
@@ -68,156 +68,179 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingConfig:
     """How a site trains, apart from how long."""
 
-    batch: int | None  # None: all examples
-    optimiser: Optimiser
+    batch_size: int | None  # None: all examples
+    optimizer: OptimizerName
     momentum: float
     weight_decay: float
-    lr: Callable[[int], float]
-    augment: Augment = NOTHING
-    balance: Balance = "none"
-    trains: frozenset[Role] | None = None  # the roles that sites may move; None: all
-    public_batch: int | None = None  # of training on public examples; None: as on others
+    lr_schedule: Callable[[int], float]
+    augmentation: BatchAugmentation = NO_AUGMENTATION
+    class_balance: ClassBalance = "none"
+    trainable_roles: frozenset[ParameterRole] | None = None  # the roles that sites may move; None: all
+    public_batch_size: int | None = None  # of training on public examples; None: as on others
 
-    def rate(self, job: Fit, turn: int) -> float:
-        return self.lr(turn) if job.lr is None else job.lr
+    def learning_rate(self, job: TrainJob, round_number: int) -> float:
+        return self.lr_schedule(round_number) if job.lr is None else job.lr
 
     @property
-    def plain(self) -> bool:
-        return self.optimiser == "sgd" and not self.momentum and not self.weight_decay
+    def is_plain_sgd(self) -> bool:
+        return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
 
-    def make(self, params: Sequence[Tensor], lr: float) -> torch.optim.Optimizer | Descent:
-        return Descent(params, lr) if self.plain else self.optim(params, lr)
+    def make_optimizer(self, params: Sequence[Tensor], lr: float) -> torch.optim.Optimizer | PlainSgd:
+        return PlainSgd(params, lr) if self.is_plain_sgd else self.make_torch_optimizer(params, lr)
 
-    def optim(self, params: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
-        if self.optimiser == "sgd":
+    def make_torch_optimizer(self, params: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
+        if self.optimizer == "sgd":
             return torch.optim.SGD(params, lr, self.momentum, weight_decay=self.weight_decay, fused=True)
-        kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
-        return kind(params, lr, weight_decay=self.weight_decay, fused=True)
+        optimizer_class = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return optimizer_class(params, lr, weight_decay=self.weight_decay, fused=True)
 
 
 @dataclass(frozen=True)
-class Bench:
+class TrainerContext:
     """Everything local work needs, the same for every trainer."""
 
-    make: Callable[[], nn.Module]
-    spec: Spec
-    pool: Pool
-    examples: Mapping[SiteId, Examples]
-    recipe: Recipe
-    classes: int
+    make_model: Callable[[], nn.Module]
+    spec: ParameterSpec
+    pool: ExamplePool
+    split_indices: Mapping[SiteId, SplitIndices]
+    config: TrainingConfig
+    num_classes: int
     seed: int
 
-    public: Tensor | None = None  # rows of the pool that nobody has to protect: everybody may train on them
+    public_indices: Tensor | None = None  # rows of the pool that nobody has to protect: everybody may train on them
 
-    def holds(self, ticket: Ticket) -> Examples:
+    def indices_for(self, request: TrainRequest) -> SplitIndices:
         """What the ticket's job is about."""
-        mine, job = self.examples[ticket.site], ticket.job
-        if not (isinstance(job, Activate) or (isinstance(job, Fit) and job.data == "public")):
-            return mine
-        return Examples(mine.train[:0] if self.public is None else self.public, mine.val, mine.test)
+        site_indices, job = self.split_indices[request.site], request.job
+        if not (isinstance(job, ActivationsJob) or (isinstance(job, TrainJob) and job.dataset == "public")):
+            return site_indices
+        return SplitIndices(
+            site_indices.train[:0] if self.public_indices is None else self.public_indices,
+            site_indices.val,
+            site_indices.test,
+        )
 
-    def weights(self, train: Tensor) -> Tensor | None:
+    def class_weights(self, train_indices: Tensor) -> Tensor | None:
         """(C,): what an example of each class counts in the loss. Their mean over these training examples is 1."""
-        power = POWER[self.recipe.balance]
+        power = BALANCE_POWER[self.config.class_balance]
         if not power:
             return None
-        counts = self.counts(train)
+        counts = self.class_counts(train_indices)
         rarity = (counts.sum() / counts.clamp(min=1)) ** power
         return (rarity * counts.sum() / (rarity * counts).sum().clamp(min=1)).float()
 
     @property
-    def public_weights(self) -> Tensor | None:
+    def public_class_weights(self) -> Tensor | None:
         """As `weights`, of the public examples: those of a site's own would tell of all its patients at once."""
-        return None if self.public is None or not len(self.public) else self.weights(self.public)
+        return (
+            None
+            if self.public_indices is None or not len(self.public_indices)
+            else self.class_weights(self.public_indices)
+        )
 
-    def counts(self, train: Tensor) -> Tensor:
+    def class_counts(self, train_indices: Tensor) -> Tensor:
         """(C,) examples of each class."""
-        return torch.bincount(self.pool.labels(train), minlength=self.classes)
+        return torch.bincount(self.pool.labels(train_indices), minlength=self.num_classes)
 
-    def moves(self, job: Fit, role: Role) -> bool:
+    def is_trainable(self, job: TrainJob, role: ParameterRole) -> bool:
         """As the job and the study say; on public examples as the job says."""
-        limits = (job.trains, None if job.data == "public" else self.recipe.trains)
-        return all(roles is None or role in roles for roles in limits)
+        allowed_roles = (job.trainable_roles, None if job.dataset == "public" else self.config.trainable_roles)
+        return all(roles is None or role in roles for roles in allowed_roles)
 
-    def moving(self, job: Fit) -> list[int]:
+    def trainable_positions(self, job: TrainJob) -> list[int]:
         """Places of the parameters that may move."""
-        return [n for n, role in enumerate(self.spec.roles) if self.moves(job, role)]
+        return [position for position, role in enumerate(self.spec.roles) if self.is_trainable(job, role)]
 
-    def batch(self, ticket: Ticket, step: int, index: Tensor) -> Tensor:
+    def load_batch(self, request: TrainRequest, step: int, index: Tensor) -> Tensor:
         """What the network sees of these examples in this step."""
         x = self.pool.inputs(index)
-        if self.recipe.augment.absent:
+        if self.config.augmentation.is_identity:
             return x
-        return self.recipe.augment(x, generator(self.seed, ticket.site, ticket.turn, ticket.nth, "augment", step))
+        return self.config.augmentation(
+            x, seeded_generator(self.seed, request.site, request.round, request.job_index, "augment", step)
+        )
 
 
 @dataclass(frozen=True)
-class Ticket:
+class TrainRequest:
     site: SiteId
-    turn: int
-    nth: int  # which job of its Flow
-    job: Job
-    private: bool = False  # its result leaves the site, and the study protects what it was made of
+    round: int
+    job_index: int  # which job of its Flow
+    job: LocalJob
+    is_private: bool = False  # its result leaves the site, and the study protects what it was made of
 
 
 class Trainer(Protocol):
-    def run(self, tickets: Sequence[Ticket]) -> list[Result]: ...
+    def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]: ...
 
 
 @dataclass(frozen=True)
-class Effort:
+class StepBudget:
     """How many steps a Fit comes to at one site."""
 
-    n: int
-    batch: int
-    asked: int
-    todo: int
+    num_examples: int
+    batch_size: int
+    steps_requested: int
+    steps_allowed: int
 
     @classmethod
-    def of(cls, job: Fit, examples: Examples, recipe: Recipe) -> Effort:
-        n = examples.n
-        wanted = recipe.batch if job.data == "train" else recipe.public_batch or recipe.batch
-        batch = min(wanted or n, n) or 1
-        asked = job.steps if job.steps is not None else math.ceil(n / batch) * (job.epochs or 0)
-        todo = asked if job.cap is None else min(asked, job.cap)
-        return cls(n, batch, asked if n else 0, 0 if (job.whole and todo < asked) or not n else todo)
+    def from_job(cls, job: TrainJob, indices: SplitIndices, config: TrainingConfig) -> StepBudget:
+        num_examples = indices.num_examples
+        requested_batch_size = (
+            config.batch_size if job.dataset == "train" else config.public_batch_size or config.batch_size
+        )
+        batch_size = min(requested_batch_size or num_examples, num_examples) or 1
+        steps_requested = (
+            job.steps if job.steps is not None else math.ceil(num_examples / batch_size) * (job.epochs or 0)
+        )
+        steps_allowed = steps_requested if job.max_steps is None else min(steps_requested, job.max_steps)
+        return cls(
+            num_examples,
+            batch_size,
+            steps_requested if num_examples else 0,
+            0 if (job.all_or_nothing and steps_allowed < steps_requested) or not num_examples else steps_allowed,
+        )
 
     @property
-    def per_epoch(self) -> int:
-        return math.ceil(self.n / self.batch)
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.num_examples / self.batch_size)
 
-    def work(self, done: int) -> Work:
-        return Work(self.asked, done, self.n)
+    def local_work(self, steps_done: int) -> LocalWork:
+        return LocalWork(self.steps_requested, steps_done, self.num_examples)
 
 
-def batches(bench: Bench, ticket: Ticket, effort: Effort) -> Iterator[Tensor]:
+def iterate_batches(context: TrainerContext, request: TrainRequest, budget: StepBudget) -> Iterator[Tensor]:
     """Index tensors (at most `batch` long), one a step: every epoch a new draw, the last batch of it may be short."""
-    train = bench.holds(ticket).train
-    chance = _chances(bench, train)
-    left = effort.todo
+    train_indices = context.indices_for(request).train
+    sampling_weights = _sampling_weights(context, train_indices)
+    steps_left = budget.steps_allowed
     epoch = 0
-    while left > 0:
-        dice = generator(bench.seed, ticket.site, ticket.turn, ticket.nth, epoch)
-        if chance is None:
-            drawn = torch.randperm(len(train), generator=dice)[: effort.n]
+    while steps_left > 0:
+        rng = seeded_generator(context.seed, request.site, request.round, request.job_index, epoch)
+        if sampling_weights is None:
+            sampled = torch.randperm(len(train_indices), generator=rng)[: budget.num_examples]
         else:
-            drawn = torch.multinomial(chance, effort.n, replacement=True, generator=dice)
-        yield from train.index_select(0, drawn.to(train.device)).split(effort.batch)[:left]
-        left -= effort.per_epoch
+            sampled = torch.multinomial(sampling_weights, budget.num_examples, replacement=True, generator=rng)
+        yield from train_indices.index_select(0, sampled.to(train_indices.device)).split(budget.batch_size)[:steps_left]
+        steps_left -= budget.steps_per_epoch
         epoch += 1
 
 
-def halves(index: Tensor) -> tuple[Tensor, Tensor]:
+def split_in_halves(index: Tensor) -> tuple[Tensor, Tensor]:
     """A batch for looking ahead and one for the gradient there; a single example serves as both."""
     middle = (len(index) + 1) // 2
     return index[:middle], index[middle:] if len(index) > 1 else index
 
 
-def _chances(bench: Bench, train: Tensor) -> Tensor | None:
+def _sampling_weights(context: TrainerContext, train_indices: Tensor) -> Tensor | None:
     """(n,) of every training example, such that all classes that are there are drawn alike; None: all once."""
-    if bench.recipe.balance != "sample":
+    if context.config.class_balance != "sample":
         return None
-    return (1 / bench.counts(train).double().clamp(min=1)).index_select(0, bench.pool.labels(train)).cpu()
+    return (
+        (1 / context.class_counts(train_indices).double().clamp(min=1))
+        .index_select(0, context.pool.labels(train_indices))
+        .cpu()
+    )

@@ -17,78 +17,100 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.core.errors import Refused
-from pipeline.core.parameters import Snapshot
+from pipeline.core.errors import IncompatibleStudyError
+from pipeline.core.parameters import ModelState
 from pipeline.protocol.messages import SiteId
-from pipeline.protocol.tasks import Fit, Fitted, Result
-from privacy.dpsgd.secure_rng import Entropy
-from sites.training.base import Bench, Effort, Examples, Ticket
-from sites.training.sequential import Loop, pulling
-from sites.training.unit_clipping import WAYS, Mode, Sight, Terms
+from pipeline.protocol.tasks import JobResult, TrainJob, TrainResult
+from privacy.dpsgd.secure_rng import SecureRandom
+from sites.training.base import SplitIndices, StepBudget, TrainerContext, TrainRequest
+from sites.training.sequential import SequentialTrainer, split_regularizer
+from sites.training.unit_clipping import CLIPPING_METHODS, ClippingMode, DpSgdParams, UnitLoss
 
 
-class Private:
+class DpSgdTrainer:
     def __init__(
-        self, bench: Bench, terms: Mapping[SiteId, Terms], mode: Mode, entropy: Callable[[], Entropy] = Entropy
+        self,
+        context: TrainerContext,
+        dp_params: Mapping[SiteId, DpSgdParams],
+        clipping_mode: ClippingMode,
+        make_secure_random: Callable[[], SecureRandom] = SecureRandom,
     ) -> None:
-        self.bench, self.terms, self.entropy = bench, terms, entropy
-        self.loop = Loop(bench)
-        self.drops = self.loop.drops
-        self.clipping = WAYS[mode](bench)
-        self._units: dict[SiteId, list[Tensor]] = {}
+        self.context, self.dp_params, self.make_secure_random = context, dp_params, make_secure_random
+        self.sequential_trainer = SequentialTrainer(context)
+        self.has_dropout = self.sequential_trainer.has_dropout
+        self.clipping = CLIPPING_METHODS[clipping_mode](context)
+        self._unit_rows: dict[SiteId, list[Tensor]] = {}
 
-    def run(self, tickets: Sequence[Ticket]) -> list[Result]:
-        return [self.one(ticket) for ticket in tickets]
+    def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]:
+        return [self.run_request(request) for request in requests]
 
-    def one(self, ticket: Ticket) -> Result:
-        job = ticket.job
-        if not ticket.private:
-            return self.loop.one(ticket)
-        if not isinstance(job, Fit) or job.gamma is not None or job.ahead:
-            raise Refused(f"{ticket.site}: {type(job).__name__} has no privacy mechanism; use another strategy")
-        return self.fit(ticket, job, self.bench.holds(ticket), self.terms[ticket.site])
+    def run_request(self, request: TrainRequest) -> JobResult:
+        job = request.job
+        if not request.is_private:
+            return self.sequential_trainer.run_request(request)
+        if not isinstance(job, TrainJob) or job.inexactness is not None or job.maml_lr:
+            raise IncompatibleStudyError(
+                f"{request.site}: {type(job).__name__} has no privacy mechanism; use another strategy"
+            )
+        return self.train(request, job, self.context.indices_for(request), self.dp_params[request.site])
 
-    def fit(self, ticket: Ticket, job: Fit, examples: Examples, terms: Terms) -> Fitted:
-        bench, recipe, clipping, entropy = self.bench, self.bench.recipe, self.clipping, self.entropy()
-        effort = Effort.of(job, examples, recipe)
-        units = self._of(ticket.site, examples.train)
-        bench.spec.write(clipping.module, Snapshot(job.start, job.stats))
-        clipping.move(bench.moving(job))
-        lr = recipe.rate(job, ticket.turn)
-        inner = recipe.optim(clipping.moving, lr)
-        optimiser = clipping.optimiser(inner, entropy, terms)
-        moves = {id(p) for p in clipping.moving}
-        pull = [part for part in pulling(bench, clipping.params, job.pull) if id(part[0]) in moves]
-        sight = Sight(bench, entropy, bench.public_weights, terms.scale)
+    def train(self, request: TrainRequest, job: TrainJob, indices: SplitIndices, dp_params: DpSgdParams) -> TrainResult:
+        context, config, clipping, secure_random = (
+            self.context,
+            self.context.config,
+            self.clipping,
+            self.make_secure_random(),
+        )
+        budget = StepBudget.from_job(job, indices, config)
+        units = self._rows_by_unit(request.site, indices.train)
+        context.spec.write_state(clipping.module, ModelState(job.initial_weights, job.norm_stats))
+        clipping.select_trainable(context.trainable_positions(job))
+        lr = config.learning_rate(job, request.round)
+        base_optimizer = config.make_torch_optimizer(clipping.trainable_params, lr)
+        optimizer = clipping.make_optimizer(base_optimizer, secure_random, dp_params)
+        trainable_ids = {id(p) for p in clipping.trainable_params}
+        regularizer_terms = [
+            term
+            for term in split_regularizer(context, clipping.params, job.regularizer)
+            if id(term[0]) in trainable_ids
+        ]
+        unit_loss = UnitLoss(context, secure_random, context.public_class_weights, dp_params.loss_scale)
         clipping.module.train()
-        if self.drops:
-            torch.manual_seed(entropy.generator().initial_seed())
-        loss, seen = 0.0, 0
-        for _ in range(effort.todo):
-            drawn = [units[place] for place in entropy.chosen(len(units), terms.rate).tolist()]
-            loss += clipping.mean_of(drawn, sight, optimiser)
-            seen += sum(map(len, drawn))
-            for p, slope, offset in pull:  # after clipping and noise: Opacus writes p.grad anew
+        if self.has_dropout:
+            torch.manual_seed(secure_random.torch_generator().initial_seed())
+        loss_sum, num_seen = 0.0, 0
+        for _ in range(budget.steps_allowed):
+            sampled_units = [
+                units[unit_index]
+                for unit_index in secure_random.poisson_sample(len(units), dp_params.sampling_rate).tolist()
+            ]
+            loss_sum += clipping.accumulate_noised_mean(sampled_units, unit_loss, optimizer)
+            num_seen += sum(map(len, sampled_units))
+            for p, slope, offset in regularizer_terms:  # after clipping and noise: Opacus writes p.grad anew
                 p.grad.add_(slope * p.detach() + offset)  # type: ignore[union-attr]
-            inner.step()
-            optimiser.zero_grad(True)
-        clipping.restore()
-        weights = bench.spec.read(clipping.module).weights.cpu()
-        travel = lr * effort.todo if recipe.plain else None
-        return Fitted(weights, job.stats, effort.work(effort.todo), loss / max(seen, 1), travel)
+            base_optimizer.step()
+            optimizer.zero_grad(True)
+        clipping.restore_trainable()
+        weights = context.spec.read_state(clipping.module).weights.cpu()
+        lr_sum = lr * budget.steps_allowed if config.is_plain_sgd else None
+        return TrainResult(
+            weights, job.norm_stats, budget.local_work(budget.steps_allowed), loss_sum / max(num_seen, 1), lr_sum
+        )
 
-    def _of(self, site: SiteId, train: Tensor) -> list[Tensor]:
+    def _rows_by_unit(self, site: SiteId, train_indices: Tensor) -> list[Tensor]:
         """The site's training rows by unit, made once."""
-        if site not in self._units:
-            one_each = self.terms[site].unit == "example"
-            self._units[site] = by_unit(train, None if one_each else self.bench.pool.unit)
-        return self._units[site]
+        if site not in self._unit_rows:
+            is_example_level = self.dp_params[site].privacy_unit == "example"
+            self._unit_rows[site] = split_by_unit(
+                train_indices, None if is_example_level else self.context.pool.unit_ids
+            )
+        return self._unit_rows[site]
 
 
-def by_unit(train: Tensor, unit: Tensor | None) -> list[Tensor]:
+def split_by_unit(train_indices: Tensor, unit_ids: Tensor | None) -> list[Tensor]:
     """Each unit's rows of the pool; every example its own where there are no units."""
-    if unit is None:
-        return list(train.split(1))
-    owner = np.unique(unit[train].cpu().numpy(), return_inverse=True)[1]
-    order = torch.from_numpy(np.argsort(owner, kind="stable")).to(train.device)
-    return list(train[order].split(np.bincount(owner).tolist()))
+    if unit_ids is None:
+        return list(train_indices.split(1))
+    unit_of_row = np.unique(unit_ids[train_indices].cpu().numpy(), return_inverse=True)[1]
+    order = torch.from_numpy(np.argsort(unit_of_row, kind="stable")).to(train_indices.device)
+    return list(train_indices[order].split(np.bincount(unit_of_row).tolist()))

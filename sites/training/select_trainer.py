@@ -12,91 +12,110 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from pipeline.core.errors import Refused
+from pipeline.core.errors import IncompatibleStudyError
 from pipeline.protocol.messages import SiteId
-from pipeline.study.run_spec import Blueprint
+from pipeline.study.run_spec import RunSpec
 from pipeline.study.schema import Study
-from sites.population.simulated_sites import Population
-from sites.training.augmentation import Augment
-from sites.training.base import Bench, Recipe, Trainer
-from sites.training.sequential import Loop, has_dropout
-from sites.training.stacked_mlp import Chain
+from sites.population.simulated_sites import FederatedDataset
+from sites.training.augmentation import BatchAugmentation
+from sites.training.base import Trainer, TrainerContext, TrainingConfig
+from sites.training.sequential import SequentialTrainer, has_dropout
+from sites.training.stacked_mlp import StackedMlpGradients
 
 if TYPE_CHECKING:
-    from sites.training.unit_clipping import Mode, Terms
+    from sites.training.unit_clipping import ClippingMode, DpSgdParams
 
-Kind = Literal["loop", "stacked", "pool"]
+TrainerKind = Literal["sequential", "stacked", "threaded"]
 
 
-def device_of(study: Study) -> torch.device:
+def select_device(study: Study) -> torch.device:
     if study.device != "auto":
-        there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        if not there[study.device]:
-            raise Refused(f"device = {study.device!r}, but there is none here; use device = 'auto'")
+        is_available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        if not is_available[study.device]:
+            raise IncompatibleStudyError(f"device = {study.device!r}, but there is none here; use device = 'auto'")
         return torch.device(study.device)
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def recipe_of(study: Study, lr: Callable[[int], float]) -> Recipe:
+def make_training_config(study: Study, lr: Callable[[int], float]) -> TrainingConfig:
     local = study.local
-    return Recipe(
-        None if local.batch == "all" else local.batch,
-        local.optimiser,
+    return TrainingConfig(
+        None if local.batch_size == "all" else local.batch_size,
+        local.optimizer,
         local.momentum,
         local.weight_decay,
         lr,
-        Augment(**study.augment.model_dump()),
-        local.balance,
-        None if local.trains is None else frozenset(local.trains),
-        study.public.batch,
+        BatchAugmentation(**study.augmentation.model_dump()),
+        local.class_balance,
+        None if local.trainable is None else frozenset(local.trainable),
+        study.public.batch_size,
     )
 
 
-def bench_of(blueprint: Blueprint, people: Population, recipe: Recipe) -> Bench:
-    make, spec, classes = blueprint.make, blueprint.spec, len(blueprint.classes)
-    return Bench(make, spec, people.pool, people.examples, recipe, classes, blueprint.study.seed, people.public)
+def make_trainer_context(run_spec: RunSpec, dataset: FederatedDataset, config: TrainingConfig) -> TrainerContext:
+    make_model, spec, num_classes = run_spec.build_model, run_spec.parameter_spec, len(run_spec.classes)
+    return TrainerContext(
+        make_model,
+        spec,
+        dataset.pool,
+        dataset.split_indices,
+        config,
+        num_classes,
+        run_spec.study.seed,
+        dataset.public_indices,
+    )
 
 
-def choose(
-    asked: Literal["auto", "loop", "stacked", "pool"], bench: Bench, threads: int, private: bool = False
-) -> Kind:
-    if asked != "auto":
-        return asked
-    module = bench.make()
-    stackable = not private and not bench.spec.stat_size and not has_dropout(module)
-    if bench.pool.device.type != "cpu":
-        return "stacked" if stackable else "loop"
-    if stackable and Chain.of(module):
+def select_trainer_kind(
+    requested: Literal["auto", "sequential", "stacked", "threaded"],
+    context: TrainerContext,
+    num_threads: int,
+    is_private: bool = False,
+) -> TrainerKind:
+    if requested != "auto":
+        return requested
+    module = context.make_model()
+    is_stackable = not is_private and not context.spec.num_norm_stats and not has_dropout(module)
+    if context.pool.device.type != "cpu":
+        return "stacked" if is_stackable else "sequential"
+    if is_stackable and StackedMlpGradients.from_module(module):
         return "stacked"
-    several = threads > 1 and len(bench.examples) > 2
-    return "pool" if several and not has_dropout(module) else "loop"
+    uses_threads = num_threads > 1 and len(context.split_indices) > 2
+    return "threaded" if uses_threads and not has_dropout(module) else "sequential"
 
 
-def threads_for(asked: int | None, bench: Bench) -> int:
+def select_num_threads(requested: int | None, context: TrainerContext) -> int:
     """Small models lose more by waiting for other threads than they gain from them."""
-    small = bench.spec.size * (bench.recipe.batch or 1000) < 1_000_000
-    return asked or (1 if small else os.cpu_count() or 1)
+    is_small = context.spec.num_parameters * (context.config.batch_size or 1000) < 1_000_000
+    return requested or (1 if is_small else os.cpu_count() or 1)
 
 
 def make_trainer(
-    kind: Kind, bench: Bench, terms: Mapping[SiteId, Terms] | None = None, mode: Mode = "whole"
+    kind: TrainerKind,
+    context: TrainerContext,
+    dp_params: Mapping[SiteId, DpSgdParams] | None = None,
+    clipping_mode: ClippingMode = "per_unit",
 ) -> Trainer:
     """`terms`: of sites whose training is private, in that mode."""
-    if terms:
-        from sites.training.dp_sgd import Private
+    if dp_params:
+        from sites.training.dp_sgd import DpSgdTrainer
 
-        if kind == "pool":
-            from sites.training.threaded import ThreadPool
+        if kind == "threaded":
+            from sites.training.threaded import ThreadedTrainer
 
-            return ThreadPool(bench, torch.get_num_threads(), lambda each: Private(each, terms, mode))
-        return Private(bench, terms, mode)
+            return ThreadedTrainer(
+                context,
+                torch.get_num_threads(),
+                lambda thread_context: DpSgdTrainer(thread_context, dp_params, clipping_mode),
+            )
+        return DpSgdTrainer(context, dp_params, clipping_mode)
     if kind == "stacked":
-        from sites.training.stacked import Stacked
+        from sites.training.stacked import StackedTrainer
 
         # a GPU is one core that takes all sites at once
-        return Stacked(bench, torch.get_num_threads() if bench.pool.device.type == "cpu" else 1)
-    if kind == "pool":
-        from sites.training.threaded import ThreadPool
+        return StackedTrainer(context, torch.get_num_threads() if context.pool.device.type == "cpu" else 1)
+    if kind == "threaded":
+        from sites.training.threaded import ThreadedTrainer
 
-        return ThreadPool(bench, torch.get_num_threads())
-    return Loop(bench)
+        return ThreadedTrainer(context, torch.get_num_threads())
+    return SequentialTrainer(context)

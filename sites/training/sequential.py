@@ -9,170 +9,180 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.core.errors import Refused
-from pipeline.core.parameters import Snapshot, Vec
-from pipeline.core.seeding import seed_of
+from pipeline.core.errors import IncompatibleStudyError
+from pipeline.core.parameters import ModelState, ParamVector
+from pipeline.core.seeding import derive_seed
 from pipeline.protocol.tasks import (
-    Activate,
-    Activations,
-    Evaluate,
-    Evaluated,
-    Fit,
-    Fitted,
-    Gradient,
-    Profile,
-    Pull,
-    Result,
-    Slope,
-    Work,
+    ActivationsJob,
+    ActivationsResult,
+    EvaluateJob,
+    EvaluationSums,
+    GradientJob,
+    GradientResult,
+    JobResult,
+    LocalRegularizer,
+    LocalWork,
+    ProfileJob,
+    TrainJob,
+    TrainResult,
 )
-from sites.training.base import Bench, Effort, Examples, Ticket, batches, halves
-from sites.training.evaluation import CHUNK, evaluate
-from sites.training.validation_profile import profile
+from sites.training.base import SplitIndices, StepBudget, TrainerContext, TrainRequest, iterate_batches, split_in_halves
+from sites.training.evaluation import EXAMPLES_PER_PASS, evaluate
+from sites.training.validation_profile import compute_profile
 
 
-class Loop:
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.module = bench.make().to(bench.pool.device)
+class SequentialTrainer:
+    def __init__(self, context: TrainerContext) -> None:
+        self.context = context
+        self.module = context.make_model().to(context.pool.device)
         self.params = [p for p in self.module.parameters() if p.requires_grad]
-        self.drops = has_dropout(self.module)
+        self.has_dropout = has_dropout(self.module)
 
-    def run(self, tickets: Sequence[Ticket]) -> list[Result]:
-        return [self.one(ticket) for ticket in tickets]
+    def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]:
+        return [self.run_request(request) for request in requests]
 
-    def one(self, ticket: Ticket) -> Result:
-        examples = self.bench.holds(ticket)
-        if not len(examples.train) and not isinstance(ticket.job, Evaluate | Profile):
-            raise Refused(
-                f"{ticket.site} has no training examples for this; public.share or public.data give the coordinator some"
+    def run_request(self, request: TrainRequest) -> JobResult:
+        indices = self.context.indices_for(request)
+        if not len(indices.train) and not isinstance(request.job, EvaluateJob | ProfileJob):
+            raise IncompatibleStudyError(
+                f"{request.site} has no training examples for this; public.fraction or public.data give the coordinator some"
             )
-        match ticket.job:
-            case Fit():
-                return self.fit(ticket, ticket.job, examples)
-            case Gradient(at, stats):
-                self.load(at, stats)
-                gradient, loss = self.gradient(examples.train)
-                steps = Effort.of(Fit(at, epochs=1), examples, self.bench.recipe).asked
-                return Slope(gradient.cpu(), Work(steps, steps, examples.n), loss)
-            case Evaluate(weights, split, stats):
-                self.load(weights, stats)
-                return self.evaluate(getattr(examples, split))
-            case Profile(weights, split, stats):
-                self.load(weights, stats)
-                return profile(self.module, self.bench.pool, getattr(examples, split), self.bench.classes, ticket.job)
-            case Activate(weights, stats, count):
-                self.load(weights, stats)
-                return activations(self.module, self.bench.pool.inputs(examples.train[:count]))
+        match request.job:
+            case TrainJob():
+                return self.train(request, request.job, indices)
+            case GradientJob(gradient_weights, stats):
+                self.load_model(gradient_weights, stats)
+                gradient, loss = self.full_gradient(indices.train)
+                steps = StepBudget.from_job(
+                    TrainJob(gradient_weights, epochs=1), indices, self.context.config
+                ).steps_requested
+                return GradientResult(gradient.cpu(), LocalWork(steps, steps, indices.num_examples), loss)
+            case EvaluateJob(weights, split, stats):
+                self.load_model(weights, stats)
+                return self.evaluate(getattr(indices, split))
+            case ProfileJob(weights, split, stats):
+                self.load_model(weights, stats)
+                return compute_profile(
+                    self.module, self.context.pool, getattr(indices, split), self.context.num_classes, request.job
+                )
+            case ActivationsJob(weights, stats, count):
+                self.load_model(weights, stats)
+                return compute_activations(self.module, self.context.pool.inputs(indices.train[:count]))
 
-    def fit(self, ticket: Ticket, job: Fit, examples: Examples) -> Fitted:
-        bench, recipe = self.bench, self.bench.recipe
-        effort = Effort.of(job, examples, recipe)
-        self.load(job.start, job.stats)
-        lr = recipe.rate(job, ticket.turn)
-        optimiser = recipe.make([self.params[n] for n in bench.moving(job)], lr)
-        pull = pulling(bench, self.params, job.pull)
-        asked, done, spent = effort.asked, 0, 0
-        losses = torch.zeros((), device=bench.pool.device)
-        if job.gamma is not None and effort.todo:
-            goal = job.gamma * self.norm(examples.train, job.pull)
-            spent = effort.per_epoch  # looking at all local data is work too, and a deadline counts it
+    def train(self, request: TrainRequest, job: TrainJob, indices: SplitIndices) -> TrainResult:
+        context, config = self.context, self.context.config
+        budget = StepBudget.from_job(job, indices, config)
+        self.load_model(job.initial_weights, job.norm_stats)
+        lr = config.learning_rate(job, request.round)
+        optimizer = config.make_optimizer([self.params[n] for n in context.trainable_positions(job)], lr)
+        regularizer_terms = split_regularizer(context, self.params, job.regularizer)
+        steps_requested, steps_done, steps_spent = budget.steps_requested, 0, 0
+        loss_sum = torch.zeros((), device=context.pool.device)
+        if job.inexactness is not None and budget.steps_allowed:
+            max_gradient_norm = job.inexactness * self.gradient_norm(indices.train, job.regularizer)
+            steps_spent = budget.steps_per_epoch  # looking at all local data is work too, and a deadline counts it
         self.module.train()
-        if self.drops:
-            torch.manual_seed(seed_of(bench.seed, ticket.site, ticket.turn, ticket.nth, "dropout"))
-        weights = bench.weights(examples.train)
-        for step, index in enumerate(batches(bench, ticket, effort)):
-            if job.cap is not None and spent >= job.cap:
+        if self.has_dropout:
+            torch.manual_seed(derive_seed(context.seed, request.site, request.round, request.job_index, "dropout"))
+        class_weights = context.class_weights(indices.train)
+        for step, index in enumerate(iterate_batches(context, request, budget)):
+            if job.max_steps is not None and steps_spent >= job.max_steps:
                 break
-            loss = self.descend(ticket, job.ahead, step, index, weights)
-            for p, slope, offset in pull:
+            loss = self.compute_gradient(request, job.maml_lr, step, index, class_weights)
+            for p, slope, offset in regularizer_terms:
                 p.grad.add_(slope * p.detach() + offset)  # type: ignore[union-attr]
-            optimiser.step()
-            losses += loss
-            done, spent = done + 1, spent + 1
-            if job.gamma is not None and done % effort.per_epoch == 0 and done < asked:
-                if self.norm(examples.train, job.pull) <= goal:
-                    asked = done
+            optimizer.step()
+            loss_sum += loss
+            steps_done, steps_spent = steps_done + 1, steps_spent + 1
+            if (
+                job.inexactness is not None
+                and steps_done % budget.steps_per_epoch == 0
+                and steps_done < steps_requested
+            ):
+                if self.gradient_norm(indices.train, job.regularizer) <= max_gradient_norm:
+                    steps_requested = steps_done
                     break
-                spent += effort.per_epoch
+                steps_spent += budget.steps_per_epoch
                 self.module.train()
-        after = bench.spec.read(self.module)
-        stats = after.stats if bench.moves(job, "norm") else job.stats
-        travel = lr * done if recipe.plain else None
-        work = Work(asked, done, effort.n, looks=spent - done)
-        return Fitted(after.weights.cpu(), stats.cpu(), work, float(losses) / max(done, 1), travel)
+        final_state = context.spec.read_state(self.module)
+        stats = final_state.norm_stats if context.is_trainable(job, "norm") else job.norm_stats
+        lr_sum = lr * steps_done if config.is_plain_sgd else None
+        work = LocalWork(steps_requested, steps_done, budget.num_examples, eval_steps=steps_spent - steps_done)
+        return TrainResult(final_state.weights.cpu(), stats.cpu(), work, float(loss_sum) / max(steps_done, 1), lr_sum)
 
-    def descend(self, ticket: Ticket, ahead: float, step: int, index: Tensor, weights: Tensor | None) -> Tensor:
+    def compute_gradient(
+        self, request: TrainRequest, maml_lr: float, step: int, index: Tensor, class_weights: Tensor | None
+    ) -> Tensor:
         """The gradient in `.grad`, and the loss. `ahead`: at w - ahead * gradient of the batch's first half."""
-        if not ahead:
-            return self.backward(self.bench.batch(ticket, step, index), index, weights)
-        first, second = halves(index)
-        self.backward(self.bench.batch(ticket, 2 * step, first), first, weights)
-        before = [p.detach().clone() for p in self.params]
+        if not maml_lr:
+            return self.backward(self.context.load_batch(request, step, index), index, class_weights)
+        first, second = split_in_halves(index)
+        self.backward(self.context.load_batch(request, 2 * step, first), first, class_weights)
+        saved_values = [p.detach().clone() for p in self.params]
         with torch.no_grad():
             for p in self.params:
-                p.sub_(ahead * p.grad)  # type: ignore[operator]
-        loss = self.backward(self.bench.batch(ticket, 2 * step + 1, second), second, weights)
+                p.sub_(maml_lr * p.grad)  # type: ignore[operator]
+        loss = self.backward(self.context.load_batch(request, 2 * step + 1, second), second, class_weights)
         with torch.no_grad():
-            for p, value in zip(self.params, before, strict=True):
+            for p, value in zip(self.params, saved_values, strict=True):
                 p.copy_(value)
         return loss
 
-    def backward(self, x: Tensor, index: Tensor, weights: Tensor | None) -> Tensor:
+    def backward(self, x: Tensor, index: Tensor, class_weights: Tensor | None) -> Tensor:
         for p in self.params:
             p.grad = None
-        loss = losses_of(self.module(x), self.bench.pool.labels(index), weights).mean()
+        loss = example_losses(self.module(x), self.context.pool.labels(index), class_weights).mean()
         loss.backward()
         return loss.detach()
 
-    def load(self, weights: Vec, stats: Vec) -> None:
-        self.bench.spec.write(self.module, Snapshot(weights, stats))
+    def load_model(self, weights: ParamVector, stats: ParamVector) -> None:
+        self.context.spec.write_state(self.module, ModelState(weights, stats))
 
-    def gradient(self, index: Tensor) -> tuple[Vec, float]:
+    def full_gradient(self, index: Tensor) -> tuple[ParamVector, float]:
         """Of the mean loss over `index`, in chunks; and that loss. In eval mode: no statistics move."""
-        weights = self.bench.weights(index)
+        class_weights = self.context.class_weights(index)
         self.module.eval()
         self.module.zero_grad()
-        total = torch.zeros((), device=self.bench.pool.device)
-        for part in index.split(CHUNK):
-            logits = self.module(self.bench.pool.inputs(part))
-            loss = losses_of(logits, self.bench.pool.labels(part), weights).sum() / len(index)
+        loss_sum = torch.zeros((), device=self.context.pool.device)
+        for part in index.split(EXAMPLES_PER_PASS):
+            logits = self.module(self.context.pool.inputs(part))
+            loss = example_losses(logits, self.context.pool.labels(part), class_weights).sum() / len(index)
             loss.backward()
-            total += loss.detach()
+            loss_sum += loss.detach()
         flat = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.params]
-        return torch.cat(flat), float(total)
+        return torch.cat(flat), float(loss_sum)
 
-    def norm(self, index: Tensor, pull: Pull) -> float:
+    def gradient_norm(self, index: Tensor, regularizer: LocalRegularizer) -> float:
         """|grad h|, pull included."""
-        gradient, _ = self.gradient(index)
-        w = self.bench.spec.read(self.module).weights
-        if not pull.absent:
-            gradient = gradient + (pull.slope * w.cpu() + pull.offset).to(gradient.device)
+        gradient, _ = self.full_gradient(index)
+        w = self.context.spec.read_state(self.module).weights
+        if not regularizer.is_zero:
+            gradient = gradient + (regularizer.slope * w.cpu() + regularizer.offset).to(gradient.device)
         self.module.zero_grad()
         return math.sqrt(float((gradient.cpu().double() ** 2).sum()))
 
-    def evaluate(self, index: Tensor) -> Evaluated:
-        return evaluate(self.module, self.bench.pool, index, self.bench.classes)
+    def evaluate(self, index: Tensor) -> EvaluationSums:
+        return evaluate(self.module, self.context.pool, index, self.context.num_classes)
 
 
-def pulling(
-    bench: Bench, params: Sequence[nn.Parameter], pull: Pull
+def split_regularizer(
+    context: TrainerContext, params: Sequence[nn.Parameter], regularizer: LocalRegularizer
 ) -> list[tuple[nn.Parameter, Tensor | float, Tensor | float]]:
     """(parameter, slope, offset) of every parameter; empty without a pull."""
-    if pull.absent:
+    if regularizer.is_zero:
         return []
     parts = [
-        bench.spec.split(v.to(bench.pool.device)) if isinstance(v, Tensor) else [v] * len(params)
-        for v in (pull.slope, pull.offset)
+        context.spec.split_parameters(v.to(context.pool.device)) if isinstance(v, Tensor) else [v] * len(params)
+        for v in (regularizer.slope, regularizer.offset)
     ]
     return list(zip(params, *parts, strict=True))
 
 
-def activations(module: nn.Module, x: Tensor) -> Activations:
+def compute_activations(module: nn.Module, x: Tensor) -> ActivationsResult:
     """Outputs of the layers with weights on the inputs x."""
-    seen: list[Tensor] = []
+    outputs: list[Tensor] = []
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
-    hooks = [m.register_forward_hook(lambda _, __, out: seen.append(out.flatten(1).cpu())) for m in layers]
+    hooks = [m.register_forward_hook(lambda _, __, out: outputs.append(out.flatten(1).cpu())) for m in layers]
     try:
         module.eval()
         with torch.inference_mode():
@@ -180,13 +190,13 @@ def activations(module: nn.Module, x: Tensor) -> Activations:
     finally:
         for hook in hooks:
             hook.remove()
-    return Activations(x.flatten(1).cpu().clone(), tuple(out.clone() for out in seen))
+    return ActivationsResult(x.flatten(1).cpu().clone(), tuple(out.clone() for out in outputs))
 
 
-def losses_of(logits: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+def example_losses(logits: Tensor, y: Tensor, class_weights: Tensor | None) -> Tensor:
     """(B,)"""
     losses = F.cross_entropy(logits, y, reduction="none")
-    return losses if weights is None else losses * weights.index_select(0, y)
+    return losses if class_weights is None else losses * class_weights.index_select(0, y)
 
 
 def has_dropout(module: nn.Module) -> bool:

@@ -15,194 +15,224 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from pipeline.core.errors import Refused
-from pipeline.protocol.tasks import Fit, Fitted, Result
-from sites.training.base import Bench, Descent, Effort, Ticket, batches, halves
-from sites.training.sequential import Loop
-from sites.training.stacked_mlp import Chain
+from pipeline.core.errors import IncompatibleStudyError
+from pipeline.protocol.tasks import JobResult, TrainJob, TrainResult
+from sites.training.base import PlainSgd, StepBudget, TrainerContext, TrainRequest, iterate_batches, split_in_halves
+from sites.training.sequential import SequentialTrainer
+from sites.training.stacked_mlp import StackedMlpGradients
 
 # params [(S, ...)], x (S, B, ...), y (S, B), share (S, B) -> loss (S,); the gradients are written to `.grad`
-Differentiate = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
+GradientFunction = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
 
 
-class Stacked:
+class StackedTrainer:
     """What cannot be stacked (gamma's stopping rule, evaluation) is done by the loop.
 
     The stack is cut into one part a core, each on a thread of its own with one operator thread: parts wait for each
     other once a Fit, where operator threads would wait after every operator, and for long if other programs are busy.
     """
 
-    def __init__(self, bench: Bench, workers: int = 1) -> None:
-        self.bench = bench
-        self.loop = Loop(bench)
-        if bench.spec.stat_size or self.loop.drops:
-            raise Refused("trainer = 'stacked' takes no BatchNorm and no dropout; use trainer = 'loop'")
-        chain = Chain.of(self.loop.module)
-        self.differentiate: Differentiate = chain if chain else by_vmap(self.loop.module, bench.spec.names)
-        self.workers = (
-            workers if chain else 1
+    def __init__(self, context: TrainerContext, num_workers: int = 1) -> None:
+        self.context = context
+        self.sequential_trainer = SequentialTrainer(context)
+        if context.spec.num_norm_stats or self.sequential_trainer.has_dropout:
+            raise IncompatibleStudyError("trainer = 'stacked' takes no BatchNorm and no dropout; use trainer = 'loop'")
+        mlp_gradients = StackedMlpGradients.from_module(self.sequential_trainer.module)
+        self.compute_losses_and_gradients: GradientFunction = (
+            mlp_gradients if mlp_gradients else make_vmap_gradients(self.sequential_trainer.module, context.spec.names)
+        )
+        self.num_workers = (
+            num_workers if mlp_gradients else 1
         )  # functional_call swaps the parameters of a module that threads would share
-        self._threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        self._executor = ThreadPoolExecutor(self.num_workers, initializer=torch.set_num_threads, initargs=(1,))
 
-    def run(self, tickets: Sequence[Ticket]) -> list[Result]:
-        alike: dict[object, list[int]] = {}  # what can take one step together
-        for i, t in enumerate(tickets):
-            if isinstance(t.job, Fit) and t.job.gamma is None:
-                rate = self.bench.recipe.rate(t.job, t.turn)
-                alike.setdefault((t.job.trains, t.job.data, t.job.ahead, rate), []).append(i)
-        parts = [group[worker :: self.workers] for group in alike.values() for worker in range(self.workers)]
-        stacks = [[tickets[i] for i in part] for part in parts]
-        done = map(self.fit, stacks) if self.workers == 1 else self._threads.map(self.fit, stacks)
-        results: dict[int, Result] = {}
-        for part, fits in zip(parts, done, strict=True):
-            results.update(zip(part, fits, strict=True))
-        return [results[i] if i in results else self.loop.one(t) for i, t in enumerate(tickets)]
+    def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]:
+        stackable: dict[object, list[int]] = {}  # what can take one step together
+        for i, t in enumerate(requests):
+            if isinstance(t.job, TrainJob) and t.job.inexactness is None:
+                lr = self.context.config.learning_rate(t.job, t.round)
+                stackable.setdefault((t.job.trainable_roles, t.job.dataset, t.job.maml_lr, lr), []).append(i)
+        parts = [
+            positions[worker :: self.num_workers]
+            for positions in stackable.values()
+            for worker in range(self.num_workers)
+        ]
+        stacks = [[requests[i] for i in part] for part in parts]
+        trained = map(self.train, stacks) if self.num_workers == 1 else self._executor.map(self.train, stacks)
+        results: dict[int, JobResult] = {}
+        for part, stack_results in zip(parts, trained, strict=True):
+            results.update(zip(part, stack_results, strict=True))
+        return [results[i] if i in results else self.sequential_trainer.run_request(t) for i, t in enumerate(requests)]
 
-    def fit(self, tickets: Sequence[Ticket]) -> list[Fitted]:
-        if not tickets:
+    def train(self, requests: Sequence[TrainRequest]) -> list[TrainResult]:
+        if not requests:
             return []
-        bench, device = self.bench, self.bench.pool.device
-        rows = sorted((Row.of(bench, t, place) for place, t in enumerate(tickets)), key=lambda r: -r.effort.todo)
-        flat = torch.stack([r.job.start for r in rows]).to(device)
-        params = [p.clone() for p in bench.spec.split(flat)]
-        stack = Stack(bench, rows, params)
-        losses = torch.zeros(len(rows), device=device)
-        done, active = 0, len(rows)
-        while active := sum(r.effort.todo > done for r in rows[:active]):
-            stack.narrow(active)
-            losses[:active] += self.descend(stack.params, rows[:active], done)
+        context, device = self.context, self.context.pool.device
+        clients = sorted(
+            (StackedClient.from_request(context, t, position) for position, t in enumerate(requests)),
+            key=lambda r: -r.budget.steps_allowed,
+        )
+        flat = torch.stack([r.job.initial_weights for r in clients]).to(device)
+        params = [p.clone() for p in context.spec.split_parameters(flat)]
+        stack = ActiveStack(context, clients, params)
+        loss_sums = torch.zeros(len(clients), device=device)
+        steps_done, active = 0, len(clients)
+        while active := sum(r.budget.steps_allowed > steps_done for r in clients[:active]):
+            stack.narrow_to(active)
+            loss_sums[:active] += self.compute_gradients(stack.params, clients[:active], steps_done)
             stack.step()
-            done += 1
-        after = torch.cat([p.reshape(len(rows), -1) for p in params], 1).cpu()
-        fits = [row.fitted(w, float(loss)) for row, w, loss in zip(rows, after, losses.cpu(), strict=True)]
-        return [fit for _, fit in sorted(zip((r.place for r in rows), fits, strict=True), key=lambda pair: pair[0])]
+            steps_done += 1
+        final_weights = torch.cat([p.reshape(len(clients), -1) for p in params], 1).cpu()
+        results = [
+            client.make_result(w, float(loss))
+            for client, w, loss in zip(clients, final_weights, loss_sums.cpu(), strict=True)
+        ]
+        return [
+            result
+            for _, result in sorted(zip((r.position for r in clients), results, strict=True), key=lambda pair: pair[0])
+        ]
 
-    def descend(self, params: list[Tensor], rows: Sequence[Row], step: int) -> Tensor:
+    def compute_gradients(self, params: list[Tensor], clients: Sequence[StackedClient], step: int) -> Tensor:
         """Gradients in `.grad`, and the losses (S,). `ahead`: gradients at w - ahead * those of the batch's first half."""
-        index, ahead = [next(row.batches) for row in rows], rows[0].job.ahead
-        if not ahead:
-            return self.differentiate(params, *gather(self.bench, rows, step, index))
-        first, second = zip(*map(halves, index), strict=True)
-        self.differentiate(params, *gather(self.bench, rows, 2 * step, first))
-        there = [p - ahead * p.grad for p in params]  # type: ignore[operator]
-        loss = self.differentiate(there, *gather(self.bench, rows, 2 * step + 1, second))
-        for p, q in zip(params, there, strict=True):
+        indices, maml_lr = [next(client.batches) for client in clients], clients[0].job.maml_lr
+        if not maml_lr:
+            return self.compute_losses_and_gradients(params, *gather_batch(self.context, clients, step, indices))
+        first, second = zip(*map(split_in_halves, indices), strict=True)
+        self.compute_losses_and_gradients(params, *gather_batch(self.context, clients, 2 * step, first))
+        lookahead = [p - maml_lr * p.grad for p in params]  # type: ignore[operator]
+        loss = self.compute_losses_and_gradients(lookahead, *gather_batch(self.context, clients, 2 * step + 1, second))
+        for p, q in zip(params, lookahead, strict=True):
             p.grad = q.grad
         return loss
 
 
 @dataclass(frozen=True)
-class Row:
-    place: int
-    ticket: Ticket
-    job: Fit
-    effort: Effort
+class StackedClient:
+    position: int
+    request: TrainRequest
+    job: TrainJob
+    budget: StepBudget
     batches: Iterator[Tensor]
     lr: float
-    plain: bool
-    weights: Tensor | None  # (C,) of the classes in the loss
+    is_plain_sgd: bool
+    class_weights: Tensor | None  # (C,) of the classes in the loss
 
     @classmethod
-    def of(cls, bench: Bench, ticket: Ticket, place: int) -> Row:
-        assert isinstance(ticket.job, Fit)
-        held = bench.holds(ticket)
-        effort = Effort.of(ticket.job, held, bench.recipe)
-        lr = bench.recipe.rate(ticket.job, ticket.turn)
+    def from_request(cls, context: TrainerContext, request: TrainRequest, position: int) -> StackedClient:
+        assert isinstance(request.job, TrainJob)
+        indices = context.indices_for(request)
+        budget = StepBudget.from_job(request.job, indices, context.config)
+        lr = context.config.learning_rate(request.job, request.round)
         return cls(
-            place,
-            ticket,
-            ticket.job,
-            effort,
-            batches(bench, ticket, effort),
+            position,
+            request,
+            request.job,
+            budget,
+            iterate_batches(context, request, budget),
             lr,
-            bench.recipe.plain,
-            bench.weights(held.train),
+            context.config.is_plain_sgd,
+            context.class_weights(indices.train),
         )
 
-    def fitted(self, weights: Tensor, losses: float) -> Fitted:
-        done = self.effort.todo
-        work = self.effort.work(done)
-        return Fitted(
-            weights.clone(), self.job.stats, work, losses / max(done, 1), self.lr * done if self.plain else None
+    def make_result(self, weights: Tensor, loss_sum: float) -> TrainResult:
+        steps_done = self.budget.steps_allowed
+        work = self.budget.local_work(steps_done)
+        return TrainResult(
+            weights.clone(),
+            self.job.norm_stats,
+            work,
+            loss_sum / max(steps_done, 1),
+            self.lr * steps_done if self.is_plain_sgd else None,
         )
 
 
-class Stack:
+class ActiveStack:
     """The prefix of sites still at work: views of the parameters, their pulls and their optimiser."""
 
-    def __init__(self, bench: Bench, rows: Sequence[Row], params: list[Tensor]) -> None:
-        self.bench, self.rows, self.all = bench, rows, params
+    def __init__(self, context: TrainerContext, clients: Sequence[StackedClient], params: list[Tensor]) -> None:
+        self.context, self.clients, self.all_params = context, clients, params
         self.params: list[Tensor] = []
-        self.optimiser: torch.optim.Optimizer | Descent | None = None
-        self.pull = self._pull()
+        self.optimizer: torch.optim.Optimizer | PlainSgd | None = None
+        self.regularizer_terms = self._stack_regularizers()
 
-    def narrow(self, active: int) -> None:
+    def narrow_to(self, active: int) -> None:
         if self.params and len(self.params[0]) == active:
             return
-        before, self.params = self.params, [p[:active] for p in self.all]
-        moving = self.bench.moving(self.rows[0].job)
-        optimiser = self.bench.recipe.make([self.params[n] for n in moving], self.rows[0].lr)
-        if self.optimiser is not None:  # keep the momenta of those who go on
-            for old, new in zip(before, self.params, strict=True):
-                state = self.optimiser.state.get(old, {})
-                optimiser.state[new] = {k: v[:active] if v.dim() else v for k, v in state.items() if v is not None}
-        self.optimiser = optimiser
+        previous_params, self.params = self.params, [p[:active] for p in self.all_params]
+        trainable_positions = self.context.trainable_positions(self.clients[0].job)
+        optimizer = self.context.config.make_optimizer(
+            [self.params[n] for n in trainable_positions], self.clients[0].lr
+        )
+        if self.optimizer is not None:  # keep the momenta of those who go on
+            for old, new in zip(previous_params, self.params, strict=True):
+                state = self.optimizer.state.get(old, {})
+                optimizer.state[new] = {k: v[:active] if v.dim() else v for k, v in state.items() if v is not None}
+        self.optimizer = optimizer
 
     def step(self) -> None:
-        assert self.optimiser is not None
+        assert self.optimizer is not None
         active = len(self.params[0])
-        for p, slope, offset in zip(self.params, *self.pull, strict=True) if self.pull else ():
+        for p, slope, offset in (
+            zip(self.params, *self.regularizer_terms, strict=True) if self.regularizer_terms else ()
+        ):
             p.grad.addcmul_(slope[:active], p).add_(offset[:active])
-        self.optimiser.step()
+        self.optimizer.step()
 
-    def _pull(self) -> list[list[Tensor]]:
+    def _stack_regularizers(self) -> list[list[Tensor]]:
         """[slopes, offsets], each [(S, ...)] by parameter; empty where nobody is pulled."""
-        pulls = [r.job.pull for r in self.rows]
-        if all(p.absent for p in pulls):
+        regularizers = [r.job.regularizer for r in self.clients]
+        if all(p.is_zero for p in regularizers):
             return []
-        return [self._stacked([p.slope for p in pulls]), self._stacked([p.offset for p in pulls])]
+        return [
+            self._stack_values([p.slope for p in regularizers]),
+            self._stack_values([p.offset for p in regularizers]),
+        ]
 
-    def _stacked(self, values: Sequence[Tensor | float]) -> list[Tensor]:
+    def _stack_values(self, values: Sequence[Tensor | float]) -> list[Tensor]:
         """(S, ...) by parameter, or (S, 1, ...) where every site has one number for all."""
-        device = self.all[0].device
+        device = self.all_params[0].device
         if not any(isinstance(v, Tensor) for v in values):
-            return [torch.tensor(values, device=device).view(-1, *(1 for _ in p.shape[1:])) for p in self.all]
-        size = self.bench.spec.size
-        return self.bench.spec.split(torch.stack([torch.as_tensor(v).expand(size) for v in values]).to(device))
+            return [torch.tensor(values, device=device).view(-1, *(1 for _ in p.shape[1:])) for p in self.all_params]
+        size = self.context.spec.num_parameters
+        return self.context.spec.split_parameters(
+            torch.stack([torch.as_tensor(v).expand(size) for v in values]).to(device)
+        )
 
 
-def gather(bench: Bench, rows: Sequence[Row], step: int, indices: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def gather_batch(
+    context: TrainerContext, clients: Sequence[StackedClient], step: int, indices: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     """x (S, B, ...), y (S, B) and each example's share of its site's mean loss; short batches are padded with share 0."""
     sizes = [len(i) for i in indices]
     S, B = len(indices), max(sizes)
-    device = bench.pool.device
+    device = context.pool.device
     counts = torch.tensor(sizes).unsqueeze(1)
-    share = ((torch.arange(B) < counts) / counts).to(device)
+    example_weights = ((torch.arange(B) < counts) / counts).to(device)
     padded = [F.pad(i, (0, B - len(i)), value=int(i[0])) for i in indices] if min(sizes) < B else list(indices)
     index = torch.cat(padded)
-    y = bench.pool.labels(index).view(S, B)
-    if bench.recipe.augment.absent:
-        x = bench.pool.inputs(index)
+    y = context.pool.labels(index).view(S, B)
+    if context.config.augmentation.is_identity:
+        x = context.pool.inputs(index)
     else:  # each site's batch by itself, so that what it draws does not depend on the others
-        parts = [bench.batch(r.ticket, step, i) for r, i in zip(rows, indices, strict=True)]
+        parts = [context.load_batch(r.request, step, i) for r, i in zip(clients, indices, strict=True)]
         x = torch.cat([torch.cat([p, p[:1].expand(B - len(p), *p.shape[1:])]) for p in parts])
-    weights = [r.weights for r in rows if r.weights is not None]
-    if weights:
-        share = share * torch.stack(weights).gather(1, y)
-    return x.view(S, B, *x.shape[1:]), y, share
+    class_weights = [r.class_weights for r in clients if r.class_weights is not None]
+    if class_weights:
+        example_weights = example_weights * torch.stack(class_weights).gather(1, y)
+    return x.view(S, B, *x.shape[1:]), y, example_weights
 
 
-def by_vmap(module: nn.Module, names: Sequence[str]) -> Differentiate:
-    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        return (F.cross_entropy(functional_call(module, params, (x,)), y, reduction="none") * share).sum()
+def make_vmap_gradients(module: nn.Module, names: Sequence[str]) -> GradientFunction:
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor, example_weights: Tensor) -> Tensor:
+        return (F.cross_entropy(functional_call(module, params, (x,)), y, reduction="none") * example_weights).sum()
 
-    each = vmap(grad_and_value(loss))
+    per_client = vmap(grad_and_value(loss))
 
-    def differentiate(params: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        gradients, losses = each(dict(zip(names, params, strict=True)), x, y, share)
+    def compute_losses_and_gradients(params: list[Tensor], x: Tensor, y: Tensor, example_weights: Tensor) -> Tensor:
+        gradients, losses = per_client(dict(zip(names, params, strict=True)), x, y, example_weights)
         for p, name in zip(params, names, strict=True):
             p.grad = gradients[name]
         out: Tensor = losses.detach()
         return out
 
-    return differentiate
+    return compute_losses_and_gradients

@@ -10,42 +10,47 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipeline.core.errors import Refused
-from pipeline.protocol.tasks import Result
-from sites.training.base import Bench, Ticket
-from sites.training.sequential import Loop
+from pipeline.core.errors import IncompatibleStudyError
+from pipeline.protocol.tasks import JobResult
+from sites.training.base import TrainerContext, TrainRequest
+from sites.training.sequential import SequentialTrainer
 
 if TYPE_CHECKING:
-    from sites.training.dp_sgd import Private
+    from sites.training.dp_sgd import DpSgdTrainer
 
 
-class ThreadPool:
+class ThreadedTrainer:
     """Every worker has a module of its own; torch releases the interpreter lock inside its operators."""
 
     def __init__(
-        self, bench: Bench, workers: int | None = None, make: Callable[[Bench], Loop | Private] = Loop
+        self,
+        context: TrainerContext,
+        num_workers: int | None = None,
+        make_trainer: Callable[[TrainerContext], SequentialTrainer | DpSgdTrainer] = SequentialTrainer,
     ) -> None:
-        self.workers = workers or os.cpu_count() or 1
-        self._examples = bench.examples
-        self._idle: queue.SimpleQueue[Loop | Private] = queue.SimpleQueue()
-        for _ in range(self.workers):
-            loop = make(bench)
-            if loop.drops:
-                raise Refused("trainer = 'pool' cannot seed dropout apart for every thread; use trainer = 'loop'")
-            self._idle.put(loop)
+        self.num_workers = num_workers or os.cpu_count() or 1
+        self._split_indices = context.split_indices
+        self._idle_trainers: queue.SimpleQueue[SequentialTrainer | DpSgdTrainer] = queue.SimpleQueue()
+        for _ in range(self.num_workers):
+            trainer = make_trainer(context)
+            if trainer.has_dropout:
+                raise IncompatibleStudyError(
+                    "trainer = 'pool' cannot seed dropout apart for every thread; use trainer = 'loop'"
+                )
+            self._idle_trainers.put(trainer)
         # the thread count is a property of the thread that sets it, so the main thread keeps its own
-        self._threads = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        self._executor = ThreadPoolExecutor(self.num_workers, initializer=torch.set_num_threads, initargs=(1,))
 
-    def run(self, tickets: Sequence[Ticket]) -> list[Result]:
+    def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]:
         """The site with the most examples begins, so that no thread waits long for the last one."""
-        size = {n: len(self._examples[t.site].train) for n, t in enumerate(tickets)}
-        order = sorted(size, key=lambda n: -size[n])
-        done = dict(zip(order, self._threads.map(self._one, (tickets[n] for n in order)), strict=True))
-        return [done[n] for n in range(len(tickets))]
+        num_examples = {n: len(self._split_indices[t.site].train) for n, t in enumerate(requests)}
+        order = sorted(num_examples, key=lambda n: -num_examples[n])
+        results = dict(zip(order, self._executor.map(self._run_request, (requests[n] for n in order)), strict=True))
+        return [results[n] for n in range(len(requests))]
 
-    def _one(self, ticket: Ticket) -> Result:
-        loop = self._idle.get()
+    def _run_request(self, request: TrainRequest) -> JobResult:
+        trainer = self._idle_trainers.get()
         try:
-            return loop.one(ticket)
+            return trainer.run_request(request)
         finally:
-            self._idle.put(loop)
+            self._idle_trainers.put(trainer)

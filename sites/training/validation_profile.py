@@ -6,55 +6,80 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.probe.feature_probe import MEASURES, Eye
-from pipeline.protocol.tasks import DISTANCE_BINS, FINE_BINS, MEASURE_BINS, TEMPERATURES, Lens, Profile, Profiled
-from sites.training.base import Pool
-from sites.training.evaluation import CHUNK, nothing, score
+from models.probe.feature_names import QUALITY_MEASURES
+from models.probe.feature_probe import FeatureProbe
+from pipeline.protocol.tasks import (
+    DISTANCE_BINS,
+    IMAGE_MEASURE_BINS,
+    PROFILE_SCORE_BINS,
+    TEMPERATURES,
+    FeatureWhitening,
+    ProfileJob,
+    ProfileSums,
+)
+from sites.training.base import ExamplePool
+from sites.training.evaluation import EXAMPLES_PER_PASS, empty_sums, score_logits
 
 # distances are even in their binary logarithm from 1/8 to 32; 1 is the root mean square of the images measured
-NEAREST, FARTHEST = -3.0, 5.0
+MIN_LOG2_DISTANCE, MAX_LOG2_DISTANCE = -3.0, 5.0
 
 
-def profile(module: nn.Module, pool: Pool, index: Tensor, classes: int, job: Profile) -> Profiled:
-    eye = Eye(module, tuple(pool.x.shape[1:]))
-    lens = job.lens
-    parts = [_seen(eye, pool.inputs(part), job.turns) for part in index.split(CHUNK)]
-    width = eye.project.shape[1]
+def compute_profile(
+    module: nn.Module, pool: ExamplePool, index: Tensor, num_classes: int, job: ProfileJob
+) -> ProfileSums:
+    probe = FeatureProbe(module, tuple(pool.x.shape[1:]))
+    whitening = job.whitening
+    parts = [_probe_images(probe, pool.inputs(part), job.num_tta_views) for part in index.split(EXAMPLES_PER_PASS)]
+    num_features = probe.project.shape[1]
     if not parts:
-        parts = [(torch.zeros(0, classes), torch.zeros(0, width), torch.zeros(0, len(MEASURES)))]
-    logits, traits, measured = (torch.cat(part).double() for part in zip(*parts, strict=True))
+        parts = [(torch.zeros(0, num_classes), torch.zeros(0, num_features), torch.zeros(0, len(QUALITY_MEASURES)))]
+    logits, features, measures = (torch.cat(part).double() for part in zip(*parts, strict=True))
     y = pool.labels(index).cpu()
-    heat = lens.temperature if lens else 1.0
-    seen = score(logits / heat, y, FINE_BINS) if len(index) else nothing(classes, FINE_BINS)
-    heated = [F.cross_entropy(logits / t, y, reduction="sum") if len(y) else torch.zeros(()) for t in TEMPERATURES]
-    return Profiled(
-        seen.n,
-        torch.stack(heated).double(),
-        torch.zeros(classes, width, dtype=torch.float64).index_add_(0, y, traits),
-        traits.T @ traits,
-        seen.confusion,
-        seen.scores,
-        seen.calibration,
-        far(traits, y, lens, classes) if lens else torch.zeros(classes, DISTANCE_BINS, dtype=torch.int64),
-        _histograms(measured),
+    temperature = whitening.temperature if whitening else 1.0
+    evaluation = (
+        score_logits(logits / temperature, y, PROFILE_SCORE_BINS)
+        if len(index)
+        else empty_sums(num_classes, PROFILE_SCORE_BINS)
+    )
+    nll_by_temperature = [
+        F.cross_entropy(logits / t, y, reduction="sum") if len(y) else torch.zeros(()) for t in TEMPERATURES
+    ]
+    return ProfileSums(
+        evaluation.n,
+        torch.stack(nll_by_temperature).double(),
+        torch.zeros(num_classes, num_features, dtype=torch.float64).index_add_(0, y, features),
+        features.T @ features,
+        evaluation.confusion,
+        evaluation.scores,
+        evaluation.calibration,
+        distance_histogram(features, y, whitening, num_classes)
+        if whitening
+        else torch.zeros(num_classes, DISTANCE_BINS, dtype=torch.int64),
+        _measure_histograms(measures),
     )
 
 
-def _seen(eye: Eye, x: Tensor, turns: int) -> tuple[Tensor, ...]:
+def _probe_images(probe: FeatureProbe, x: Tensor, num_tta_views: int) -> tuple[Tensor, ...]:
     with torch.inference_mode():
-        return tuple(part.cpu() for part in eye.turned(x, turns))
+        return tuple(part.cpu() for part in probe.forward_tta(x, num_tta_views))
 
 
-def far(traits: Tensor, y: Tensor, lens: Lens, classes: int) -> Tensor:
+def distance_histogram(features: Tensor, y: Tensor, whitening: FeatureWhitening, num_classes: int) -> Tensor:
     """(C, DISTANCE_BINS) images by their class and their distance from the nearest centre."""
-    white = (traits - lens.mean.double()) @ lens.whiten.double()
-    away = torch.cdist(white, lens.centres.double()).amin(1) / white.shape[1] ** 0.5
-    octave = away.clamp(min=1e-9).log2()
-    place = ((octave - NEAREST) / (FARTHEST - NEAREST) * DISTANCE_BINS).long().clamp(0, DISTANCE_BINS - 1)
-    return torch.bincount(y * DISTANCE_BINS + place, minlength=classes * DISTANCE_BINS).view(classes, DISTANCE_BINS)
+    whitened = (features - whitening.mean.double()) @ whitening.whitening.double()
+    distances = torch.cdist(whitened, whitening.class_centers.double()).amin(1) / whitened.shape[1] ** 0.5
+    log2_distance = distances.clamp(min=1e-9).log2()
+    bin_index = (
+        ((log2_distance - MIN_LOG2_DISTANCE) / (MAX_LOG2_DISTANCE - MIN_LOG2_DISTANCE) * DISTANCE_BINS)
+        .long()
+        .clamp(0, DISTANCE_BINS - 1)
+    )
+    return torch.bincount(y * DISTANCE_BINS + bin_index, minlength=num_classes * DISTANCE_BINS).view(
+        num_classes, DISTANCE_BINS
+    )
 
 
-def _histograms(measured: Tensor) -> Tensor:
+def _measure_histograms(measures: Tensor) -> Tensor:
     """(N, Q) -> (Q, MEASURE_BINS)"""
-    place = (measured * MEASURE_BINS).long().clamp(0, MEASURE_BINS - 1)
-    return torch.stack([torch.bincount(column, minlength=MEASURE_BINS) for column in place.unbind(1)])
+    bin_index = (measures * IMAGE_MEASURE_BINS).long().clamp(0, IMAGE_MEASURE_BINS - 1)
+    return torch.stack([torch.bincount(column, minlength=IMAGE_MEASURE_BINS) for column in bin_index.unbind(1)])

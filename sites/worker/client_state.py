@@ -6,26 +6,32 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from pipeline.protocol.messages import Identity, Memory
+from pipeline.protocol.messages import ClientState, RoundAttempt
 
 
 @dataclass
-class SiteMemory:
+class ClientStateStore:
     committed: dict[str, Tensor] = field(default_factory=dict)
     pending: dict[str, Tensor] = field(default_factory=dict)
-    identity: Identity | None = None  # (turn, attempt) the pending one belongs to
-    kept: dict[str, Tensor] = field(default_factory=dict)  # the site's own model, once it was asked to make it
+    pending_attempt: RoundAttempt | None = None  # (turn, attempt) the pending one belongs to
+    personal_model: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # the site's own model, once it was asked to make it
 
-    def settle(self, counted: Identity | None) -> Memory:
+    def resolve_pending(self, last_accepted: RoundAttempt | None) -> ClientState:
         """The memory to work with, now that the coordinator has said what it counted."""
-        if self.identity is not None and counted == self.identity:
+        if self.pending_attempt is not None and last_accepted == self.pending_attempt:
             self.committed = self.pending
-        self.pending, self.identity = {}, None
+        self.pending, self.pending_attempt = {}, None
         return self.committed
 
-    def propose(self, memory: Memory, identity: Identity) -> None:
-        self.pending, self.identity = dict(memory), identity
+    def set_pending(self, client_state: ClientState, attempt: RoundAttempt) -> None:
+        self.pending, self.pending_attempt = dict(client_state), attempt
 
-    def newest(self, counted: Identity | None) -> Memory:
+    def latest_state(self, last_accepted: RoundAttempt | None) -> ClientState:
         """What a judge sees: like `settle`, without letting go of anything."""
-        return self.pending if self.identity is not None and counted == self.identity else self.committed
+        return (
+            self.pending
+            if self.pending_attempt is not None and last_accepted == self.pending_attempt
+            else self.committed
+        )

@@ -17,44 +17,53 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from pipeline.core.errors import (
-    BadBudget,
-    BadData,
-    BadLedger,
-    BadMessage,
-    BadRun,
-    BadStudy,
+    BudgetError,
+    DataError,
     HemofedError,
-    MissingData,
-    NoSpace,
+    LedgerError,
+    MessageError,
+    MissingDataError,
+    NoSpaceError,
+    RunFolderError,
+    StudyError,
 )
-from pipeline.flare.constants import ABOUT, ALIVE, ASK, BEAT, PARCEL, RECEIPT, SITE_HOME, TOLD
-from pipeline.protocol.messages import Excuse
-from pipeline.protocol.serialization import reply_bytes, unpack
+from pipeline.flare.constants import (
+    DATA_SUMMARY_TASK,
+    EXCHANGE_TASK,
+    HEARTBEAT_SECONDS,
+    HEARTBEAT_TOPIC,
+    JSON_TEXT_KEY,
+    MESSAGE_BYTES_KEY,
+    RECEIPT_TOPIC,
+    SITE_HOME_ENV,
+)
+from pipeline.protocol.messages import Declined
+from pipeline.protocol.serialization import deserialize_frame, serialize_reply
 from pipeline.service.runtime.receipts import read_receipt
-from pipeline.study.offer import Offer, read_offer, statement
+from pipeline.study.offer import StudyOffer, possession_statement, read_offer
 from privacy.ledger.keys import sign
-from privacy.ledger.receipts import Request
-from privacy.ledger.records import Receipt
-from sites.governance.home import Home
-from sites.governance.settings import Settings
-from sites.worker.policy import Policy
-from sites.worker.run_worker import Place, open_place
-from sites.worker.single_instance import take_over
+from privacy.ledger.receipts import ReceiptRequest
+from privacy.ledger.records import LedgerReceipt
+from sites.governance.home import SiteHome
+from sites.governance.settings import SiteSettings
+from sites.worker.policy import TaskPolicy
+from sites.worker.run_worker import RunWorker, open_run_worker
+from sites.worker.single_instance import take_over_run
 
-PATIENCE = 30.0  # seconds for a receipt
+RECEIPT_TIMEOUT_SECONDS = 30.0  # seconds for a receipt
 
 
-class NotPermitted(BadMessage):
+class NotPermittedError(MessageError):
     """By the site's own policy; names no file."""
 
 
-TOLD_WHOLE = (NotPermitted, BadStudy, BadBudget)  # about the study alone
-KINDS: Mapping[type[HemofedError], str] = {
-    NoSpace: "no space left on the site's disk",
-    BadData: "its data cannot be used; `hemofed site check` says why there",
-    MissingData: "its data are not where site.toml says; `hemofed site check` says more there",
-    BadRun: "what it remembers of the run cannot be used; its log says why",
-    BadLedger: "its ledger refuses; its log says why",
+REPORTABLE_ERRORS = (NotPermittedError, StudyError, BudgetError)  # about the study alone
+ERROR_SUMMARIES: Mapping[type[HemofedError], str] = {
+    NoSpaceError: "no space left on the site's disk",
+    DataError: "its data cannot be used; `hemofed site check` says why there",
+    MissingDataError: "its data are not where site.toml says; `hemofed site check` says more there",
+    RunFolderError: "what it remembers of the run cannot be used; its log says why",
+    LedgerError: "its ledger refuses; its log says why",
 }
 
 
@@ -64,23 +73,23 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def __init__(self, run: str, digest: str) -> None:
         super().__init__()
         self._digest = digest
-        self._home = Path(os.environ[SITE_HOME])
-        self._settings = Settings.load(self._home)
-        self._policy = Policy(Home.open(self._home), self._settings)
-        self._place: Place | None = None
-        self._beating: threading.Event | None = None
-        self._context: FLContext | None = None
+        self._home_folder = Path(os.environ[SITE_HOME_ENV])
+        self._settings = SiteSettings.load(self._home_folder)
+        self._policy = TaskPolicy(SiteHome.open(self._home_folder), self._settings)
+        self._worker: RunWorker | None = None
+        self._heartbeat_stop: threading.Event | None = None
+        self._fl_context: FLContext | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         site = fl_ctx.get_identity_name()
-        self._context = fl_ctx
-        self._beat(fl_ctx)
+        self._fl_context = fl_ctx
+        self._start_heartbeat(fl_ctx)
         reply = make_reply(ReturnCode.OK)
         try:
-            if task_name == ABOUT:
-                reply[TOLD] = self._about(site, str(shareable.get(TOLD, "")))
-            elif task_name == ASK:
-                reply[PARCEL] = self._answer(site, shareable)
+            if task_name == DATA_SUMMARY_TASK:
+                reply[JSON_TEXT_KEY] = self._describe_site(site, str(shareable.get(JSON_TEXT_KEY, "")))
+            elif task_name == EXCHANGE_TASK:
+                reply[MESSAGE_BYTES_KEY] = self._answer_task(site, shareable)
             else:
                 return make_reply(ReturnCode.TASK_UNKNOWN)
         except Exception:
@@ -88,80 +97,88 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         return reply
 
-    def _about(self, site: str, once: str) -> str:
+    def _describe_site(self, site: str, nonce: str) -> str:
         try:
-            self._permitted("about")
-            proof = sign(self._policy.home.key, "possession", statement(self._offer(), site, once))
-            return json.dumps(self._opened(site).about() | {"proof": proof})
+            self._require_permission("about")
+            proof = sign(
+                self._policy.home.agent_key, "possession", possession_statement(self._load_offer(), site, nonce)
+            )
+            return json.dumps(self._open_worker(site).describe_site() | {"proof": proof})
         except HemofedError as error:
-            return json.dumps({"refused": self._outward(error)})
+            return json.dumps({"refused": self._outward_error_text(error)})
 
-    def _outward(self, error: HemofedError) -> str:
+    def _outward_error_text(self, error: HemofedError) -> str:
         """What may leave the site of an error: texts may name files, and those may name patients. The log has it all."""
-        assert self._context is not None
-        self.log_error(self._context, f"{type(error).__name__}: {error}")
+        assert self._fl_context is not None
+        self.log_error(self._fl_context, f"{type(error).__name__}: {error}")
         return (
-            str(error) if isinstance(error, TOLD_WHOLE) else KINDS.get(type(error), f"failed ({type(error).__name__})")
+            str(error)
+            if isinstance(error, REPORTABLE_ERRORS)
+            else ERROR_SUMMARIES.get(type(error), f"failed ({type(error).__name__})")
         )
 
-    def _answer(self, site: str, shareable: Shareable) -> bytes:
-        parcel = shareable.get(PARCEL)
-        if not isinstance(parcel, bytes):
-            raise BadMessage("a question without a parcel; is the coordinator of the same version?")
-        header, _ = unpack(parcel)
-        task, turn = str(header.get("task", "")), int(header.get("turn", 0))
+    def _answer_task(self, site: str, shareable: Shareable) -> bytes:
+        payload = shareable.get(MESSAGE_BYTES_KEY)
+        if not isinstance(payload, bytes):
+            raise MessageError("a question without a parcel; is the coordinator of the same version?")
+        header, _ = deserialize_frame(payload)
+        task, round_number = str(header.get("task", "")), int(header.get("turn", 0))
         try:
-            self._permitted(task)
-            return self._opened(site).answer(parcel)
+            self._require_permission(task)
+            return self._open_worker(site).answer_message(payload)
         except HemofedError as error:
-            return reply_bytes(Excuse(site, task, turn, self._outward(error)))
+            return serialize_reply(Declined(site, task, round_number, self._outward_error_text(error)))
 
-    def _permitted(self, task: str) -> None:
-        refused = self._policy.permits(self._offer(), task, datetime.now(UTC))
-        if refused:
-            raise NotPermitted(f"refused: {refused}".replace(str(self._home), "its home"))
+    def _require_permission(self, task: str) -> None:
+        refusal = self._policy.refusal_reason(self._load_offer(), task, datetime.now(UTC))
+        if refusal:
+            raise NotPermittedError(f"refused: {refusal}".replace(str(self._home_folder), "its home"))
 
-    def _offer(self) -> Offer:
+    def _load_offer(self) -> StudyOffer:
         """By its digest, which is also recomputed: a file that was changed is none."""
-        file = self._home / "offers" / f"{self._digest}.json"
+        file = self._home_folder / "offers" / f"{self._digest}.json"
         if len(self._digest) != 64 or not self._digest.isalnum() or not file.is_file():
-            raise BadMessage("this site was not offered the study of this job, so nobody here can have approved it")
+            raise MessageError("this site was not offered the study of this job, so nobody here can have approved it")
         offer = read_offer(file.read_bytes())
         if offer.digest != self._digest:
-            raise BadMessage(f"{file} was changed; the coordinator has to offer the study again")
+            raise MessageError(f"{file} was changed; the coordinator has to offer the study again")
         return offer
 
-    def _opened(self, site: str) -> Place:
-        if self._place is None:
-            take_over(self._home / "runs" / self._offer().run / "worker.json")
-            self._place = open_place(self._home, site, self._offer(), self._countersign, self._settings)
-        return self._place
+    def _open_worker(self, site: str) -> RunWorker:
+        if self._worker is None:
+            take_over_run(self._home_folder / "runs" / self._load_offer().run / "worker.json")
+            self._worker = open_run_worker(
+                self._home_folder, site, self._load_offer(), self._countersign, self._settings
+            )
+        return self._worker
 
-    def _countersign(self, request: Request) -> Receipt:
-        assert self._context is not None
-        ask = Shareable({TOLD: request.model_dump_json()})
+    def _countersign(self, request: ReceiptRequest) -> LedgerReceipt:
+        assert self._fl_context is not None
+        question = Shareable({JSON_TEXT_KEY: request.model_dump_json()})
         ledger = self._policy.home.ledger
         ledger.refresh()  # the charge was written through another handle
-        spent = ledger.spent_events()
-        if spent:
-            ask["epsilon"] = float(spent[-1].epsilon)
-        engine = self._context.get_engine()
-        answers = engine.send_aux_request(None, RECEIPT, ask, PATIENCE, self._context)
-        for answer in answers.values():
-            if isinstance(answer, Shareable) and answer.get_return_code() == ReturnCode.OK:
-                return read_receipt(str(answer.get(TOLD, "")))
-        raise BadLedger("the coordinator did not answer the request for a receipt; it is asked again in the next turn")
+        spent_events = ledger.list_charges()
+        if spent_events:
+            question["epsilon"] = float(spent_events[-1].total_epsilon)
+        engine = self._fl_context.get_engine()
+        replies = engine.send_aux_request(None, RECEIPT_TOPIC, question, RECEIPT_TIMEOUT_SECONDS, self._fl_context)
+        for reply in replies.values():
+            if isinstance(reply, Shareable) and reply.get_return_code() == ReturnCode.OK:
+                return read_receipt(str(reply.get(JSON_TEXT_KEY, "")))
+        raise LedgerError(
+            "the coordinator did not answer the request for a receipt; it is asked again in the next turn"
+        )
 
-    def _beat(self, fl_ctx: FLContext) -> None:
+    def _start_heartbeat(self, fl_ctx: FLContext) -> None:
         """From the first task to the end of the process: also while it waits for the next one."""
-        if self._beating is not None:
+        if self._heartbeat_stop is not None:
             return
-        self._beating = stop = threading.Event()
+        self._heartbeat_stop = stop = threading.Event()
         engine = fl_ctx.get_engine()
 
-        def beat() -> None:
-            while not stop.wait(BEAT):
+        def send_heartbeats() -> None:
+            while not stop.wait(HEARTBEAT_SECONDS):
                 with engine.new_context() as context:
-                    engine.fire_and_forget_aux_request(ALIVE, Shareable(), context, optional=True)
+                    engine.fire_and_forget_aux_request(HEARTBEAT_TOPIC, Shareable(), context, optional=True)
 
-        threading.Thread(target=beat, name="beat", daemon=True).start()
+        threading.Thread(target=send_heartbeats, name="beat", daemon=True).start()

@@ -10,16 +10,16 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.private.defs import TrainingTopic
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
-KEPT = frozenset({
+ALLOWED_TOPICS = frozenset({
     TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE, TrainingTopic.DEPLOY, TrainingTopic.START_JOB,
     TrainingTopic.ABORT, TrainingTopic.ABORT_TASK, TrainingTopic.CHECK_STATUS, TrainingTopic.NOTIFY_JOB_STATUS,
 })  # fmt: skip
 
 
-class Wall(FLComponent):  # type: ignore[misc]
+class FlareRequestHardening(FLComponent):  # type: ignore[misc]
     """A component of the client's kit, built before the client speaks to anybody; where it cannot be, none starts."""
 
     def __init__(self) -> None:
         super().__init__()
-        every = ClientRequestProcessors.request_processors
-        every[:] = [one for one in every if set(one.get_topics()) <= KEPT]
+        processors = ClientRequestProcessors.request_processors
+        processors[:] = [processor for processor in processors if set(processor.get_topics()) <= ALLOWED_TOPICS]

@@ -11,161 +11,201 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.coordinator.checkpoint import load_tensors, save_tensors
-from pipeline.core.errors import BadRun, Refused
-from pipeline.protocol.messages import Excuse, Message, SiteId
-from pipeline.protocol.serialization import read_message, reply_bytes
-from pipeline.study.offer import Offer
-from pipeline.study.run_spec import Blueprint, model_header
+from pipeline.core.errors import IncompatibleStudyError, RunFolderError
+from pipeline.protocol.messages import Declined, Message, SiteId
+from pipeline.protocol.serialization import deserialize_message, serialize_reply
+from pipeline.study.offer import StudyOffer
+from pipeline.study.run_spec import RunSpec, model_header
 from pipeline.study.schema import Study
-from pipeline.study.validation import check
-from sites.governance.settings import Settings
-from sites.population.own_site import own_population
-from sites.population.simulated_sites import Population
-from sites.training.base import Ticket, Trainer
-from sites.training.select_trainer import bench_of, choose, device_of, make_trainer, recipe_of, threads_for
-from sites.worker.client_state import SiteMemory
-from sites.worker.task_session import Visit
+from pipeline.study.validation import validate_study
+from sites.governance.settings import SiteSettings
+from sites.population.own_site import load_own_data
+from sites.population.simulated_sites import FederatedDataset
+from sites.training.base import Trainer, TrainRequest
+from sites.training.select_trainer import (
+    make_trainer,
+    make_trainer_context,
+    make_training_config,
+    select_device,
+    select_num_threads,
+    select_trainer_kind,
+)
+from sites.worker.client_state import ClientStateStore
+from sites.worker.task_session import TaskSession
 
 if TYPE_CHECKING:
-    from privacy.ledger.receipts import Request
-    from privacy.ledger.records import Receipt
-    from sites.privacy.plan import Promise
-    from sites.privacy.secure_agg_client import Desk
+    from privacy.ledger.receipts import ReceiptRequest
+    from privacy.ledger.records import LedgerReceipt
+    from sites.privacy.plan import PrivacyPlan
+    from sites.privacy.secure_agg_client import SecureAggClient
 
-ASIDE = frozenset({"advertise", "share", "unmask"})  # a secure sum's steps around the training
-HASTE = 0.8  # of the measured speed is what a deadline is planned with: the answer has to travel, too
+SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})  # a secure sum's steps around the training
+DEADLINE_SPEED_FACTOR = 0.8  # of the measured speed is what a deadline is planned with: the answer has to travel, too
 
 
 @dataclass
-class Place:
+class RunWorker:
     site: SiteId
-    offer: Offer
+    offer: StudyOffer
     study: Study
-    blueprint: Blueprint
-    people: Population
+    run_spec: RunSpec
+    dataset: FederatedDataset
     trainer: Trainer
-    file: Path  # where the site's memory of this run is kept
-    desk: Desk | None = None
-    promise: Promise | None = None
-    speed: float | None = None  # steps a second; None: not known yet
-    measured: bool = False
-    memory: SiteMemory = field(default_factory=SiteMemory)
+    state_file: Path  # where the site's memory of this run is kept
+    secure_agg_client: SecureAggClient | None = None
+    privacy_plan: PrivacyPlan | None = None
+    steps_per_second: float | None = None  # steps a second; None: not known yet
+    is_speed_measured: bool = False
+    state_store: ClientStateStore = field(default_factory=ClientStateStore)
 
-    def about(self) -> dict[str, Any]:
+    def describe_site(self) -> dict[str, Any]:
         """What the coordinator has to know before the first round; nothing about single examples."""
-        mine = self.people.examples[self.site]
-        told = {
+        site_indices = self.dataset.split_indices[self.site]
+        description = {
             "site": self.site,
-            "classes": list(self.people.classes),
-            "shape": list(self.people.shape),
-            "examples": {"train": len(mine.train), "val": len(mine.val), "test": len(mine.test)},
-            "unit": self.people.unit,
+            "classes": list(self.dataset.classes),
+            "shape": list(self.dataset.shape),
+            "examples": {
+                "train": len(site_indices.train),
+                "val": len(site_indices.val),
+                "test": len(site_indices.test),
+            },
+            "unit": self.dataset.privacy_unit,
         }
-        return told | ({"promise": self.promise.dump()} if self.promise else {})
+        return description | ({"promise": self.privacy_plan.to_dict()} if self.privacy_plan else {})
 
-    def answer(self, parcel: bytes) -> bytes:
-        message = read_message(parcel, self.blueprint.wire.open_down)
-        if message.task in ASIDE:
-            if self.desk is None:
-                return reply_bytes(Excuse(self.site, message.task, message.turn, "this study has no secure sum"))
-            return reply_bytes(self.desk.answer(message))
-        began = time.perf_counter()
-        visit = self._visit(message)
-        while visit.job is not None:
-            ticket = Ticket(self.site, visit.message.turn, visit.nth, visit.job, visit.private)
-            (result,) = self.trainer.run([ticket])
-            visit.give(result)
-        if self.measured and visit.work is not None and visit.work.done:
-            self.speed = (visit.work.done + visit.work.looks) / max(time.perf_counter() - began, 1e-6)
-        if message.task == "keep":
-            self._store_own(message.turn)
-        self._save()  # before the answer leaves: once it is counted, the memory has to be there
-        return visit.parcel()
+    def answer_message(self, payload: bytes) -> bytes:
+        message = deserialize_message(payload, self.run_spec.compression.decode_downlink)
+        if message.task in SECURE_AGGREGATION_TASKS:
+            if self.secure_agg_client is None:
+                return serialize_reply(Declined(self.site, message.task, message.round, "this study has no secure sum"))
+            return serialize_reply(self.secure_agg_client.handle_message(message))
+        started_at = time.perf_counter()
+        session = self._open_session(message)
+        while session.job is not None:
+            request = TrainRequest(self.site, session.message.round, session.job_index, session.job, session.is_private)
+            (result,) = self.trainer.run([request])
+            session.submit_result(result)
+        if self.is_speed_measured and session.work is not None and session.work.steps_done:
+            self.steps_per_second = (session.work.steps_done + session.work.eval_steps) / max(
+                time.perf_counter() - started_at, 1e-6
+            )
+        if message.task == "save_personal":
+            self._save_personal_model(message.round)
+        self._save_state()  # before the answer leaves: once it is counted, the memory has to be there
+        return session.encode_reply()
 
-    def _visit(self, message: Message) -> Visit:
-        waits_for_all = self.study.wait.late == "keep" and self.study.wait.partial == "drop"
-        if waits_for_all or self.speed is None:
+    def _open_session(self, message: Message) -> TaskSession:
+        waits_for_all = (
+            self.study.round_policy.late_updates == "keep" and self.study.round_policy.partial_updates == "drop"
+        )
+        if waits_for_all or self.steps_per_second is None:
             message = replace(message, deadline=None)
-        pace = (self.speed or 1.0) * (HASTE if self.measured else 1.0)
-        study, drawn_up = self.study, self.blueprint
-        return Visit(
-            self.site, message, study.strategy, drawn_up.plan, self.memory, study.weighting, pace, drawn_up.wire, self.desk
+        planned_speed = (self.steps_per_second or 1.0) * (DEADLINE_SPEED_FACTOR if self.is_speed_measured else 1.0)
+        study, run_spec = self.study, self.run_spec
+        return TaskSession(
+            self.site, message, study.strategy, run_spec.context, self.state_store, study.weighting, planned_speed, run_spec.compression, self.secure_agg_client
         )  # fmt: skip
 
-    def _store_own(self, turn: int) -> None:
+    def _save_personal_model(self, round_number: int) -> None:
         """The site's own model stays here, for the site to use."""
-        people = self.people
-        header = model_header(self.study, people.shape, people.classes, turn)
-        save_tensors(self.file.parents[2] / "models" / self.offer.run / "own.safetensors", header, self.memory.kept)
-
-    def _save(self) -> None:
-        parts = (("committed", self.memory.committed), ("pending", self.memory.pending), ("kept", self.memory.kept))
-        tensors = {f"{part}/{key}": value for part, found in parts for key, value in found.items()}
+        dataset = self.dataset
+        header = model_header(self.study, dataset.shape, dataset.classes, round_number)
         save_tensors(
-            self.file, {"identity": self.memory.identity, "speed": self.speed, "offer": self.offer.digest}, tensors
+            self.state_file.parents[2] / "models" / self.offer.run / "own.safetensors",
+            header,
+            self.state_store.personal_model,
         )
 
-    def restore(self) -> None:
+    def _save_state(self) -> None:
+        parts = (
+            ("committed", self.state_store.committed),
+            ("pending", self.state_store.pending),
+            ("kept", self.state_store.personal_model),
+        )
+        tensors = {f"{part}/{key}": value for part, named_tensors in parts for key, value in named_tensors.items()}
+        save_tensors(
+            self.state_file,
+            {"identity": self.state_store.pending_attempt, "speed": self.steps_per_second, "offer": self.offer.digest},
+            tensors,
+        )
+
+    def restore_state(self) -> None:
         """What an earlier process of the same run left; a damaged file is not guessed at."""
-        if not self.file.exists():
+        if not self.state_file.exists():
             return
-        header, tensors = load_tensors(self.file)
+        header, tensors = load_tensors(self.state_file)
         if header["offer"] != self.offer.digest:
-            raise BadRun(f"{self.file} belongs to another offer of this run; move it away if that one is over")
+            raise RunFolderError(
+                f"{self.state_file} belongs to another offer of this run; move it away if that one is over"
+            )
         parts: dict[str, dict[str, torch.Tensor]] = {"committed": {}, "pending": {}, "kept": {}}
         for name, value in tensors.items():
             part, _, key = name.partition("/")
             parts[part][key] = value
         identity = header["identity"]
-        self.memory = SiteMemory(
+        self.state_store = ClientStateStore(
             parts["committed"], parts["pending"], identity and (identity[0], identity[1]), parts["kept"]
         )
-        self.speed = header["speed"] if self.measured else self.speed
+        self.steps_per_second = header["speed"] if self.is_speed_measured else self.steps_per_second
 
 
-def open_place(
-    home: Path, site: SiteId, offer: Offer, countersign: Callable[[Request], Receipt], settings: Settings
-) -> Place:
+def open_run_worker(
+    home: Path,
+    site: SiteId,
+    offer: StudyOffer,
+    countersign: Callable[[ReceiptRequest], LedgerReceipt],
+    settings: SiteSettings,
+) -> RunWorker:
     """Reads the site's data and builds its trainer: seconds, once a run and process."""
     study = offer.read_study()
-    if study.hash != offer.plan:
-        raise Refused(
-            f"the study of {offer.run} is another one here ({study.hash[:12]} instead of {offer.plan[:12]}): hemofed or a "
+    if study.hash != offer.study_hash:
+        raise IncompatibleStudyError(
+            f"the study of {offer.run} is another one here ({study.hash[:12]} instead of {offer.study_hash[:12]}): hemofed or a "
             f"plugin has another version; install {offer.version}"
         )
-    device = device_of(study)
-    if device.type == "cuda" and settings.limits.gpu_memory_gb is not None:
-        whole = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, settings.limits.gpu_memory_gb * 2**30 / whole), device)
-    people = own_population(study, settings, site, device)
-    drawn_up = Blueprint(study, people.shape, people.classes, len(offer.sites))
-    recipe = recipe_of(study, drawn_up.lr)
-    check(study, drawn_up.spec, people, drawn_up.turns, len(offer.sites))
-    desk, promise = None, None
-    if drawn_up.turns:
-        from sites.privacy.setup import protected_site
+    device = select_device(study)
+    if device.type == "cuda" and settings.limits.max_gpu_memory_gb is not None:
+        total_memory = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, settings.limits.max_gpu_memory_gb * 2**30 / total_memory), device
+        )
+    dataset = load_own_data(study, settings, site, device)
+    run_spec = RunSpec(study, dataset.shape, dataset.classes, len(offer.site_keys))
+    training_config = make_training_config(study, run_spec.lr)
+    validate_study(study, run_spec.parameter_spec, dataset, run_spec.dry_run_rounds, len(offer.site_keys))
+    secure_agg_client, privacy_plan = None, None
+    if run_spec.dry_run_rounds:
+        from sites.privacy.setup import setup_site_privacy
 
-        people, desk, promise = protected_site(home, site, offer, drawn_up, people, recipe, countersign)
-    bench = bench_of(drawn_up, people, recipe)
-    threads = min(threads_for(study.threads, bench), settings.limits.cores or 1024)
-    torch.set_num_threads(threads)
-    kind = choose(study.trainer, bench, threads, promise is not None)
-    if promise is not None:
-        from pipeline.runs.privacy_setup import mode_of
+        dataset, secure_agg_client, privacy_plan = setup_site_privacy(
+            home, site, offer, run_spec, dataset, training_config, countersign
+        )
+    context = make_trainer_context(run_spec, dataset, training_config)
+    num_threads = min(select_num_threads(study.num_threads, context), settings.limits.max_cores or 1024)
+    torch.set_num_threads(num_threads)
+    trainer_kind = select_trainer_kind(study.trainer, context, num_threads, privacy_plan is not None)
+    if privacy_plan is not None:
+        from pipeline.runs.privacy_setup import select_clipping_mode
 
-        trainer = make_trainer(kind, bench, {site: promise.terms}, mode_of(study, bench, {site: promise}))
+        trainer = make_trainer(
+            trainer_kind,
+            context,
+            {site: privacy_plan.dp_sgd_params},
+            select_clipping_mode(study, context, {site: privacy_plan}),
+        )
     else:
-        trainer = make_trainer(kind, bench)
-    speed, measured = settings.speed, settings.speed is None
-    if settings.plays is not None and settings.speed is None:
-        speed, measured = _played_speed(study, list(offer.sites), site), False
-    place = Place(site, offer, study, drawn_up, people, trainer, home / "runs" / offer.run / "memory.safetensors", desk,
-                  promise, speed, measured)  # fmt: skip
-    place.restore()
-    return place
+        trainer = make_trainer(trainer_kind, context)
+    steps_per_second, is_speed_measured = settings.steps_per_second, settings.steps_per_second is None
+    if settings.simulated_site is not None and settings.steps_per_second is None:
+        steps_per_second, is_speed_measured = _simulated_speed(study, list(offer.site_keys), site), False
+    worker = RunWorker(site, offer, study, run_spec, dataset, trainer, home / "runs" / offer.run / "memory.safetensors", secure_agg_client,
+                  privacy_plan, steps_per_second, is_speed_measured)  # fmt: skip
+    worker.restore_state()
+    return worker
 
 
-def _played_speed(study: Study, sites: list[SiteId], site: SiteId) -> float:
+def _simulated_speed(study: Study, sites: list[SiteId], site: SiteId) -> float:
     """On the study's virtual clock, so that a rehearsal repeats the simulation."""
     speed = study.sites.speed
     return speed[sites.index(site)] if isinstance(speed, tuple) else speed

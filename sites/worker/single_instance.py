@@ -12,25 +12,25 @@ import psutil
 from pipeline.core.files import write_atomically
 
 
-def take_over(file: Path) -> bool:
+def take_over_run(pid_file: Path) -> bool:
     """Whether there was another. By number and birth, so that nobody is killed who only has its number."""
-    me = psutil.Process()
-    before = _written(file)
-    found = False
-    if before is not None and before[0] != me.pid:
+    this_process = psutil.Process()
+    previous = _read_pid_file(pid_file)
+    was_running = False
+    if previous is not None and previous[0] != this_process.pid:
         with contextlib.suppress(psutil.Error):
-            other = psutil.Process(before[0])
-            if abs(other.create_time() - before[1]) < 1.0 and other.uids().real == os.getuid():
-                other.kill()  # also one that was stopped
-                other.wait(10)
-                found = True
-    write_atomically(file, json.dumps({"pid": me.pid, "born": me.create_time()}).encode())
-    return found
+            previous_process = psutil.Process(previous[0])
+            if abs(previous_process.create_time() - previous[1]) < 1.0 and previous_process.uids().real == os.getuid():
+                previous_process.kill()  # also one that was stopped
+                previous_process.wait(10)
+                was_running = True
+    write_atomically(pid_file, json.dumps({"pid": this_process.pid, "born": this_process.create_time()}).encode())
+    return was_running
 
 
-def _written(file: Path) -> tuple[int, float] | None:
+def _read_pid_file(pid_file: Path) -> tuple[int, float] | None:
     try:
-        told = json.loads(file.read_text("utf-8"))
-        return int(told["pid"]), float(told["born"])
+        record = json.loads(pid_file.read_text("utf-8"))
+        return int(record["pid"]), float(record["born"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

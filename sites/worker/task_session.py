@@ -8,19 +8,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import BadMessage, BadReply, BadStrategy, TooFew
-from pipeline.protocol.compression import PLAIN, Wire, residuals, without_residuals
-from pipeline.protocol.messages import Excuse, Flow, Memory, Message, Packed, Reply, SiteId, Update, Weighting, weigh
-from pipeline.protocol.serialization import reply_bytes
-from pipeline.protocol.tasks import Fit, Fitted, Gradient, Job, Result, Slope, Work
-from pipeline.strategies.base import Plan, Strategy
-from sites.worker.client_state import SiteMemory
+from pipeline.core.errors import MessageError, QuorumNotReachedError, ReplyError, StrategyContractError
+from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression, drop_residuals, select_residuals
+from pipeline.protocol.messages import (
+    ClientState,
+    ClientTask,
+    ClientUpdate,
+    Declined,
+    EncodedVector,
+    Message,
+    Reply,
+    SiteId,
+    Weighting,
+    client_weight,
+)
+from pipeline.protocol.serialization import serialize_reply
+from pipeline.protocol.tasks import GradientJob, GradientResult, JobResult, LocalJob, LocalWork, TrainJob, TrainResult
+from pipeline.strategies.base import CLIENT_METHODS, Strategy, StrategyContext
+from sites.worker.client_state import ClientStateStore
 
 if TYPE_CHECKING:
-    from sites.privacy.secure_agg_client import Desk
+    from sites.privacy.secure_agg_client import SecureAggClient
 
 
-class Visit:
+class TaskSession:
     """One message being worked on. `job` is what it wants done next; None when `answer` is ready."""
 
     def __init__(
@@ -28,127 +39,160 @@ class Visit:
         site: SiteId,
         message: Message,
         strategy: Strategy,
-        plan: Plan,
-        memory: SiteMemory,
-        rule: Weighting,
-        speed: float,
-        wire: Wire = PLAIN,
-        desk: Desk | None = None,
+        context: StrategyContext,
+        state_store: ClientStateStore,
+        weighting: Weighting,
+        steps_per_second: float,
+        compression: UpdateCompression = NO_COMPRESSION,
+        secure_agg_client: SecureAggClient | None = None,
     ) -> None:
         if message.task not in strategy.tasks:
-            raise BadMessage(f"{site}: {strategy.name} has no task {message.task!r}; it has {sorted(strategy.tasks)}")
-        self._parcels: Mapping[str, bytes] = {}
-        self._desk = desk if message.task == "train" else None
-        if self._desk is not None:
-            message, self._parcels = self._desk.received(message)
-        self._guard = self._desk.guard if self._desk is not None else None
-        self._paid = False
-        self._bought = 0  # private steps that are paid for and not yet done
-        self.site, self.message, self.memory, self.rule, self.wire = site, message, memory, rule, wire
-        self._packed: dict[str, Packed] = {}
-        self.work: Work | None = None  # done, whether or not the answer says so
-        self.nth = 0
-        self.job: Job | None = None
-        self.answer: Reply | Excuse | None = None
-        self._left = math.inf if message.deadline is None else math.floor(message.deadline * speed + 1e-9)
-        self._worked = 0
-        self._begun = time.perf_counter()
-        have = memory.settle(message.counted) if message.task == "train" else memory.newest(message.counted)
-        self._residuals = residuals(have)
-        self._flow: Flow = getattr(strategy, message.task)(message, without_residuals(have), plan)
-        before = self._guard.stored(message) if self._guard is not None else None
-        if before is not None:  # the same noised answer again costs nothing
-            self._paid = True
-            self._finish(*before)
+            raise MessageError(f"{site}: {strategy.name} has no task {message.task!r}; it has {sorted(strategy.tasks)}")
+        self._encrypted_shares: Mapping[str, bytes] = {}
+        self._secure_agg_client = secure_agg_client if message.task == "train" else None
+        if self._secure_agg_client is not None:
+            message, self._encrypted_shares = self._secure_agg_client.split_shares(message)
+        self._budget_guard = self._secure_agg_client.budget_guard if self._secure_agg_client is not None else None
+        self._is_charged = False
+        self._charged_steps_left = 0  # private steps that are paid for and not yet done
+        self.site, self.message, self.state_store, self.weighting, self.compression = (
+            site,
+            message,
+            state_store,
+            weighting,
+            compression,
+        )
+        self._encoded_vectors: dict[str, EncodedVector] = {}
+        self.work: LocalWork | None = None  # done, whether or not the answer says so
+        self.job_index = 0
+        self.job: LocalJob | None = None
+        self.reply: Reply | Declined | None = None
+        self._steps_left = (
+            math.inf if message.deadline is None else math.floor(message.deadline * steps_per_second + 1e-9)
+        )
+        self._steps_done = 0
+        self._started_at = time.perf_counter()
+        client_state = (
+            state_store.resolve_pending(message.last_accepted)
+            if message.task == "train"
+            else state_store.latest_state(message.last_accepted)
+        )
+        self._residuals = select_residuals(client_state)
+        self._client_task: ClientTask = getattr(strategy, CLIENT_METHODS[message.task])(
+            message, drop_residuals(client_state), context
+        )
+        stored_update = self._budget_guard.load_stored_update(message) if self._budget_guard is not None else None
+        if stored_update is not None:  # the same noised answer again costs nothing
+            self._is_charged = True
+            self._finish_task(*stored_update)
         else:
             self._advance(None)
 
     @property
-    def private(self) -> bool:
+    def is_private(self) -> bool:
         """Whether the next job's result leaves the site and has to be protected."""
-        return self._guard is not None and isinstance(self.job, Fit | Gradient) and not _is_public(self.job)
+        return (
+            self._budget_guard is not None
+            and isinstance(self.job, TrainJob | GradientJob)
+            and not _is_public_job(self.job)
+        )
 
-    def give(self, result: Result) -> None:
-        if isinstance(result, Fitted | Slope):
-            self._bought -= result.work.done if self.private else 0
-            could = min(self._left, result.work.asked)
-            self._left -= result.work.done + result.work.looks
-            self._worked += result.work.done
+    def submit_result(self, result: JobResult) -> None:
+        if isinstance(result, TrainResult | GradientResult):
+            self._charged_steps_left -= result.work.steps_done if self.is_private else 0
+            affordable_steps = min(self._steps_left, result.work.steps_requested)
+            self._steps_left -= result.work.steps_done + result.work.eval_steps
+            self._steps_done += result.work.steps_done
             # half a gradient is no gradient, and no step at all is no work: never welcome
-            unwelcome = not self.message.partial or isinstance(result, Slope) or not self._worked
-            if unwelcome and (result.work.partial or self._left < 0):
-                self._excuse(f"late: {could} of {result.work.asked} steps by the deadline")
+            rejects_partial = (
+                not self.message.accept_partial or isinstance(result, GradientResult) or not self._steps_done
+            )
+            if rejects_partial and (result.work.is_partial or self._steps_left < 0):
+                self._decline(f"late: {affordable_steps} of {result.work.steps_requested} steps by the deadline")
                 return
-        self.nth += 1
+        self.job_index += 1
         self._advance(result)
 
-    def parcel(self) -> bytes:
-        assert self.answer is not None
-        return reply_bytes(self.answer, self._packed)
+    def encode_reply(self) -> bytes:
+        assert self.reply is not None
+        return serialize_reply(self.reply, self._encoded_vectors)
 
-    def _advance(self, result: Result | None) -> None:
+    def _advance(self, result: JobResult | None) -> None:
         try:
-            job = next(self._flow) if result is None else self._flow.send(result)
-        except StopIteration as end:
-            match end.value:
-                case Update() as update, Mapping() as memory:
-                    self._finish(update, memory)
+            job = next(self._client_task) if result is None else self._client_task.send(result)
+        except StopIteration as stop:
+            match stop.value:
+                case ClientUpdate() as update, Mapping() as client_state:
+                    self._finish_task(update, client_state)
                     return
-            raise BadStrategy(
-                f"{self.message.task} of a strategy ends with `return Update(...), memory`, not {end.value!r}"
+            raise StrategyContractError(
+                f"{self.message.task} of a strategy ends with `return Update(...), memory`, not {stop.value!r}"
             ) from None
-        if not isinstance(job, Job):
-            raise BadStrategy(
+        if not isinstance(job, LocalJob):
+            raise StrategyContractError(
                 f"{self.message.task} of a strategy yielded a {type(job).__name__}, which is no job; is it `yield from`?"
             )
-        if isinstance(job, Fit) and self._left < math.inf:
-            job = replace(job, cap=int(self._left), whole=not self.message.partial)
+        if isinstance(job, TrainJob) and self._steps_left < math.inf:
+            job = replace(job, max_steps=int(self._steps_left), all_or_nothing=not self.message.accept_partial)
         self.job = job
-        if self.private and not self._paid:
-            self._pay()
-        if self.private and isinstance(self.job, Fit):  # no step that was not paid for, whatever a strategy asks
-            self.job = replace(self.job, cap=self._bought if self.job.cap is None else min(self.job.cap, self._bought))
+        if self.is_private and not self._is_charged:
+            self._charge_budget()
+        if self.is_private and isinstance(
+            self.job, TrainJob
+        ):  # no step that was not paid for, whatever a strategy asks
+            self.job = replace(
+                self.job,
+                max_steps=self._charged_steps_left
+                if self.job.max_steps is None
+                else min(self.job.max_steps, self._charged_steps_left),
+            )
 
-    def _pay(self) -> None:
+    def _charge_budget(self) -> None:
         """For all private steps of the turn, once: how many there can be is known before any patient is looked at."""
-        assert self._guard is not None
-        steps = self._guard.promise.steps
-        self._paid = True
-        if self._left < steps and not self.message.partial:
-            self._excuse(f"late: {int(self._left)} of {steps} steps by the deadline")
+        assert self._budget_guard is not None
+        steps = self._budget_guard.privacy_plan.steps_per_round
+        self._is_charged = True
+        if self._steps_left < steps and not self.message.accept_partial:
+            self._decline(f"late: {int(self._steps_left)} of {steps} steps by the deadline")
             return
-        self._bought = int(min(steps, self._left))
-        refused = self._guard.charge(self.message, self._bought)
-        if refused is not None:
-            self._excuse(refused)
+        self._charged_steps_left = int(min(steps, self._steps_left))
+        refusal = self._budget_guard.charge_round(self.message, self._charged_steps_left)
+        if refusal is not None:
+            self._decline(refusal)
 
-    def _finish(self, update: Update, memory: Memory) -> None:
+    def _finish_task(self, update: ClientUpdate, client_state: ClientState) -> None:
         m, work = self.message, update.work
         self.work = work
-        weight = weigh(self.rule, work)
-        if self._guard is not None:
+        weight = client_weight(self.weighting, work)
+        if self._budget_guard is not None:
             # a training loss is no mechanism's: it stays here
-            update = replace(update, sum={k: v for k, v in update.sum.items() if k != "train_loss"})
-            self._guard.store(m, update, memory)
+            update = replace(update, summed={k: v for k, v in update.summed.items() if k != "train_loss"})
+            self._budget_guard.store_update(m, update, client_state)
         if m.task == "train":
             try:
-                if self._desk is not None and self._desk.masking is not None:
-                    update, work, weight = self._desk.masked(m, update, weight, self._parcels), None, 1.0
-                self._packed, lost = self.wire.seal(update, self._residuals, self.site, m.turn)
-            except (BadMessage, BadReply, TooFew) as error:
-                self._excuse(f"not sent: {error}")
+                if self._secure_agg_client is not None and self._secure_agg_client.secure_aggregation is not None:
+                    update, work, weight = (
+                        self._secure_agg_client.mask_update(m, update, weight, self._encrypted_shares),
+                        None,
+                        1.0,
+                    )
+                self._encoded_vectors, new_residuals = self.compression.compress_update(
+                    update, self._residuals, self.site, m.round
+                )
+            except (MessageError, ReplyError, QuorumNotReachedError) as error:
+                self._decline(f"not sent: {error}")
                 return
-            self.memory.propose({**memory, **lost}, (m.turn, m.attempt))
-        if m.task == "keep":
-            self.memory.kept = dict(memory)
+            self.state_store.set_pending({**client_state, **new_residuals}, (m.round, m.attempt))
+        if m.task == "save_personal":
+            self.state_store.personal_model = dict(client_state)
         if work is not None:
-            update = replace(update, work=replace(work, seconds=round(time.perf_counter() - self._begun, 6)))
-        self.job, self.answer = None, Reply(self.site, m.task, m.turn, m.attempt, update, weight)
+            update = replace(update, work=replace(work, seconds=round(time.perf_counter() - self._started_at, 6)))
+        self.job, self.reply = None, Reply(self.site, m.task, m.round, m.attempt, update, weight)
 
-    def _excuse(self, reason: str) -> None:
-        self._flow.close()
-        self.job, self.answer = None, Excuse(self.site, self.message.task, self.message.turn, reason)
+    def _decline(self, reason: str) -> None:
+        self._client_task.close()
+        self.job, self.reply = None, Declined(self.site, self.message.task, self.message.round, reason)
 
 
-def _is_public(job: Job) -> bool:
-    return isinstance(job, Fit) and job.data == "public"
+def _is_public_job(job: LocalJob) -> bool:
+    return isinstance(job, TrainJob) and job.dataset == "public"

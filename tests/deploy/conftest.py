@@ -11,40 +11,40 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deploy.bundle.bundle import Bundle
-from deploy.bundle.trust_store import Trust
-from deploy.export.export import Exported, export
-from deploy.inference.runtime import Runtime
+from deploy.bundle.bundle import ModelBundle
+from deploy.bundle.trust_store import TrustStore
+from deploy.export.export import ExportResult, export_bundle
+from deploy.inference.runtime import BundleRuntime
 from pipeline.cli.main import app
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.runs.simulation import run
+from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from privacy.ledger import keys
 
 STUDY = {
     "name": "bedside",
-    "about": "Rendered cells for tests",
+    "description": "Rendered cells for tests",
     "rounds": 3,
     "seed": 5,
     "data": {"name": "synthetic_smear", "cells": 1500, "patients": 50, "size": 40, "schistocytes": 0.3, "val": 0.3},
     "sites": {"count": 3},
     "model": "cnn72",
-    "local": {"lr": 0.002, "batch": 16, "epochs": 1, "optimiser": "adamw", "balance": "root"},
-    "augment": {"flip": True, "rotate": 180},
-    "evaluation": {"where": "sites", "positive": "schistocyte", "best": "positive_auroc"},
+    "local": {"lr": 0.002, "batch_size": 16, "epochs": 1, "optimizer": "adamw", "class_balance": "root"},
+    "augmentation": {"flip": True, "rotate": 180},
+    "evaluation": {"evaluate_at": "sites", "positive_class": "schistocyte", "selection_metric": "positive_auroc"},
 }
 
 
 @dataclass(frozen=True)
 class World:
     run: RunFolder
-    made: Exported
+    made: ExportResult
     key: Path
-    trust: Trust
+    trust: TrustStore
 
     @property
-    def bundle(self) -> Bundle:
-        return Bundle.open(self.made.folder, self.trust)
+    def bundle(self) -> ModelBundle:
+        return ModelBundle.open(self.made.folder, self.trust)
 
 
 @pytest.fixture(scope="session")
@@ -52,12 +52,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("bedside")
     study = Study.model_validate(STUDY)
     finished = RunFolder.create(folder / "run", study)
-    run(study, finished)
-    key = keys.generate()
-    keys.save(key, folder / "key.pem")
-    trust = Trust(folder / "trust.json")
+    run_simulation(study, finished)
+    key = keys.generate_key()
+    keys.save_key(key, folder / "key.pem")
+    trust = TrustStore(folder / "trust.json")
     trust.add("the lead", keys.public_hex(key))
-    return World(finished, export(finished, "global", folder / "bundle", key, int8=True), folder / "key.pem", trust)
+    return World(
+        finished, export_bundle(finished, "global", folder / "bundle", key, with_int8=True), folder / "key.pem", trust
+    )
 
 
 @pytest.fixture(scope="session")
@@ -66,8 +68,8 @@ def bundle(world: World) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runtime(world: World) -> Runtime:
-    return Runtime(world.bundle)
+def runtime(world: World) -> BundleRuntime:
+    return BundleRuntime(world.bundle)
 
 
 @pytest.fixture(scope="session")

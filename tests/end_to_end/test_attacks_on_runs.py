@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.runs.simulation import run
+from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
-from privacy.accounting.accountant import Event, epsilon
+from privacy.accounting.accountant import DpEvent, compute_epsilon
 from privacy.attacks.run import attack_run
 from privacy.ledger.ledger import Ledger
 from tests.conftest import REAL_CELLS, needs_real_cells
@@ -21,14 +21,14 @@ WORLD: dict[str, Any] = {
     "data": {"name": "synthetic_smear", "cells": 400, "patients": 40, "size": 48},
     "sites": {"count": 4},
     "model": "cnn72",
-    "evaluation": {"where": "sites"},
+    "evaluation": {"evaluate_at": "sites"},
 }
 
 
 def attacked(tmp_path: Path, **sections: Any) -> dict[str, Any]:
     study = Study.model_validate(WORLD | sections)
     folder = RunFolder.create(tmp_path / "run", study)
-    run(study, folder)
+    run_simulation(study, folder)
     found = attack_run(folder, None)
     assert (folder.path / "attacks.json").is_file()
     return found
@@ -37,8 +37,8 @@ def attacked(tmp_path: Path, **sections: Any) -> dict[str, Any]:
 @pytest.mark.slow
 def test_an_unprotected_overfitted_model_gives_its_patients_away(tmp_path: Path) -> None:
     found = attacked(
-        tmp_path, rounds=10, local={"optimiser": "adam", "lr": 0.002, "batch": 10, "epochs": 10},
-        evaluation={"where": "sites", "watch": []},
+        tmp_path, rounds=10, local={"optimizer": "adam", "lr": 0.002, "batch_size": 10, "epochs": 10},
+        evaluation={"evaluate_at": "sites", "splits": []},
     )  # fmt: skip
     assert found["membership"]["auc"] > 0.7
     assert found["canaries"]["epsilon_low"] > 1.5
@@ -51,7 +51,7 @@ def test_an_unprotected_overfitted_model_gives_its_patients_away(tmp_path: Path)
 @pytest.mark.slow
 def test_with_privacy_the_evidence_stays_below_the_promise(tmp_path: Path) -> None:
     found = attacked(
-        tmp_path, rounds=4, local={"lr": 0.5, "batch": 50, "epochs": 1}, privacy={"at_site": {"epsilon": 8.0}}
+        tmp_path, rounds=4, local={"lr": 0.5, "batch_size": 50, "epochs": 1}, privacy={"dp_sgd": {"epsilon": 8.0}}
     )
     assert found["canaries"]["epsilon_low"] < found["canaries"]["epsilon_promised"] <= 8.0
     assert found["membership"]["low"] < 0.5
@@ -66,18 +66,20 @@ def test_smear_private_keeps_its_promise_to_every_group(tmp_path: Path, budget: 
 
     study = load_study(find_study("smear-private"), {
         "public.warmup_epochs": 0, "public.data.cells": 200, "public.data.patients": 10, "evaluation.every": 10,
-        "privacy.at_site.budget": budget, "augment": {},
+        "privacy.dp_sgd.epsilon_budget": budget, "augmentation": {},
     })  # fmt: skip
     folder = RunFolder.create(tmp_path / "run", study)
-    results = run(study, folder, REAL_CELLS)
+    results = run_simulation(study, folder, REAL_CELLS)
     assert results["stopped"].startswith("finished" if budget == 8.0 else "early: every site's privacy budget is spent")
     homes = sorted((folder.path / "homes").iterdir())
     assert [home.name for home in homes] == ["batch-0", "batch-1", "batch-2", "batch-3"]
     for home in homes:
-        spent = Ledger.open(home / "ledger.jsonl").spent_events()
-        assert {charge.unit for charge in spent} == {"group"}
-        assert spent[-1].epsilon <= budget
-        assert spent[-1].epsilon == pytest.approx(epsilon([Event(c.noise, c.rate, c.steps) for c in spent], 1e-5))
+        spent = Ledger.open(home / "ledger.jsonl").list_charges()
+        assert {charge.privacy_unit for charge in spent} == {"group"}
+        assert spent[-1].total_epsilon <= budget
+        assert spent[-1].total_epsilon == pytest.approx(
+            compute_epsilon([DpEvent(c.noise_multiplier, c.sampling_rate, c.steps) for c in spent], 1e-5)
+        )
         if budget == 8.0:
             assert len(spent) == 10
-            assert spent[-1].epsilon > 7.95
+            assert spent[-1].total_epsilon > 7.95

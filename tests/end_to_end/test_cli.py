@@ -60,7 +60,7 @@ def finished(tmp_path_factory) -> Path:
         "one",
         "--set",
         "rounds=4",
-        "--yardsticks",
+        "--baselines",
         "-q",
         cwd=place,
         XDG_CACHE_HOME=str(place / "cache"),
@@ -82,7 +82,7 @@ def test_a_run_leaves_all_its_files(finished):
         "report.html",
     } <= names
     results = json.loads((finished / "one" / "results.json").read_text())
-    assert set(results["yardsticks"]) == {"local", "central"}
+    assert set(results["baselines"]) == {"local_only", "centralized"}
     assert len((finished / "one" / "rounds.jsonl").read_text().splitlines()) == 5
 
 
@@ -153,7 +153,7 @@ def test_a_corrupt_image_is_named_and_can_be_skipped(tmp_path):
     (tmp_path / "cells" / "normal" / "3.png").write_bytes(b"\x89PNG but no more")
     (tmp_path / "s.toml").write_text(
         'name = "cells"\nrounds = 2\n[data]\nname = "folder"\npath = "cells"\nval = 0.0\n[sites]\ncount = 2\n'
-        '[model]\nname = "mlp"\n[evaluation]\npositive = "schistocyte"\n'
+        '[model]\nname = "mlp"\n[evaluation]\npositive_class = "schistocyte"\n'
     )
     said = hemofed("run", "s.toml", "--out", "bad", cwd=tmp_path, ok=False).stderr
     assert "normal/3.png" in said
@@ -180,11 +180,11 @@ def test_resume_takes_no_new_settings(finished):
 def test_strategies_are_listed(tmp_path):
     found = json.loads(hemofed("strategies", "--json", cwd=tmp_path).stdout)
     assert {r["name"] for r in found["codecs"]} == {"fp16", "qsgd", "randk", "ring", "topk"}
-    assert {r["name"] for r in found["combines"]} >= {"mean", "median", "krum"}
+    assert {r["name"] for r in found["aggregation_rules"]} >= {"mean", "median", "krum"}
     rows = {r["name"]: r for r in found["strategies"]}
     assert rows["cfl"]["sees"] == "each"
     assert rows["ditto"]["remembered"] == "the site's own model"
-    assert all(r["paper"] for name, r in rows.items() if name not in ("local", "central"))
+    assert all(r["paper"] for name, r in rows.items() if name not in ("local_only", "centralized"))
     assert rows["fedprox"]["settings"]["mu"] == 0.01
     assert rows["fedavg"]["sees"] == "totals"
 
@@ -214,11 +214,11 @@ count = 3
 name = "moons_net"
 [local]
 lr = 0.1
-batch = 8
+batch_size = 8
 [strategy]
 name = "ditto"
 [evaluation]
-where = "sites"
+evaluate_at = "sites"
 """
 
 
@@ -228,15 +228,15 @@ def test_a_personalised_run_is_held_against_each_site_alone_unless_refused(tmp_p
     assert "own model" in said
     assert "common model" in said
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["yardsticks"].keys() == {"local"}
+    assert results["baselines"].keys() == {"local_only"}
     assert len(list((tmp_path / "run" / "models" / "site").glob("*.safetensors"))) == 3
-    hemofed("run", "study.toml", "--out", "bare", "-q", "--no-yardsticks", cwd=tmp_path)
-    assert json.loads((tmp_path / "bare" / "results.json").read_text())["yardsticks"] == {}
+    hemofed("run", "study.toml", "--out", "bare", "-q", "--no-baselines", cwd=tmp_path)
+    assert json.loads((tmp_path / "bare" / "results.json").read_text())["baselines"] == {}
 
 
 def test_a_new_site_joins_by_one_command(tmp_path):
     (tmp_path / "study.toml").write_text(PERSONAL)
-    hemofed("run", "study.toml", "--out", "run", "-q", "--no-yardsticks", cwd=tmp_path)
+    hemofed("run", "study.toml", "--out", "run", "-q", "--no-baselines", cwd=tmp_path)
     got = json.loads(hemofed("personalise", "run", "--set", "seed=9", "--json", cwd=tmp_path).stdout)
     assert {"own", "global", "alone"} <= got.keys()
     assert "already; give the new one another --name" in hemofed(

@@ -32,9 +32,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pipeline.cli.main import app
-from pipeline.core.registry import PACKAGES, choices
-from pipeline.study.privacy import Privacy
-from pipeline.study.schema import Section, Study, load_study
+from pipeline.core.registry import COMPONENT_PACKAGES, registered_components
+from pipeline.study.privacy import PrivacyConfig
+from pipeline.study.schema import Study, StudySection, load_study
 from pipeline.study.toml_file import _toml_value
 from tests.conftest import REAL_CELLS
 from tests.support.docs_shell import Shell, shell
@@ -43,8 +43,8 @@ ROOT = Path(__file__).parents[2]
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
-KINDS = {"data": "data", "partition": "partitions", "skew": "skews", "normalise": "normalisers", "model": "models",
-         "strategy": "strategies", "codec": "codecs", "combine": "combines"}  # fmt: skip
+KINDS = {"data": "data", "partition": "partitions", "feature_skew": "feature_skews", "normalization": "normalizations", "model": "models",
+         "strategy": "strategies", "compression": "codecs", "aggregation": "aggregation_rules"}  # fmt: skip
 TIMEOUT = 300  # seconds a command; a slow block may take as long as it needs
 SOON = 120.0  # seconds
 PORT = "8443"  # on the pages
@@ -282,13 +282,13 @@ def expected() -> Iterator[tuple[tuple[str, str], dict[str, FieldInfo]]]:
     for key, field in Study.model_fields.items():
         kind = field.annotation
         if key in KINDS:
-            yield from (((key, name), _own(cls)) for name, cls in choices(KINDS[key]).items())
-        if kind is Privacy:  # its parts are tables of their own
+            yield from (((key, name), _own(cls)) for name, cls in registered_components(KINDS[key]).items())
+        if kind is PrivacyConfig:  # its parts are tables of their own
             yield (key, ""), {}
-            for name, part in Privacy.model_fields.items():
+            for name, part in PrivacyConfig.model_fields.items():
                 (cls,) = (c for c in get_args(part.annotation) if c is not type(None))
                 yield (key, name), dict(cls.model_fields)
-        elif isinstance(kind, type) and issubclass(kind, Section):  # [codec] is one, and has components
+        elif isinstance(kind, type) and issubclass(kind, StudySection):  # [codec] is one, and has components
             yield (key, ""), dict(kind.model_fields)
         elif key not in KINDS:
             top[key] = field
@@ -300,7 +300,7 @@ def _own(cls: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def test_the_reference_of_the_study_file_is_complete_and_true() -> None:
-    assert set(KINDS.values()) == set(PACKAGES)
+    assert set(KINDS.values()) == set(COMPONENT_PACKAGES)
     written = reference()
     for place, fields in expected():
         where = " ".join(filter(None, place)) or "the top"
@@ -324,14 +324,17 @@ def entry_of(name: str) -> str:
     return found[0]
 
 
-@pytest.mark.parametrize("name", sorted({*choices("strategies"), *choices("codecs")} - {"local", "central"}))
+@pytest.mark.parametrize(
+    "name",
+    sorted({*registered_components("strategies"), *registered_components("codecs")} - {"local_only", "centralized"}),
+)
 def test_every_algorithm_and_codec_says_when_to_use_it_and_when_not(name: str) -> None:
     entry = entry_of(name)
     assert re.search(r"\*\*Use it\*\*|\*\*Use\*\*", entry)
     assert re.search(r"\*\*Not\b", entry)
 
 
-@pytest.mark.parametrize("name", sorted(choices("combines")))
+@pytest.mark.parametrize("name", sorted(registered_components("aggregation_rules")))
 def test_every_rule_of_combining_has_its_row(name: str) -> None:
     assert re.search(rf"^\| `{name}` \|", (ROOT / "docs" / "strategies.md").read_text("utf-8"), re.MULTILINE)
 

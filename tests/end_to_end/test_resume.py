@@ -13,10 +13,10 @@ import torch
 
 from pipeline.coordinator.checkpoint import load_checkpoint, load_tensors
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadRun, NoSpace
-from pipeline.engines.simulated import InProcess
-from pipeline.protocol.serialization import read_message, read_reply
-from pipeline.runs.simulation import run
+from pipeline.core.errors import NoSpaceError, RunFolderError
+from pipeline.engines.simulated import SimulatedEngine
+from pipeline.protocol.serialization import deserialize_message, deserialize_reply
+from pipeline.runs.simulation import run_simulation
 from pipeline.study.toml_file import to_toml
 from tests.conftest import final_weights
 
@@ -26,15 +26,15 @@ CALM = {"strategy": "fedavg"}
 ROUGH = {
     "strategy": {"name": "fedprox", "mu": 0.1},
     "sites": {"count": 4, "speed": [1.0, 2.0, 4.0, 8.0], "dropout": 0.2, "stragglers": 0.5},
-    "waiting": {"deadline": 4.0},
-    "selection": {"fraction": 0.75},
+    "round": {"deadline": 4.0},
+    "client_sampling": {"fraction": 0.75},
 }
 LATE = {
     "sites": {"count": 4, "speed": [1.0, 2.0, 4.0, 8.0]},
-    "waiting": {"deadline": 1.5, "late": "keep", "partial": "drop"},
+    "round": {"deadline": 1.5, "late_updates": "keep", "partial_updates": "drop"},
 }
-MEMORY = {"strategy": "local"}
-MOMENTUM = {"local": {"lr": 0.05, "batch": 8, "epochs": 2, "momentum": 0.9, "schedule": "cosine"}}
+MEMORY = {"strategy": "local_only"}
+MOMENTUM = {"local": {"lr": 0.05, "batch_size": 8, "epochs": 2, "momentum": 0.9, "lr_schedule": "cosine"}}
 
 
 class Killed(Exception):
@@ -67,16 +67,16 @@ def test_stopped_in_any_round_and_resumed_it_is_the_undisturbed_run(moons, go, t
             raise Killed
 
     with pytest.raises(Killed):
-        run(study, folder, watch=watch)
-    got = run(RunFolder.open(folder.path).study(), RunFolder.open(folder.path))
+        run_simulation(study, folder, on_round_end=watch)
+    got = run_simulation(RunFolder.open(folder.path).load_study(), RunFolder.open(folder.path))
     assert got["test"] == want["test"]
     same_records(whole.path, folder.path)
     last, other = (load_checkpoint(f.path / "checkpoint") for f in (whole, folder))
     assert last[0]["progress"]["counted"].keys() == other[0]["progress"]["counted"].keys()
     for key, value in last[1].items():
         if key.startswith("late/"):  # parcels under way name the seconds they took
-            theirs, mine = (read_reply("site-01", t.numpy().tobytes()) for t in (value, other[1][key]))
-            assert torch.equal(theirs.update.mean["delta"], mine.update.mean["delta"])
+            theirs, mine = (deserialize_reply("site-01", t.numpy().tobytes()) for t in (value, other[1][key]))
+            assert torch.equal(theirs.update.averaged["delta"], mine.update.averaged["delta"])
         else:
             assert torch.equal(value, other[1][key]), key
 
@@ -165,8 +165,8 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_named_and_loses_nothing(moons, small_disk):
     study = moons(rounds=2000)
     folder = RunFolder.create(small_disk / "run", study)
-    with pytest.raises(NoSpace, match=r"no space left to write .* --resume"):
-        run(study, folder)
+    with pytest.raises(NoSpaceError, match=r"no space left to write .* --resume"):
+        run_simulation(study, folder)
     reached = load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"]
     assert reached > 0
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
@@ -179,7 +179,7 @@ def test_a_full_disk_is_named_and_loses_nothing(moons, small_disk):
             raise Killed
 
     with pytest.raises(Killed):
-        run(short, RunFolder.open(folder.path), watch=watch)
+        run_simulation(short, RunFolder.open(folder.path), on_round_end=watch)
     assert seen == [reached + 1, reached + 2, reached + 3]
 
 
@@ -191,9 +191,9 @@ def test_another_study_does_not_resume_it(moons, go, tmp_path):
         raise Killed
 
     with pytest.raises(Killed):
-        run(study, folder, watch=watch)
-    with pytest.raises(BadRun, match="another study"):
-        run(moons(rounds=2, seed=9), folder)
+        run_simulation(study, folder, on_round_end=watch)
+    with pytest.raises(RunFolderError, match="another study"):
+        run_simulation(moons(rounds=2, seed=9), folder)
 
 
 def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(moons, go):
@@ -202,13 +202,13 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(moons, go):
     newest.write_bytes(newest.read_bytes()[:200])
     assert load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"] == 2
     before.write_bytes(b"")
-    with pytest.raises(BadRun, match="cannot be read"):
+    with pytest.raises(RunFolderError, match="cannot be read"):
         load_checkpoint(folder.path / "checkpoint")
 
 
 def test_a_folder_with_something_in_it_is_left_alone(moons, tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(BadRun, match="is not empty"):
+    with pytest.raises(RunFolderError, match="is not empty"):
         RunFolder.create(tmp_path, moons())
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -229,17 +229,17 @@ def test_no_two_executions_of_a_turn_share_an_identity(moons, tmp_path):
         pass
 
     def crash_in_turn_2(self, parcels, wait):
-        message = read_message(next(iter(parcels.values())))
-        if message.turn == 2:
-            attempts.append((message.turn, message.attempt))
+        message = deserialize_message(next(iter(parcels.values())))
+        if message.round == 2:
+            attempts.append((message.round, message.attempt))
             raise Crash
         yield from whole(self, parcels, wait)
 
-    whole = InProcess.exchange
+    whole = SimulatedEngine.exchange
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InProcess, "exchange", crash_in_turn_2)
+        patch.setattr(SimulatedEngine, "exchange", crash_in_turn_2)
         for _ in range(4):
             with pytest.raises(Crash):
-                run(study, folder)
+                run_simulation(study, folder)
     assert attempts == [(2, 0), (2, 1), (2, 2), (2, 3)]
-    run(study, folder)
+    run_simulation(study, folder)

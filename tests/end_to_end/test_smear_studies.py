@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadRun, Refused
-from pipeline.core.files import alone_in
-from pipeline.runs.baselines import measure, yardsticks
-from pipeline.runs.score_saved_model import score_saved
-from pipeline.runs.simulation import look, run
+from pipeline.core.errors import IncompatibleStudyError, RunFolderError
+from pipeline.core.files import exclusive_lock
+from pipeline.runs.baselines import build_baseline_studies, run_baselines
+from pipeline.runs.score_saved_model import score_saved_model
+from pipeline.runs.simulation import dry_run_study, run_simulation
 from pipeline.study.schema import Study, load_study
-from pipeline.study.toml_file import PACKAGED, find_study
+from pipeline.study.toml_file import PACKAGED_STUDIES, find_study
 from tests.conftest import REAL_CELLS, final_weights, needs_real_cells
 
 
@@ -28,18 +28,18 @@ def smear_study(**sections) -> Study:
         "seed": 3,
         "data": {"name": "synthetic_smear", "cells": 400, "size": 24, "patients": 24, "val": 0.2},
         "sites": {"count": 3},
-        "skew": {"name": "scanner"},
+        "feature_skew": {"name": "scanner"},
         "model": "cnn28",
-        "local": {"optimiser": "adam", "lr": 0.001, "batch": 16, "balance": "root"},
-        "augment": {"flip": True, "rotate": 180, "zoom": 0.1, "elastic": 1.0, "colour": 0.1, "light": 0.1},
-        "evaluation": {"where": "sites", "positive": "schistocyte", "best": "positive_auroc"},
+        "local": {"optimizer": "adam", "lr": 0.001, "batch_size": 16, "class_balance": "root"},
+        "augmentation": {"flip": True, "rotate": 180, "zoom": 0.1, "elastic": 1.0, "color": 0.1, "light": 0.1},
+        "evaluation": {"evaluate_at": "sites", "positive_class": "schistocyte", "selection_metric": "positive_auroc"},
     }
     return Study.model_validate(raw | sections)
 
 
 def seen_by(study: Study, site: int) -> torch.Tensor:
-    people = look(study, None).population
-    return people.pool.inputs(people.examples[people.sites[site]].train)
+    people = dry_run_study(study, None).dataset
+    return people.pool.inputs(people.split_indices[people.sites[site]].train)
 
 
 def test_a_run_on_cells_leaves_sheets_intervals_and_curves(go):
@@ -56,8 +56,8 @@ def test_a_run_on_cells_leaves_sheets_intervals_and_curves(go):
 
 
 def patients_in_test(study: Study) -> set[int]:
-    people = look(study, None).population
-    return {p for s in people.sites for p in people.pool.unit[people.examples[s].test].tolist()}
+    people = dry_run_study(study, None).dataset
+    return {p for s in people.sites for p in people.pool.unit_ids[people.split_indices[s].test].tolist()}
 
 
 def test_stopped_and_resumed_augmented_training_is_the_undisturbed_run(go, tmp_path):
@@ -70,25 +70,28 @@ def test_stopped_and_resumed_augmented_training_is_the_undisturbed_run(go, tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(study, folder, watch=watch)
-    run(study, RunFolder.open(folder.path))
+        run_simulation(study, folder, on_round_end=watch)
+    run_simulation(study, RunFolder.open(folder.path))
     assert torch.equal(final_weights(whole), final_weights(folder))
 
 
 def test_scanners_change_what_sites_see_and_nothing_else():
-    with_scanners, without = look(smear_study(), None).population, look(smear_study(skew="none"), None).population
+    with_scanners, without = (
+        dry_run_study(smear_study(), None).dataset,
+        dry_run_study(smear_study(feature_skew="none"), None).dataset,
+    )
     for site in without.sites:
-        a, b = with_scanners.examples[site], without.examples[site]
+        a, b = with_scanners.split_indices[site], without.split_indices[site]
         assert torch.equal(with_scanners.pool.y[a.test], without.pool.y[b.test])
-        assert torch.equal(with_scanners.pool.unit[a.val], without.pool.unit[b.val])
+        assert torch.equal(with_scanners.pool.unit_ids[a.val], without.pool.unit_ids[b.val])
         assert not torch.equal(with_scanners.pool.inputs(a.test), without.pool.inputs(b.test))
-    assert with_scanners.acquisitions.keys() == set(without.sites)
-    assert not without.acquisitions
+    assert with_scanners.acquisition_descriptions.keys() == set(without.sites)
+    assert not without.acquisition_descriptions
 
 
 def test_site_normalisation_brings_sites_together():
     def apart(normalise: str) -> float:
-        study = smear_study(normalise=normalise)
+        study = smear_study(normalization=normalise)
         means = torch.stack([seen_by(study, site).mean((0, 2, 3)) for site in range(3)])
         return float(means.std(0).mean())
 
@@ -97,22 +100,22 @@ def test_site_normalisation_brings_sites_together():
 
 
 def test_a_patient_is_at_one_site_and_in_one_split():
-    people = look(smear_study(skew="none"), None).population
+    people = dry_run_study(smear_study(feature_skew="none"), None).dataset
     held = [
-        set(people.pool.unit[rows].tolist())
+        set(people.pool.unit_ids[rows].tolist())
         for site in people.sites
-        for rows in (people.examples[site].train, people.examples[site].val, people.examples[site].test)
+        for rows in (people.split_indices[site].train, people.split_indices[site].val, people.split_indices[site].test)
     ]
     assert sum(map(len, held)) == len(set.union(*held)) == 24
 
 
 def test_yardsticks_of_a_study_with_scanners():
-    found = yardsticks(smear_study(), 3)
-    assert set(found) == {"local", "central", "unskewed", "normalised"}
-    assert found["unskewed"].skew.name == "none"
-    assert found["normalised"].normalise.name == "site"
+    found = build_baseline_studies(smear_study(), 3)
+    assert set(found) == {"local_only", "centralized", "unskewed", "normalised"}
+    assert found["unskewed"].feature_skew.name == "none"
+    assert found["normalised"].normalization.name == "site"
     assert len({study.hash for study in found.values()}) == 4
-    assert "normalised" not in yardsticks(smear_study(normalise="image"), 3)
+    assert "normalised" not in build_baseline_studies(smear_study(normalization="image"), 3)
 
 
 def test_yardsticks_without_a_cache_keep_apart(go, monkeypatch, tmp_path):
@@ -121,24 +124,24 @@ def test_yardsticks_without_a_cache_keep_apart(go, monkeypatch, tmp_path):
     monkeypatch.setattr("pipeline.runs.baselines.user_cache_path", lambda name: tmp_path / "file")
     study = smear_study(rounds=1)
     folder, _ = go(study)
-    found = measure(study, folder, None, lambda s: nullcontext(lambda record: None))
-    kept = [RunFolder(p).study() for p in (folder.path / "yardsticks").iterdir()]
-    assert {(s.strategy.name, s.skew.name, s.normalise.name) for s in kept} == {
-        ("local", "scanner", "none"), ("central", "scanner", "none"),
+    found = run_baselines(study, folder, None, lambda s: nullcontext(lambda record: None))
+    kept = [RunFolder(p).load_study() for p in (folder.path / "baselines").iterdir()]
+    assert {(s.strategy.name, s.feature_skew.name, s.normalization.name) for s in kept} == {
+        ("local_only", "scanner", "none"), ("centralized", "scanner", "none"),
         ("fedavg", "none", "none"), ("fedavg", "scanner", "site"),
     }  # fmt: skip
     assert found["unskewed"]["test"] != found["normalised"]["test"]
-    assert not list((folder.path / "yardsticks").glob("*/cells"))  # images stay in the run folder
+    assert not list((folder.path / "baselines").glob("*/cells"))  # images stay in the run folder
 
 
 def test_who_holds_what_is_part_of_the_fingerprint_also_behind_scanners():
     one, other = (
-        look(smear_study(partition={"name": "iid"}, seed=3), None),
-        look(smear_study(sites={"count": 4}), None),
+        dry_run_study(smear_study(partition={"name": "iid"}, seed=3), None),
+        dry_run_study(smear_study(sites={"count": 4}), None),
     )
-    assert one.population.fingerprint != other.population.fingerprint
+    assert one.dataset.fingerprint != other.dataset.fingerprint
     moved = replace_patients(smear_study())
-    assert moved != one.population.fingerprint
+    assert moved != one.dataset.fingerprint
 
 
 def replace_patients(study: Study) -> str:
@@ -148,39 +151,41 @@ def replace_patients(study: Study) -> str:
     turned = replace(data, keys=data.keys | {"patient": replace(key, codes=key.codes.roll(7))})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(study.data), "load", lambda self, root, seed: turned)
-        return look(study, None).population.fingerprint
+        return dry_run_study(study, None).dataset.fingerprint
 
 
 def test_pooled_views_of_one_image_count_once(moons):
-    study = smear_study(partition="iid_resampled", strategy="central")
-    people = look(study, None).population
-    held = people.examples["coordinator"]
-    assert len(held.train) == 3 * held.n  # three scanners' views, as many drawn a pass as there are images
+    study = smear_study(partition="iid_resampled", strategy="centralized")
+    people = dry_run_study(study, None).dataset
+    held = people.split_indices["coordinator"]
+    assert len(held.train) == 3 * held.num_examples  # three scanners' views, as many drawn a pass as there are images
 
 
 def test_public_data_never_hold_the_studys_own_cells():
     own = {"name": "synthetic_smear", "cells": 400, "size": 24, "patients": 24, "val": 0.2}
-    people = look(smear_study(public={"data": own, "warmup_epochs": 1}, skew="none"), None).population
-    held = {people.pool.x[row].numpy().tobytes() for site in people.sites for row in people.examples[site].test}
-    assert not held & {people.pool.x[row].numpy().tobytes() for row in people.public}
+    people = dry_run_study(smear_study(public={"data": own, "warmup_epochs": 1}, feature_skew="none"), None).dataset
+    held = {people.pool.x[row].numpy().tobytes() for site in people.sites for row in people.split_indices[site].test}
+    assert not held & {people.pool.x[row].numpy().tobytes() for row in people.public_indices}
 
 
 def test_whole_gradients_cannot_be_augmented():
-    with pytest.raises(Refused, match="no batch to draw or augment"):
-        look(smear_study(strategy="fedsgd", local={"lr": 0.1}), None)
+    with pytest.raises(IncompatibleStudyError, match="no batch to draw or augment"):
+        dry_run_study(smear_study(strategy="fedsgd", local={"lr": 0.1}), None)
 
 
 def test_a_class_that_nobody_holds_is_refused():
-    with pytest.raises(Refused, match="there is no schistocyte in train and val and test"):
-        look(smear_study(data={"name": "synthetic_smear", "cells": 200, "size": 24, "schistocytes": 0.0}), None)
+    with pytest.raises(IncompatibleStudyError, match="there is no schistocyte in train and val and test"):
+        dry_run_study(
+            smear_study(data={"name": "synthetic_smear", "cells": 200, "size": 24, "schistocytes": 0.0}), None
+        )
 
 
 def test_nothing_to_test_is_refused_and_nothing_to_validate_is_told():
     few = {"name": "synthetic_smear", "cells": 100, "size": 24, "patients": 1}
-    with pytest.raises(Refused, match="no whole patient was small enough for"):
-        look(smear_study(data=few, sites={"count": 1}), None)
-    told = look(smear_study(data=few | {"patients": 3, "test": 0.3, "val": 0.02}, sites={"count": 1}), None)
-    assert "there is no validation" in told.population.skipped[-1]
+    with pytest.raises(IncompatibleStudyError, match="no whole patient was small enough for"):
+        dry_run_study(smear_study(data=few, sites={"count": 1}), None)
+    told = dry_run_study(smear_study(data=few | {"patients": 3, "test": 0.3, "val": 0.02}, sites={"count": 1}), None)
+    assert "there is no validation" in told.dataset.skipped[-1]
 
 
 def test_a_manifest_may_name_no_test(tmp_path, moons):
@@ -190,22 +195,24 @@ def test_a_manifest_may_name_no_test(tmp_path, moons):
     rows = [f"{n}.png,{'ab'[n % 2]},{'val' if n > 8 else 'train'}" for n in range(12)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *rows]))
     data = {"name": "folder", "path": str(tmp_path), "manifest": "list.csv", "channels": 1}
-    assert not len(look(moons(data=data, sites={"count": 2}, model="mlp"), None).population.examples["site-01"].test)
+    assert not len(
+        dry_run_study(moons(data=data, sites={"count": 2}, model="mlp"), None).dataset.split_indices["site-01"].test
+    )
 
 
 @pytest.mark.parametrize("normalise", ["none", "site", "background"])
 def test_a_saved_model_scores_as_in_its_run(go, normalise):
-    study = smear_study(skew="none", normalise=normalise, sites={"count": 1}, rounds=1)
+    study = smear_study(feature_skew="none", normalization=normalise, sites={"count": 1}, rounds=1)
     folder, results = go(study, normalise)
-    found = score_saved(folder, None, None, "global", "test", {})
+    found = score_saved_model(folder, None, None, "global", "test", {})
     assert found["loss"] == pytest.approx(results["test"]["pooled"]["loss"], rel=1e-6)
     assert found["normalised"] == normalise
 
 
 @needs_real_cells
 def test_a_model_of_rendered_cells_is_scored_on_real_ones(go):
-    folder, _ = go(smear_study(rounds=1, skew="none"))
-    found = score_saved(folder, REAL_CELLS, "smear_cells", "global", "test", {})
+    folder, _ = go(smear_study(rounds=1, feature_skew="none"))
+    found = score_saved_model(folder, REAL_CELLS, "smear_cells", "global", "test", {})
     assert (found["n"], found["classes"]) == (4036, ["other", "schistocyte"])
 
 
@@ -214,11 +221,11 @@ def test_two_runs_that_need_one_yardstick_wait_for_each_other(tmp_path):
     order = []
 
     def second():
-        with alone_in(tmp_path / "yard", wait=True):
+        with exclusive_lock(tmp_path / "yard", wait=True):
             order.append("second")
 
-    with alone_in(tmp_path / "yard"):
-        with pytest.raises(BadRun, match="another process"), alone_in(tmp_path / "yard"):
+    with exclusive_lock(tmp_path / "yard"):
+        with pytest.raises(RunFolderError, match="another process"), exclusive_lock(tmp_path / "yard"):
             pass
         waiting = Thread(target=second)
         waiting.start()
@@ -229,18 +236,18 @@ def test_two_runs_that_need_one_yardstick_wait_for_each_other(tmp_path):
 
 
 def test_points_cannot_be_augmented(moons):
-    with pytest.raises(Refused, match=r"leave \[augment\] out"):
-        look(moons(augment={"flip": True}), None)
+    with pytest.raises(IncompatibleStudyError, match=r"leave \[augment\] out"):
+        dry_run_study(moons(augmentation={"flip": True}), None)
 
 
 def test_a_start_on_rendered_cells_is_on_nobodys(go):
     public = {"data": {"name": "synthetic_smear", "cells": 300, "patients": 10, "size": 24}, "warmup_epochs": 2}
     study = smear_study(rounds=1, public=public)
-    people = look(study, None).population
-    assert len(people.public) == 300
-    assert set(people.pool.unit[people.public].tolist()) == {-1}
-    held = torch.cat([people.examples[s].train for s in people.sites])
-    assert not set(held.tolist()) & set(people.public.tolist())
+    people = dry_run_study(study, None).dataset
+    assert len(people.public_indices) == 300
+    assert set(people.pool.unit_ids[people.public_indices].tolist()) == {-1}
+    held = torch.cat([people.split_indices[s].train for s in people.sites])
+    assert not set(held.tolist()) & set(people.public_indices.tolist())
     warm, _ = go(study, "warm")
     cold, _ = go(smear_study(rounds=1), "cold")
     assert warm.rounds()[0]["metrics"] != cold.rounds()[0]["metrics"]
@@ -249,17 +256,17 @@ def test_a_start_on_rendered_cells_is_on_nobodys(go):
 
 def test_public_data_of_another_kind_are_refused():
     public = {"data": {"name": "synthetic_smear", "cells": 300, "size": 24, "task": "types"}, "warmup_epochs": 2}
-    with pytest.raises(Refused, match="set its size and task alike"):
-        look(smear_study(public=public), None)
-    with pytest.raises(Refused, match="give one of them"):
-        look(smear_study(public={"share": 0.1, "data": {"name": "synthetic_smear", "size": 24}}), None)
+    with pytest.raises(IncompatibleStudyError, match="set its size and task alike"):
+        dry_run_study(smear_study(public=public), None)
+    with pytest.raises(IncompatibleStudyError, match="give one of them"):
+        dry_run_study(smear_study(public={"fraction": 0.1, "data": {"name": "synthetic_smear", "size": 24}}), None)
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(PACKAGED.glob("*.toml"))])
+@pytest.mark.parametrize("name", [path.stem for path in sorted(PACKAGED_STUDIES.glob("*.toml"))])
 def test_packaged_studies_can_be_read(name):
     study = load_study(find_study(name))
     assert study.name == name
-    assert study.about
+    assert study.description
 
 
 @needs_real_cells
@@ -268,7 +275,7 @@ def test_real_cells_of_two_batches_train(go, tmp_path):
     sets |= {"public.data.size": 40, "public.data.cells": 400, "public.data.patients": 10, "public.warmup_epochs": 1}
     study = load_study(find_study("schistocytes"), sets)
     folder = RunFolder.create(tmp_path / "run", study)
-    results = run(study, folder, REAL_CELLS)
+    results = run_simulation(study, folder, REAL_CELLS)
     assert results["intervals"]["unit"] == "group"
     assert set(results["test"]["sites"]) == {"batch-1", "batch-3"}
     assert (Path(folder.path) / "cells" / "index.json").is_file()

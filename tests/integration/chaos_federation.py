@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from pipeline.cli.local_federation import Miniature, told
+from pipeline.cli.local_federation import LocalFederation, run_cli_json
 from pipeline.coordinator.checkpoint import load_tensors
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.ops.child_processes import MARK
-from pipeline.runs.simulation import run as simulate
-from pipeline.study.toml_file import read_study
+from pipeline.ops.child_processes import MARK_ENV
+from pipeline.runs.simulation import run_simulation as simulate
+from pipeline.study.toml_file import parse_study
 
 SITES = ("site-01", "site-02", "site-03")
 ROUNDS = 14
@@ -28,7 +28,7 @@ data = {{ name = "moons", val = 0.1, points = 420 }}
 model = "moons_net"
 sites = {{ count = 3 }}
 local = {{ lr = 0.1, batch = 20 }}
-trainer = "loop"
+trainer = "sequential"
 waiting = {{ quorum = 3 }}
 evaluation = {{ where = "sites" }}
 """
@@ -38,41 +38,41 @@ SERVER, RUNNER = "server_train", "runner_process"
 
 @dataclass
 class World:
-    small: Miniature
+    small: LocalFederation
     study: Path
 
     def begin(self, *sets: str) -> str:
-        run = self.small.offer(str(self.study), list(sets))
+        run = self.small.offer_study(str(self.study), list(sets))
         for site in SITES:
-            self.small.approve(run, site)
+            self.small.approve_run(run, site)
         return run
 
     def round(self, run: str) -> int:
-        rounds = RunFolder(self.small.home / "runs" / run).rounds()
+        rounds = RunFolder(self.small.home / "runs" / run).load_rounds()
         return int(rounds[-1]["round"]) if rounds else -1
 
     def reach(self, run: str, round: int) -> None:
-        self.small.until(
-            lambda: self.round(run) >= round, f"round {round} of {run}: {self.small.look(run)['reason']}", 180
+        self.small.wait_until(
+            lambda: self.round(run) >= round, f"round {round} of {run}: {self.small.get_run(run)['reason']}", 180
         )
 
     def finish(self, run: str, seconds: float = 240) -> None:
         def over() -> bool:
             try:
-                seen = self.small.look(run)
+                seen = self.small.get_run(run)
             except Exception:  # the coordinator may just be gone
                 return False
             assert seen["state"] not in ("failed", "stopped"), seen["reason"]
             return bool(seen["state"] == "finished")
 
-        self.small.until(over, f"{run} to finish", seconds)
+        self.small.wait_until(over, f"{run} to finish", seconds)
 
     def processes(self, what: str, site: str | None = None) -> list[psutil.Process]:
         """Of this federation, by the module that they run, and by whose home they belong to."""
         found = []
         for process in psutil.process_iter():
             try:
-                ours = self.small.mark in process.environ().get(MARK, "").split(":")
+                ours = self.small.process_mark in process.environ().get(MARK_ENV, "").split(":")
                 if (
                     ours
                     and process.status() != psutil.STATUS_ZOMBIE
@@ -101,7 +101,7 @@ class World:
         """No job process, one client a site, one server."""
         calm = lambda: (len(self.processes(WORKER)), len(self.processes(RUNNER)), len(self.processes(CLIENT)),  # noqa: E731
                         len(self.processes(SERVER))) == (0, 0, 3, 1)  # fmt: skip
-        self.small.until(calm, "left-over processes to go", 60)
+        self.small.wait_until(calm, "left-over processes to go", 60)
 
     def as_if_nothing_had_happened(self, run: str, tmp_path: Path, *sets: str) -> None:
         """Every round once, all sites in each, and the very model of an undisturbed run."""
@@ -112,7 +112,7 @@ class World:
         assert [line["round"] for line in lines] == list(range(ROUNDS + 1))
         assert all(sorted(line["counted"]) == list(SITES) for line in lines[1:])
         assert not any(line["void"] for line in lines)
-        study = read_study(STUDY, "chaos", dict(map(parse_override, sets)))
+        study = parse_study(STUDY, "chaos", dict(map(parse_override, sets)))
         here = RunFolder.create(tmp_path / "undisturbed", study)
         simulate(study, here)
         got = load_tensors(folder.path / "models" / "global.safetensors")[1]["weights"]
@@ -123,4 +123,4 @@ class World:
         for site in SITES:
             receipts = self.small.home / "receipts"
             anchor = ["--anchor", receipts] if any(receipts.glob("*.json")) else []
-            assert told("site", "ledger", "verify", self.small.folder / site, *anchor)["ok"]
+            assert run_cli_json("site", "ledger", "verify", self.small.folder / site, *anchor)["ok"]

@@ -11,19 +11,19 @@ from tests.integration.chaos_federation import SITES, STUDY, World
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    from pipeline.cli.local_federation import Miniature
-    from sites.governance.settings import Limits, Settings
+    from pipeline.cli.local_federation import LocalFederation
+    from sites.governance.settings import ResourceLimits, SiteSettings
 
     folder = tmp_path_factory.mktemp("world")
     study = folder / "study.toml"
     study.write_text(STUDY)
-    small = Miniature(folder)
+    small = LocalFederation(folder)
     try:
-        small.coordinate()
+        small.start_coordinator()
         for site in SITES:
-            small.enrol(site, "--plays", site, "--unit", "example")
+            small.enrol_site(site, "--plays", site, "--unit", "example")
             # a file system of some kilobytes is to be full for the system, not for the policy
-            Settings(plays=site, limits=Limits(disk_gb=0.0001)).save(folder / site)
+            SiteSettings(simulated_site=site, limits=ResourceLimits(min_free_disk_gb=0.0001)).save(folder / site)
         yield World(small, study)
     finally:
         small.close()

@@ -9,13 +9,13 @@ from typing import Any
 
 import psutil
 
-from pipeline.engines.flare_server import put
-from pipeline.flare.provisioning import ADMIN, admin_kit, job
-from pipeline.ops.certificates import Authority
-from pipeline.service.storage.accounts import Newcomer
+from pipeline.engines.flare_server import write_kit
+from pipeline.flare.provisioning import ADMIN_NAME, build_admin_kit, build_job
+from pipeline.ops.certificates import CertificateAuthority
+from pipeline.service.storage.accounts import EnrolmentRequest
 from pipeline.service.storage.home import CoordinatorHome
-from pipeline.service.storage.store import Store
-from pipeline.study.offer import Offer
+from pipeline.service.storage.store import CoordinatorStore
+from pipeline.study.offer import StudyOffer
 from tests.integration.exposure import listening_of
 from tests.integration.flare_attacker import ADMINISTRATOR, SERVER_JOB, attack, outcome
 from tests.integration.flare_federation import Stage, until
@@ -37,30 +37,32 @@ class Storm:
 def arm(stage: Stage) -> None:
     """Certificates for: members with a grudge, one that was removed, somebody of another federation, and whoever has the server's key."""
     assert stage.server is not None
-    own, folder = Authority.open(stage.home), stage.folder
+    own, folder = CertificateAuthority.open(stage.home), stage.folder
     (folder / "abroad").mkdir()
-    certified(folder / "foreign", Authority.create(folder / "abroad", "abroad"), "site-01")
+    certified(folder / "foreign", CertificateAuthority.create(folder / "abroad", "abroad"), "site-01")
     certified(folder / "mallory", own, "mallory")
     certified(folder / "mole", own, "mole")
     certified(folder / "ousted", own, "ousted")
-    store = Store(CoordinatorHome.open(stage.home).database)
-    invitation = store.accounts.invite("ousted", 1, "lead")[0]
-    store.accounts.enrol(invitation, Newcomer("ousted", "0" * 64, "0" * 64, ""))
-    store.leave("ousted", "lead", removed=True)
+    store = CoordinatorStore(CoordinatorHome.open(stage.home).database_url)
+    invitation = store.accounts.create_invitation("ousted", 1, "lead")[0]
+    store.accounts.enrol_site(invitation, EnrolmentRequest("ousted", "0" * 64, "0" * 64, ""))
+    store.record_departure("ousted", "lead", removed=True)
     store.close()
-    put(folder / "mole", admin_kit(stage.server.port))
+    write_kit(folder / "mole", build_admin_kit(stage.server.port))
     for name in ("crt", "key"):
-        put(folder / "insider", {f"startup/client.{name}": (stage.home / f"kit/startup/server.{name}").read_text()})
-    put(folder / "insider", {"startup/rootCA.pem": own.pem})
+        write_kit(
+            folder / "insider", {f"startup/client.{name}": (stage.home / f"kit/startup/server.{name}").read_text()}
+        )
+    write_kit(folder / "insider", {"startup/rootCA.pem": own.pem})
 
 
-def certified(kit: Path, authority: Authority, name: str) -> None:
+def certified(kit: Path, authority: CertificateAuthority, name: str) -> None:
     made = authority.issue_client(name)
-    papers = {"client.crt": made.certificate, "client.key": made.key, "rootCA.pem": authority.pem}
-    put(kit, {f"startup/{file}": text for file, text in papers.items()})
+    papers = {"client.crt": made.certificate_pem, "client.key": made.key_pem, "rootCA.pem": authority.pem}
+    write_kit(kit, {f"startup/{file}": text for file, text in papers.items()})
 
 
-def weathered(stage: Stage, made: Offer) -> Storm:
+def weathered(stage: Stage, made: StudyOffer) -> Storm:
     """The run to its end; the attacks begin with its first round."""
     seen = Storm(made.run)
 
@@ -112,7 +114,7 @@ def _attacked(stage: Stage, of: str) -> dict[str, dict[str, Any]]:
         "naming": attack(folder / "mole", port, "mole", "site-01"),
         "serving": attack(folder / "mole", port, f"server.{of}", "mole"),
         "ousted": attack(folder / "ousted", port, "ousted", "ousted"),
-        "administrator": attack(folder / "mole", port, ADMINISTRATOR, ADMIN),
+        "administrator": attack(folder / "mole", port, ADMINISTRATOR, ADMIN_NAME),
         "commands": attack(folder / "mallory", port, "mallory", "mallory", *files, *others),
         "insider": attack(folder / "insider", port, "server.evil", SERVER_JOB, *files, *more),
     }
@@ -121,14 +123,14 @@ def _attacked(stage: Stage, of: str) -> dict[str, dict[str, Any]]:
 
 def _submitted(stage: Stage, name: str, **changes: Any) -> str:
     """By the administrator's own session. The job's id."""
-    kit = job(changes.pop("run", "none"), changes.pop("digest", "0" * 64), ["site-01"], 1)
+    kit = build_job(changes.pop("run", "none"), changes.pop("digest", "0" * 64), ["site-01"], 1)
     folder = stage.home / "admin" / "transfer" / name
     for end in ("server", "client"):
         path = f"app/config/config_fed_{end}.json"
         kit[path] = json.dumps(json.loads(kit[path]) | changes.pop(end, {}))
-    put(folder, kit | changes)
+    write_kit(folder, kit | changes)
     assert stage.server is not None
-    return str(stage.server._admin().submit_job(str(folder)))
+    return str(stage.server._admin_session().submit_job(str(folder)))
 
 
 def judged(stage: Stage) -> dict[str, dict[str, Any]]:
@@ -136,7 +138,7 @@ def judged(stage: Stage) -> dict[str, dict[str, Any]]:
     evil = stage.folder / EVIL
     code = f"from nvflare.apis.executor import Executor\nopen({str(evil)!r}, 'w')\nclass Evil(Executor): pass\n"
     popen = {"path": "subprocess.Popen", "args": {"args": ["touch", str(evil)]}}
-    ours = json.loads(job("none", "0" * 64, [], 1)["app/config/config_fed_client.json"])["executors"][0]
+    ours = json.loads(build_job("none", "0" * 64, [], 1)["app/config/config_fed_client.json"])["executors"][0]
     numbers = "nvflare.app_common.np.np_trainer.NPTrainer"
     given = {
         "code": _submitted(stage, "code", **{"app/custom/evil.py": code}, client={"executors": [_doing("evil.Evil")]}),
@@ -149,8 +151,8 @@ def judged(stage: Stage) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
     server = stage.server
     assert server is not None
-    until(lambda: all(server.over(one) for one in given.values()), 90)
-    return {name: server._admin().get_job_meta(one) for name, one in given.items()}
+    until(lambda: all(server.has_ended(one) for one in given.values()), 90)
+    return {name: server._admin_session().get_job_meta(one) for name, one in given.items()}
 
 
 def _doing(path: str) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def some_round() -> int:
 def agent_of_a_site(world: World) -> None:
     site = CHANCE.choice(SITES)
     world.die(site)
-    world.small.until(lambda: not world.processes("nvflare", site), "what the agent had started to go with it", 20)
-    world.small.join(site)  # as systemd would
+    world.small.wait_until(lambda: not world.processes("nvflare", site), "what the agent had started to go with it", 20)
+    world.small.start_agent(site)  # as systemd would
 
 
 def client_of_a_site(world: World) -> None:
@@ -39,10 +39,10 @@ def worker_of_a_site(world: World) -> None:
 
 def coordinator(world: World) -> None:
     world.die("coordinator")
-    world.small.until(
+    world.small.wait_until(
         lambda: not [*world.processes(SERVER), *world.processes(RUNNER)], "what the coordinator had started to go", 20
     )
-    world.small.serve()
+    world.small.serve_coordinator()
 
 
 def server_of_flare(world: World) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.ops.child_processes import MARK, sweep
+from pipeline.ops.child_processes import MARK_ENV, kill_by_mark
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +32,10 @@ name = "moons_net"
 
 [local]
 lr = 0.1
-batch = 20
+batch_size = 20
 
 [evaluation]
-where = "sites"
+evaluate_at = "sites"
 """
 COMMAND = [sys.executable, "-m", "pipeline.cli.main", "demo", "hospitals", "--study", "tiny.toml"]
 
@@ -46,12 +46,12 @@ def place(tmp_path: Path) -> Iterator[dict[str, str]]:
     (tmp_path / "tiny.toml").write_text(STUDY, "utf-8")
     (tmp_path / "temporary").mkdir()
     mark = f"demo-test-{time.monotonic_ns()}"
-    yield {**os.environ, MARK: mark, "TMPDIR": str(tmp_path / "temporary")}
-    sweep(mark)
+    yield {**os.environ, MARK_ENV: mark, "TMPDIR": str(tmp_path / "temporary")}
+    kill_by_mark(mark)
 
 
 def nothing_is_left(tmp_path: Path, place: Mapping[str, str]) -> None:
-    assert sweep(place[MARK]) == 0
+    assert kill_by_mark(place[MARK_ENV]) == 0
     assert list((tmp_path / "temporary").iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import json
 import psutil
 import pytest
 
-from pipeline.ops.child_processes import MARK
+from pipeline.ops.child_processes import MARK_ENV
 from pipeline.service.storage.home import CoordinatorHome
 from tests.integration.chaos_federation import SITES, World
 from tests.integration.exposure import betrays_nothing, listening_of, outside
@@ -22,7 +22,7 @@ def test_one_port_and_no_secret(world: World) -> None:
     argv, listening = {}, []
     for process in psutil.process_iter():
         try:
-            if world.small.mark in process.environ().get(MARK, "").split(":"):
+            if world.small.process_mark in process.environ().get(MARK_ENV, "").split(":"):
                 argv[process.pid] = process.cmdline()
                 listening += listening_of(process)
         except psutil.Error:

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from pipeline.cli.local_federation import told
-from sites.governance.home import Home
+from pipeline.cli.local_federation import run_cli_json
+from sites.governance.home import SiteHome
 from tests.integration.chaos_federation import ROUNDS, RUNNER, SITES, WORKER, World
 from tests.integration.slow_network import slow_line
 from tests.support.connect_proxy import Proxy
@@ -31,7 +31,7 @@ def again(world: World, site: str, **env: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)
-        world.small.join(site)
+        world.small.start_agent(site)
 
 
 @contextlib.contextmanager
@@ -100,7 +100,9 @@ def test_a_full_disk_at_a_site(world: World, tmp_path: Path) -> None:
         run = world.begin()
         world.reach(run, 2)
         fill(filler)
-        world.small.until(lambda: "no space left" in world.small.look(run)["reason"], "the full disk to be named", 120)
+        world.small.wait_until(
+            lambda: "no space left" in world.small.get_run(run)["reason"], "the full disk to be named", 120
+        )
         filler.unlink()
         world.finish(run)
         world.as_if_nothing_had_happened(run, tmp_path)
@@ -112,11 +114,13 @@ def test_a_full_disk_at_the_coordinator(world: World, tmp_path: Path) -> None:
         run = world.begin()
         world.reach(run, 2)
         fill(filler)
-        world.small.until(lambda: world.small.look(run)["state"] in ("failed", "waiting"), "the run to rest", 120)
+        world.small.wait_until(
+            lambda: world.small.get_run(run)["state"] in ("failed", "waiting"), "the run to rest", 120
+        )
         filler.unlink()
-        if world.small.look(run)["state"] == "failed":
-            assert "no space left" in world.small.look(run)["reason"]
-            told("coordinator", "resume", run, "--home", world.small.home)
+        if world.small.get_run(run)["state"] == "failed":
+            assert "no space left" in world.small.get_run(run)["reason"]
+            run_cli_json("coordinator", "resume", run, "--home", world.small.home)
         world.finish(run)
         world.as_if_nothing_had_happened(run, tmp_path)
     world.nothing_is_left_over()
@@ -143,7 +147,9 @@ def test_a_clock_that_jumps(jump: int, world: World, tmp_path: Path, wall_clock:
         run = world.begin()
         world.reach(run, 3)
         clock.write_text(str(jump))
-        world.small.until(lambda: "clock" in str(told("site", "status", world.small.folder / SITE)), "the warning", 60)
+        world.small.wait_until(
+            lambda: "clock" in str(run_cli_json("site", "status", world.small.folder / SITE)), "the warning", 60
+        )
         world.finish(run)
         world.as_if_nothing_had_happened(run, tmp_path)
         world.ledgers_verify()
@@ -154,7 +160,7 @@ def test_a_clock_that_jumps(jump: int, world: World, tmp_path: Path, wall_clock:
 
 def test_private_training_that_is_killed_counts_nothing_that_was_not_paid_for(world: World) -> None:
     """Budgets hold, ledgers verify and follow their receipts, whoever dies between charge and answer."""
-    private = ["privacy.at_site.epsilon=2.0", "privacy.at_site.unit=example", "rounds=8"]
+    private = ["privacy.dp_sgd.epsilon=2.0", "privacy.dp_sgd.privacy_unit=example", "rounds=8"]
     run = world.begin(*private)
     for round, victim in ((1, (WORKER, SITE)), (3, (RUNNER, None)), (5, (WORKER, "site-03"))):
         world.reach(run, round)
@@ -165,24 +171,24 @@ def test_private_training_that_is_killed_counts_nothing_that_was_not_paid_for(wo
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(9))
     for site in SITES:
-        ledger = Home.open(world.small.folder / site).ledger
-        paid = [c.turn for c in ledger.spent_events()]
+        ledger = SiteHome.open(world.small.folder / site).ledger
+        paid = [c.round for c in ledger.list_charges()]
         counted = [line["round"] for line in lines if site in line["counted"]]
         assert set(counted) <= set(paid) <= set(range(1, 9))
         assert len(counted) >= 5
         assert len(paid) <= 8  # a turn that died after its charge was paid twice, and is missing at the end
-        assert ledger.spent_events()[-1].epsilon <= 2.0
-        assert lines[-1]["epsilon"][site] == pytest.approx(ledger.spent_events()[-1].epsilon)
+        assert ledger.list_charges()[-1].total_epsilon <= 2.0
+        assert lines[-1]["epsilon"][site] == pytest.approx(ledger.list_charges()[-1].total_epsilon)
 
 
 def test_a_withdrawn_approval_takes_effect_at_the_next_message(world: World) -> None:
     run = world.begin()
     world.reach(run, 1)
-    told("site", "withdraw", world.small.folder / SITE, run)
-    world.small.until(lambda: world.small.look(run)["state"] == "waiting", "the run to wait", 90)
-    seen = world.small.look(run)
+    run_cli_json("site", "withdraw", world.small.folder / SITE, run)
+    world.small.wait_until(lambda: world.small.get_run(run)["state"] == "waiting", "the run to wait", 90)
+    seen = world.small.get_run(run)
     assert "withdrawn" in seen["reason"] or f"{SITE} has not approved" in seen["reason"]
     before = world.round(run)
     time.sleep(5)
     assert world.round(run) == before < ROUNDS
-    told("coordinator", "stop", run, "--home", world.small.home)
+    run_cli_json("coordinator", "stop", run, "--home", world.small.home)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadMessage
-from pipeline.flare.constants import SITE_HOME
-from pipeline.study.toml_file import read_study
+from pipeline.core.errors import MessageError
+from pipeline.flare.constants import SITE_HOME_ENV
+from pipeline.study.toml_file import parse_study
 from privacy.ledger import keys
-from privacy.ledger.receipts import request
-from sites.governance.approvals import approve, withdraw
-from sites.governance.home import Home
-from sites.governance.settings import Limits, Settings
+from privacy.ledger.receipts import create_receipt_request
+from sites.governance.approvals import approve_offer, revoke_approval
+from sites.governance.home import SiteHome
+from sites.governance.settings import ResourceLimits, SiteSettings
 from tests.integration.exposure import betrays_nothing, outside
 from tests.integration.flare_federation import Stage, federation, until
 from tests.integration.run_under_attack import EVIL, Storm, arm, judged, weathered
@@ -41,18 +41,18 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         filter(None, [str(Path(__file__).with_name("malicious_site")), os.environ.get("PYTHONPATH", "")])
     )
     hostile = {"site-03": {"PYTHONPATH": path, "LIES": " ".join(LIES)}}
-    sites = {site: Settings(plays=site, limits=Limits(disk_gb=0.01)) for site in SITES}
+    sites = {site: SiteSettings(simulated_site=site, limits=ResourceLimits(min_free_disk_gb=0.01)) for site in SITES}
     with federation(tmp_path_factory.mktemp("security"), sites, hostile) as made:
         arm(made)
-        until(lambda: made.server is not None and made.server.connected() >= set(SITES), 60)
+        until(lambda: made.server is not None and made.server.connected_sites() >= set(SITES), 60)
         yield made
 
 
 @pytest.fixture(scope="module")
 def storm(stage: Stage) -> Storm:
-    made = stage.offered("storm", read_study(BASE, "storm", {"rounds": len(LIES)}))
-    first = Home.open(stage.homes["site-01"])
-    stolen = request(first.ledger, first.key, made.coordinator)
+    made = stage.offered("storm", parse_study(BASE, "storm", {"rounds": len(LIES)}))
+    first = SiteHome.open(stage.homes["site-01"])
+    stolen = create_receipt_request(first.ledger, first.agent_key, made.coordinator_key)
     (stage.homes["site-03"] / "stolen.json").write_text(stolen.model_dump_json())
     return weathered(stage, made)
 
@@ -110,13 +110,13 @@ def test_a_job_names_no_other_folder(jobs: dict[str, dict[str, Any]], stage: Sta
 
 def test_no_work_without_an_approval_that_stands(jobs: dict[str, dict[str, Any]], stage: Stage) -> None:
     """Offered to all; the first has not approved it, the second's approval has ended, the third took it back."""
-    made = stage.offered("lapsed", read_study(BASE, "lapsed", {}), approved=False)
-    second, third = (Home.open(stage.homes[site]) for site in SITES[1:])
+    made = stage.offered("lapsed", parse_study(BASE, "lapsed", {}), approved=False)
+    second, third = (SiteHome.open(stage.homes[site]) for site in SITES[1:])
     now = datetime.now(UTC)
     past = {"expires": now - timedelta(seconds=1), "now": now - timedelta(days=1)}
-    approve(second, made, keys.load(second.path / "officer.pem"), **past)
-    approve(third, made, keys.load(third.path / "officer.pem"), now + timedelta(days=1))
-    withdraw(third, made.run)
+    approve_offer(second, made, keys.load_key(second.path / "officer.pem"), **past)
+    approve_offer(third, made, keys.load_key(third.path / "officer.pem"), now + timedelta(days=1))
+    revoke_approval(third, made.run)
     ended = stage.run(made)
     assert ended["how"] == "halted"
     for site, why in zip(SITES, ("is not approved", "approval ended", "approval was withdrawn"), strict=True):
@@ -128,9 +128,9 @@ def test_no_work_without_an_approval_that_stands(jobs: dict[str, dict[str, Any]]
 def test_a_digest_is_no_path(digest: str, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     from sites.worker.flare_executor import SiteExecutor
 
-    monkeypatch.setenv(SITE_HOME, str(stage.homes["site-01"]))
-    with pytest.raises(BadMessage, match="was not offered"):
-        SiteExecutor("run", digest)._offer()
+    monkeypatch.setenv(SITE_HOME_ENV, str(stage.homes["site-01"]))
+    with pytest.raises(MessageError, match="was not offered"):
+        SiteExecutor("run", digest)._load_offer()
 
 
 # a run under attack
@@ -142,7 +142,7 @@ def test_the_study_finishes_all_the_same(storm: Storm, stage: Stage) -> None:
 
 
 def rounds(stage: Stage, storm: Storm) -> list[dict[str, Any]]:
-    return RunFolder.open(stage.home / "runs" / storm.run).rounds()
+    return RunFolder.open(stage.home / "runs" / storm.run).load_rounds()
 
 
 LIE = {

@@ -11,9 +11,9 @@ from PIL import Image
 from reportlab.platypus import Paragraph
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.reports.document.blocks import Drawing
-from pipeline.reports.document.pdf import _story
-from pipeline.runs.simulation import run
+from pipeline.reports.document.blocks import FigureBlock
+from pipeline.reports.document.pdf import _build_story
+from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 
 
@@ -25,9 +25,9 @@ def tiny(**sections: Any) -> Study:
         "data": {"name": "synthetic_smear", "cells": 96, "patients": 24, "size": 24},
         "sites": {"count": 3},
         "model": {"name": "mlp", "hidden": [4]},
-        "local": {"lr": 0.1, "batch": 10, "epochs": 1},
-        "evaluation": {"where": "sites"},
-        "trainer": "loop",
+        "local": {"lr": 0.1, "batch_size": 10, "epochs": 1},
+        "evaluation": {"evaluate_at": "sites"},
+        "trainer": "sequential",
         "threads": 1,
     }
     return Study.model_validate(raw | sections)
@@ -36,7 +36,7 @@ def tiny(**sections: Any) -> Study:
 def ran(path: Path, **sections: Any) -> RunFolder:
     study = tiny(**sections)
     folder = RunFolder.create(path, study)
-    run(study, folder)
+    run_simulation(study, folder)
     return folder
 
 
@@ -64,6 +64,6 @@ def printed(report: Any) -> str:
         else:
             walk([getattr(part, name) for name in ("_content", "_cellvalues") if hasattr(part, name)])
 
-    drawn = [block.key for chapter in report.chapters for block in chapter.blocks if isinstance(block, Drawing)]
-    walk(_story(report, dict.fromkeys(drawn, _dot())))  # drawing takes longer than all the rest
+    drawn = [block.key for chapter in report.chapters for block in chapter.blocks if isinstance(block, FigureBlock)]
+    walk(_build_story(report, dict.fromkeys(drawn, _dot())))  # drawing takes longer than all the rest
     return " ".join(" ".join(found).split())

@@ -37,7 +37,7 @@ def scene(recordings: Mapping[str, Recording], names: Mapping[str, str] = NAMES)
         Play(_run(OFFERED, "fedavg", "offered", 16, offered, created=ago(hours=9), fewest=3), tree, 0),
         Play(_run(PRIVATE, "fedavg", "paused", 8, list(map(member, private.sites)), created=ago(days=1), started=ago(hours=23)),
              private, 7),
-        Play(_run(TREE, "similarity", "finished", 16, list(map(member, tree.sites)), created=ago(days=2),
+        Play(_run(TREE, "similarity_clustering", "finished", 16, list(map(member, tree.sites)), created=ago(days=2),
                   started=ago(days=2), finished=ago(days=1, hours=20)), tree, 17),
     ]  # fmt: skip
     sites = [_site(name, place, name != fourth) for place, name in enumerate(tree.sites)]

@@ -15,8 +15,8 @@ from pydicom.encaps import encapsulate
 from pydicom.filewriter import dcmwrite
 from pydicom.pixels.encoders.base import get_encoder
 
-from deploy.imaging.images import read_bytes
-from pipeline.core.errors import BadData
+from deploy.imaging.images import read_image_bytes
+from pipeline.core.errors import DataError
 
 
 def smooth(rows: int = 24, columns: int = 32) -> np.ndarray:
@@ -104,7 +104,7 @@ def shipped(name: str) -> bytes:
 
 def pixels(data: bytes) -> np.ndarray:
     """(F, H, W, 3)"""
-    return np.stack([p.pixels for p in read_bytes(data, "x")])
+    return np.stack([p.pixels for p in read_image_bytes(data, "x")])
 
 
 def near(got: np.ndarray, truth: np.ndarray, mean: float) -> None:
@@ -114,7 +114,7 @@ def near(got: np.ndarray, truth: np.ndarray, mean: float) -> None:
 
 
 def refused(data: bytes, match: str) -> None:
-    with pytest.raises(BadData, match=match) as caught:
-        read_bytes(data, "x.dcm")
+    with pytest.raises(DataError, match=match) as caught:
+        read_image_bytes(data, "x.dcm")
     assert str(caught.value).startswith("x.dcm: ")
     assert ";" in str(caught.value)  # there is a cure

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.ops.child_processes import MARK, sweep
-from pipeline.service.runtime.serve import free_ports
+from pipeline.ops.child_processes import MARK_ENV, kill_by_mark
+from pipeline.service.runtime.serve import find_free_ports
 
 
 @dataclass
@@ -70,15 +70,15 @@ def shell(folder: Path) -> Iterator[Shell]:
     mark = f"docs-{uuid.uuid4().hex}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     homes = {f"XDG_{kind}_HOME": str(folder / f".{kind.lower()}") for kind in ("CONFIG", "DATA")}  # not the user's own
-    own = {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200", "TERM": "dumb", MARK: mark, **homes}
-    opened = Shell(folder, {**os.environ, **own}, str(free_ports(1)[0]))
+    own = {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200", "TERM": "dumb", MARK_ENV: mark, **homes}
+    opened = Shell(folder, {**os.environ, **own}, str(find_free_ports(1)[0]))
     try:
         yield opened
         wrong = opened.stop()
-        left = sweep(mark)
+        left = kill_by_mark(mark)
         assert not wrong, "\n".join(wrong)
         assert not left, f"{left} processes were left behind"
     finally:
-        sweep(mark)
+        kill_by_mark(mark)
         for process in opened.beside.values():
             process.wait()

@@ -108,7 +108,7 @@ class Stage:
 
     def __init__(self, ca: Authority | None = None) -> None:
         self.ca = ca or authority()
-        self.key = keys.generate()
+        self.key = keys.generate_key()
         self.invited = {"secret-token": "north"}
         self.kit = {
             "startup/fed_client.json": "{}",
@@ -156,7 +156,7 @@ class Stage:
             }
             if self.invited.get(said["token"]) != said["site"]:
                 return JSONResponse({"error": "this invitation is unknown, used or expired"}, 403)
-            if not keys.verified(said["key"], "possession", proof, said["proof"]):
+            if not keys.is_valid_signature(said["key"], "possession", proof, said["proof"]):
                 return JSONResponse({"error": "the proof is wrong"}, 403)
             self.invited.pop(said["token"])
             self.enrolments.append(said)

@@ -13,24 +13,24 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy.ledger.countersigner import Countersigner
-from privacy.ledger.keys import generate, public_hex
+from privacy.ledger.countersigner import LedgerCountersigner
+from privacy.ledger.keys import generate_key, public_hex
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.receipts import check_receipt, request
+from privacy.ledger.receipts import check_receipt, create_receipt_request
 from privacy.ledger.records import (
-    Approve,
-    Budget,
-    Charge,
-    Commit,
-    Data,
-    Forget,
-    Open,
-    Receipt,
-    Refusal,
-    Withdraw,
-    pseudonym,
+    ApprovalRevoked,
+    ChargeRefused,
+    DatasetSnapshot,
+    LedgerBudget,
+    LedgerOpened,
+    LedgerReceipt,
+    PrivacyCharge,
+    StudyApproved,
+    StudyCommitment,
+    UnitWithdrawn,
+    pseudonymize_unit,
 )
-from privacy.ledger.signatures import new_officer
+from privacy.ledger.signatures import officer_key_rotation
 
 
 def ticking(step: timedelta = timedelta(hours=5)) -> Callable[[], datetime]:
@@ -47,9 +47,9 @@ def ticking(step: timedelta = timedelta(hours=5)) -> Callable[[], datetime]:
 @dataclass
 class World:
     folder: Path
-    agent: Ed25519PrivateKey = field(default_factory=generate)
-    officer: Ed25519PrivateKey = field(default_factory=generate)
-    coordinator: Ed25519PrivateKey = field(default_factory=generate)
+    agent: Ed25519PrivateKey = field(default_factory=generate_key)
+    officer: Ed25519PrivateKey = field(default_factory=generate_key)
+    coordinator: Ed25519PrivateKey = field(default_factory=generate_key)
     clock: Callable[[], datetime] = field(default_factory=ticking)
 
     @property
@@ -57,19 +57,19 @@ class World:
         return self.folder / "ledger.jsonl"
 
     @property
-    def desk(self) -> Countersigner:
-        return Countersigner(self.folder / "coordinator", self.coordinator)
+    def desk(self) -> LedgerCountersigner:
+        return LedgerCountersigner(self.folder / "coordinator", self.coordinator)
 
-    def opening(self, **more) -> Open:
+    def opening(self, **more) -> LedgerOpened:
         usual = {
             "site": "st-anne",
             "dataset_id": "smears-2019-2024",
             "unit": "patient",
-            "budget": Budget(epsilon=8.0, delta=1e-5),
+            "budget": LedgerBudget(epsilon=8.0, delta=1e-5),
             "agent": public_hex(self.agent),
             "officer": public_hex(self.officer),
         }
-        return Open(**(usual | more))
+        return LedgerOpened(**(usual | more))
 
     def create(self, **more) -> Ledger:
         return Ledger.create(self.path, self.opening(**more), self.agent, self.officer, self.clock)
@@ -77,14 +77,14 @@ class World:
     def reopen(self, key: Ed25519PrivateKey | None = None) -> Ledger:
         return Ledger.open(self.path, key or self.agent, self.clock)
 
-    def receipt(self, ledger: Ledger) -> Receipt:
+    def receipt(self, ledger: Ledger) -> LedgerReceipt:
         """Asked for, checked and appended."""
-        receipt = self.desk.countersign(request(ledger, self.agent, public_hex(self.coordinator)))
+        receipt = self.desk.countersign(create_receipt_request(ledger, self.agent, public_hex(self.coordinator)))
         check_receipt(receipt, ledger, public_hex(self.coordinator))
         ledger.append(receipt)
         return receipt
 
-    def train(self, ledger: Ledger, turn: int, epsilon: float, study: str = "anaemia") -> Receipt:
+    def train(self, ledger: Ledger, turn: int, epsilon: float, study: str = "anaemia") -> LedgerReceipt:
         ledger.append(charge(turn, epsilon, study))
         return self.receipt(ledger)
 
@@ -108,7 +108,7 @@ def fill(place: Path, room: int = 0) -> None:
     (place / "filling").write_bytes(bytes(shutil.disk_usage(place).free - room))
 
 
-def charge(turn: int, epsilon: float, study: str = "anaemia", **more) -> Charge:
+def charge(turn: int, epsilon: float, study: str = "anaemia", **more) -> PrivacyCharge:
     usual = {
         "study": study,
         "plan": "5f" * 32,
@@ -124,10 +124,10 @@ def charge(turn: int, epsilon: float, study: str = "anaemia", **more) -> Charge:
         "delta": 1e-5,
         "accountant": "pld",
     }
-    return Charge(**(usual | more))
+    return PrivacyCharge(**(usual | more))
 
 
-def commit(**more) -> Commit:
+def commit(**more) -> StudyCommitment:
     usual = {
         "study": "anaemia",
         "plan": "5f" * 32,
@@ -141,37 +141,40 @@ def commit(**more) -> Commit:
         "delta": 1e-5,
         "epsilon": 3.7,
     }
-    return Commit(**(usual | more))
+    return StudyCommitment(**(usual | more))
 
 
-def a_year(world: World) -> Receipt:
+def a_year(world: World) -> LedgerReceipt:
     """32 entries of every kind but `carried`, the last one a receipt, which is returned."""
     ledger = world.create()
-    ledger.append(Data(fingerprint="sha256:9c0d", units=812, examples=20140))
+    ledger.append(DatasetSnapshot(fingerprint="sha256:9c0d", num_units=812, num_examples=20140))
     ledger.append(
-        Approve(plan="5f" * 32, terms={"until": "2025-12-31", "sites": ["st-anne", "Zürich"], "most": 3.7}),
+        StudyApproved(study_hash="5f" * 32, terms={"until": "2025-12-31", "sites": ["st-anne", "Zürich"], "most": 3.7}),
         world.officer,
     )
     ledger.append(commit())
     for turn in range(4):
         world.train(ledger, turn, 0.4 + 0.3 * turn)
-    ledger.append(Forget(unit=pseudonym(b"only the site has this", "patient 4711"), reason="withdrew"), world.officer)
-    ledger.append(Data(fingerprint="sha256:77ab", units=811, examples=20113))
-    world.agent, old = generate(), world.agent
-    ledger.rotate(world.agent)
+    ledger.append(
+        UnitWithdrawn(unit_pseudonym=pseudonymize_unit(b"only the site has this", "patient 4711"), reason="withdrew"),
+        world.officer,
+    )
+    ledger.append(DatasetSnapshot(fingerprint="sha256:77ab", num_units=811, num_examples=20113))
+    world.agent, old = generate_key(), world.agent
+    ledger.rotate_agent_key(world.agent)
     assert old is not world.agent
     for turn in range(4, 6):
         world.train(ledger, turn, 0.4 + 0.3 * turn)
-    ledger.append(Budget(epsilon=2.0, delta=1e-5), world.officer)
-    ledger.append(Refusal(study="anaemia", turn=6, reason="epsilon 2.2 of 2"))
-    new = generate()
-    ledger.append(new_officer(ledger.standing.keys, new), world.officer)
+    ledger.append(LedgerBudget(epsilon=2.0, delta=1e-5), world.officer)
+    ledger.append(ChargeRefused(study="anaemia", round=6, reason="epsilon 2.2 of 2"))
+    new = generate_key()
+    ledger.append(officer_key_rotation(ledger.state.keys, new), world.officer)
     world.officer = new
-    ledger.append(Withdraw(plan="5f" * 32), world.officer)
-    ledger.revoke(world.officer, after=ledger.index, reason="a laptop was stolen")
-    world.agent = generate()
-    ledger.rotate(world.agent, world.officer)
-    ledger.append(Budget(epsilon=9.0, delta=1e-5), world.officer)
+    ledger.append(ApprovalRevoked(study_hash="5f" * 32), world.officer)
+    ledger.revoke_agent_key(world.officer, last_trusted_index=ledger.last_index, reason="a laptop was stolen")
+    world.agent = generate_key()
+    ledger.rotate_agent_key(world.agent, world.officer)
+    ledger.append(LedgerBudget(epsilon=9.0, delta=1e-5), world.officer)
     ledger.append(commit(study="malaria", plan="e1" * 32))
     world.train(ledger, 0, 2.25, "malaria")
     return world.train(ledger, 1, 2.5, "malaria")

@@ -22,16 +22,16 @@ STUDIES: Mapping[str, Json] = {
         "name": "moons-stragglers",
         "rounds": 30,
         "strategy": "fedprox",
-        "waiting": {"deadline": 16.0},
+        "round": {"deadline": 16.0},
         "sites": {"count": 4, "stragglers": 0.3, "dropout": 0.1, "speed": [1.0, 1.2, 1.5, 2.0]},
-        "combine": {"name": "mean", "absurd": 1.9},
+        "aggregation": {"name": "mean", "outlier_factor": 1.9},
     },
     "tree": {
         "name": "moons-clusters",
         "rounds": 16,
-        "strategy": {"name": "similarity", "every": 4},
+        "strategy": {"name": "similarity_clustering", "cluster_every": 4},
         "sites": {"count": 6},
-        "skew": {"name": "plane", "sites": 3, "dx": 0.8, "dy": 0.4},
+        "feature_skew": {"name": "plane", "sites": 3, "dx": 0.8, "dy": 0.4},
     },
     # one site's budget ends before the study does
     "private": {
@@ -39,8 +39,14 @@ STUDIES: Mapping[str, Json] = {
         "rounds": 8,
         "strategy": "fedavg",
         "sites": {"count": 4},
-        "local": {"lr": 0.1, "batch": 20, "steps": 10},
-        "privacy": {"at_site": {"unit": "example", "epsilon": [4.0, 4.0, 8.0, 8.0], "budget": [4.0, 2.0, 12.0, 20.0]}},
+        "local": {"lr": 0.1, "batch_size": 20, "steps": 10},
+        "privacy": {
+            "dp_sgd": {
+                "privacy_unit": "example",
+                "epsilon": [4.0, 4.0, 8.0, 8.0],
+                "epsilon_budget": [4.0, 2.0, 12.0, 20.0],
+            }
+        },
     },
 }
 
@@ -77,16 +83,16 @@ class Recording:
 
 def record(kind: str, where: Path) -> Recording:
     """Runs the study, and reads what it wrote."""
-    base = load_study(find_study("moons-demo"), {}).dump()
+    base = load_study(find_study("moons-demo"), {}).to_dict()
     study = Study.model_validate(base | STUDIES[kind])
     folder = RunFolder.create(where / kind, study)
-    run_and_report(study, folder, None, yardsticks=False, quiet=True)
+    run_and_report(study, folder, None, run_baselines=False, quiet=True)
     place = folder.path
     privacy = place / "privacy.json"
     found = {path: place / path for path in _files(place)}
     return Recording(
         (place / "study.toml").read_text(),
-        folder.rounds(),
+        folder.load_rounds(),
         json.loads((place / "results.json").read_text()),
         json.loads(privacy.read_text()) if privacy.exists() else None,
         found,

@@ -1,0 +1,1 @@
+"""What the commands do, one command or family a module."""

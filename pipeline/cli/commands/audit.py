@@ -7,49 +7,53 @@ from typing import Any
 
 import typer
 
-from pipeline.cli.output import console, errors, print_json, table
+from pipeline.cli.output import build_table, console, print_json, stderr_console
 from pipeline.coordinator.run_folder import RunFolder
 
 
 def audit_command(run: Path, attack: bool, out: Path | None, data: Path | None, json: bool) -> None:
     """Ends with exit code 1 if anything is not in order, once all is written."""
-    from privacy.audit.collect import collect
-    from privacy.audit.write import plain, write_audit
+    from privacy.audit.collect import collect_facts
+    from privacy.audit.write import to_finite_json, write_audit
 
     folder = RunFolder.open(run)
     if attack:
         from privacy.attacks.run import attack_run
 
         attack_run(folder, data)
-    facts = collect(folder)
+    facts = collect_facts(folder)
     paths = write_audit(facts, folder.path, out or folder.path / "audit")
     if json:
-        print_json(plain(facts))
+        print_json(to_finite_json(facts))
     else:
-        _show(facts)
+        _print_audit(facts)
         for path in paths:
             console.print(f"wrote {path}", soft_wrap=True)
     if not facts["ok"]:
         for problem in facts["problems"]:
-            errors.print(f"not in order: {problem}", soft_wrap=True)
+            stderr_console.print(f"not in order: {problem}", soft_wrap=True)
         raise typer.Exit(1)
 
 
-def _show(facts: dict[str, Any]) -> None:
-    from pipeline.reports.document.blocks import eps
+def _print_audit(facts: dict[str, Any]) -> None:
+    from pipeline.reports.document.blocks import format_epsilon
 
     rows = [
         [
             site,
             *(
-                (eps(found["budget"]["epsilon"]), eps(found["spent"]), eps(found["left"]))
-                if found.get("budget")
+                (
+                    format_epsilon(site_facts["budget"]["epsilon"]),
+                    format_epsilon(site_facts["spent"]),
+                    format_epsilon(site_facts["left"]),
+                )
+                if site_facts.get("budget")
                 else "–––"
             ),
-            "none" if not found["ledger"] else "verifies" if found["ledger"]["ok"] else "DOES NOT VERIFY",
+            "none" if not site_facts["ledger"] else "verifies" if site_facts["ledger"]["ok"] else "DOES NOT VERIFY",
         ]
-        for site, found in facts["sites"].items()
+        for site, site_facts in facts["sites"].items()
     ]
-    console.print(table(["site", "budget", "spent", "left", "ledger"], rows))
+    console.print(build_table(["site", "budget", "spent", "left", "ledger"], rows))
     if not any(facts["protection"].values()):
         console.print("nothing is protected in this run: neither noise nor masks")

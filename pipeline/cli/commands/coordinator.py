@@ -10,183 +10,221 @@ from typing import Any
 
 import httpx
 
-from pipeline.cli.output import Rounds, area, console, errors, percent, print_json, table
-from pipeline.cli.passphrases import passphrase
-from pipeline.core.errors import BadRun, BadService
-from pipeline.ops.encrypted_archive import is_sealed
-from pipeline.reports.document.formatting import count_of, size
-from pipeline.service.runtime.client import Client, connect
-from pipeline.service.runtime.run_states import OVER
-from pipeline.service.storage.backup import backup, restore
+from pipeline.cli.output import (
+    RoundProgressTable,
+    build_table,
+    console,
+    format_auroc,
+    format_percent,
+    print_json,
+    stderr_console,
+)
+from pipeline.cli.passphrases import read_passphrase
+from pipeline.core.errors import RunFolderError, ServiceError
+from pipeline.ops.encrypted_archive import is_encrypted
+from pipeline.reports.document.formatting import format_bytes, format_count
+from pipeline.service.runtime.client import ApiClient, connect
+from pipeline.service.runtime.run_states import TERMINAL_STATES
+from pipeline.service.storage.backup import backup_home, restore_home
 from pipeline.service.storage.home import CoordinatorHome
 
-PAUSE = 2.0  # seconds before a lost connection is tried again
+RECONNECT_SECONDS = 2.0  # seconds before a lost connection is tried again
 
 
 def init_command(home: Path, name: str, host: str, port: int, json: bool) -> None:
     from privacy.ledger import keys
 
-    made = CoordinatorHome.create(home, name, host, port)
-    about = {"home": str(home), "url": made.url, "fingerprint": keys.fingerprint(keys.public_bytes(made.key)), "token": str(made.token)}  # fmt: skip
+    coordinator_home = CoordinatorHome.create(home, name, host, port)
+    home_info = {"home": str(home), "url": coordinator_home.url, "fingerprint": keys.fingerprint(keys.public_bytes(coordinator_home.signing_key)), "token": str(coordinator_home.token_path)}  # fmt: skip
     if json:
-        print_json(about)
+        print_json(home_info)
         return
     console.print(
-        f"{name}: {home}\nfingerprint of its key, to be read to sites: {about['fingerprint']}", soft_wrap=True
+        f"{name}: {home}\nfingerprint of its key, to be read to sites: {home_info['fingerprint']}", soft_wrap=True
     )
-    console.print(f"the lead's token for the dashboard: {made.token}", soft_wrap=True)
+    console.print(f"the lead's token for the dashboard: {coordinator_home.token_path}", soft_wrap=True)
     console.print(f"start it with: hemofed coordinator serve {home}\nthen: hemofed coordinator invite SITE --home {home}", soft_wrap=True)  # fmt: skip
 
 
 def run_command(
-    study: str, sets: list[str], home: Path | None, sites: list[str], fewest: int | None, follow: bool, json: bool
+    study: str,
+    overrides: list[str],
+    home: Path | None,
+    sites: list[str],
+    min_sites: int | None,
+    follow: bool,
+    json: bool,
 ) -> None:
     """The study is read here first, so that a typo is told with its line; the service reads it again."""
     from pipeline.study.schema import load_study
     from pipeline.study.toml_file import find_study, parse_override, to_toml
 
-    read = load_study(find_study(study), dict(map(parse_override, sets)))
+    resolved_study = load_study(find_study(study), dict(map(parse_override, overrides)))
     with connect(home) as client:
-        run = client.post("/api/runs", {"study": to_toml(read.dump()), "sites": sites or None, "fewest": fewest})
+        run = client.post(
+            "/api/runs", {"study": to_toml(resolved_study.to_dict()), "sites": sites or None, "fewest": min_sites}
+        )
         if not json:
             names = ", ".join(site["site"] for site in run["sites"])
             console.print(f"{run['id']} is offered to {names}; their officers approve it: hemofed site approve", soft_wrap=True)  # fmt: skip
         if follow:
-            run = _follow(client, run, quiet=json)
+            run = _follow_run(client, run, quiet=json)
     if json:
         print_json(run)
     elif follow:
-        _say_end(run)
+        _print_outcome(run)
 
 
 def status_command(home: Path | None, run: str | None, json: bool) -> None:
     with connect(home) as client:
         if run is not None:
-            one = client.get(f"/api/runs/{run}")
-            print_json(one) if json else _show_run(one)
+            run_info = client.get(f"/api/runs/{run}")
+            print_json(run_info) if json else _print_run(run_info)
             return
         runs, sites = client.get("/api/runs"), client.get("/api/sites")
     if json:
         print_json({"runs": runs, "sites": sites})
         return
-    shown = [[s["site"], _where(s), _time(s["last_seen"]), s["version"], s["fingerprint"]] for s in sites]
-    console.print(table(["site", "", "last seen (UTC)", "version", "key"], shown, "Sites", words=5))
-    listed = [
-        [r["id"], r["state"], r["strategy"], f"{r['round']}/{r['rounds']}", _ready(r), _headline(r), r["reason"]]
+    site_rows = [
+        [s["site"], _connection_state(s), _format_time(s["last_seen"]), s["version"], s["fingerprint"]] for s in sites
+    ]
+    console.print(
+        build_table(["site", "", "last seen (UTC)", "version", "key"], site_rows, "Sites", num_text_columns=5)
+    )
+    run_rows = [
+        [
+            r["id"],
+            r["state"],
+            r["strategy"],
+            f"{r['round']}/{r['rounds']}",
+            _format_approvals(r),
+            _format_headline(r),
+            r["reason"],
+        ]
         for r in runs
     ]
-    console.print(table(["run", "state", "strategy", "round", "approved", "score", ""], listed, "Runs", words=7))
+    console.print(
+        build_table(
+            ["run", "state", "strategy", "round", "approved", "score", ""], run_rows, "Runs", num_text_columns=7
+        )
+    )
 
 
-def act_command(home: Path | None, run: str, action: str, json: bool) -> None:
+def action_command(home: Path | None, run: str, action: str, json: bool) -> None:
     """`action`: begin, pause, resume or stop."""
     with connect(home) as client:
-        told = client.post(f"/api/runs/{run}/{action}")
-    print_json(told) if json else console.print(f"{run} is {told['state']}")
+        reply = client.post(f"/api/runs/{run}/{action}")
+    print_json(reply) if json else console.print(f"{run} is {reply['state']}")
 
 
 def invite_command(home: Path | None, site: str, hours: float, json: bool) -> None:
     with connect(home) as client:
-        told = client.post(f"/api/sites/{site}/invite", {"hours": hours})
+        reply = client.post(f"/api/sites/{site}/invite", {"hours": hours})
     if json:
-        print_json(told | {"site": site})
+        print_json(reply | {"site": site})
         return
-    console.print(f"{site} may enrol once until {_time(told['expires'])} UTC with this token:")
-    console.print(told["token"], soft_wrap=True)
+    console.print(f"{site} may enrol once until {_format_time(reply['expires'])} UTC with this token:")
+    console.print(reply["token"], soft_wrap=True)
 
 
 def remove_command(home: Path | None, site: str, json: bool) -> None:
     with connect(home) as client:
-        told = client.post(f"/api/sites/{site}/remove")
-    print_json(told) if json else console.print(f"{site} is removed; its credential is void")
+        reply = client.post(f"/api/sites/{site}/remove")
+    print_json(reply) if json else console.print(f"{site} is removed; its credential is void")
 
 
-def users_command(home: Path | None, add: str | None, role: str, revoke: str | None, json: bool) -> None:
+def users_command(
+    home: Path | None, new_user_name: str | None, role: str, revoked_user_name: str | None, json: bool
+) -> None:
     """The list, after what is to be done."""
     with connect(home) as client:
-        made = client.post("/api/users", {"name": add, "role": role}) if add else None
-        if revoke:
-            client.post(f"/api/users/{revoke}/revoke")
+        new_user = client.post("/api/users", {"name": new_user_name, "role": role}) if new_user_name else None
+        if revoked_user_name:
+            client.post(f"/api/users/{revoked_user_name}/revoke")
         users = client.get("/api/users")
     if json:
-        print_json({"users": users} | ({"made": made} if made else {}))
+        print_json({"users": users} | ({"made": new_user} if new_user else {}))
         return
-    rows = [[u["name"], u["role"], _time(u["created"]), _time(u["revoked"])] for u in users]
-    console.print(table(["user", "role", "since (UTC)", "revoked"], rows, words=4))
-    if made:
-        console.print(f"token of {made['name']}, shown this once:\n{made['token']}", soft_wrap=True)
+    rows = [[u["name"], u["role"], _format_time(u["created"]), _format_time(u["revoked"])] for u in users]
+    console.print(build_table(["user", "role", "since (UTC)", "revoked"], rows, num_text_columns=4))
+    if new_user:
+        console.print(f"token of {new_user['name']}, shown this once:\n{new_user['token']}", soft_wrap=True)
 
 
-def _follow(client: Client, run: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def _follow_run(client: ApiClient, run: dict[str, Any], quiet: bool) -> dict[str, Any]:
     """Until it is over. The run does not need us: Ctrl-C, or a service that restarts, only interrupts the watching."""
-    last, said = -1, ""
+    last_round, last_status = -1, ""
     try:
-        with Rounds(run["name"], run["rounds"], quiet) as watch:
+        with RoundProgressTable(run["name"], run["rounds"], quiet) as progress_table:
             while True:
                 try:
-                    for event in client.events(f"/api/runs/{run['id']}/events", last):
+                    for event in client.stream_events(f"/api/runs/{run['id']}/events", last_round):
                         if event.name == "round":
-                            last = event.data["round"]
-                            watch(event.data)
+                            last_round = event.data["round"]
+                            progress_table(event.data)
                         elif event.name == "run":
-                            said = _tell(event.data, said, quiet)
+                            last_status = _print_status_change(event.data, last_status, quiet)
                         elif event.name == "end":
-                            told: dict[str, Any] = client.get(f"/api/runs/{run['id']}")
-                            return told
+                            final_run: dict[str, Any] = client.get(f"/api/runs/{run['id']}")
+                            return final_run
                 except httpx.TransportError:
-                    _tell({"state": "out of sight: the service does not answer; trying again"}, said, quiet)
-                time.sleep(PAUSE)
+                    _print_status_change(
+                        {"state": "out of sight: the service does not answer; trying again"}, last_status, quiet
+                    )
+                time.sleep(RECONNECT_SECONDS)
     except KeyboardInterrupt:
         # not by rich: the interrupt may have struck inside its console, which then keeps what it is given
         sys.stderr.write(f"\n{run['id']} goes on. Look at it with: hemofed coordinator status {run['id']}\n")
         raise
 
 
-def _tell(run: Mapping[str, Any], said: str, quiet: bool) -> str:
+def _print_status_change(run: Mapping[str, Any], last_status: str, quiet: bool) -> str:
     """What changed beside the rounds."""
     waiting = [s["site"] for s in run.get("sites", []) if not s["approved"]] if run["state"] == "offered" else []
-    missing = f", waiting for {', '.join(waiting)}" if waiting else ""
-    now = f"{run['state']}{missing}" + (f": {run['reason']}" if run.get("reason") else "")
-    if now != said and not quiet:
-        errors.print(now, soft_wrap=True)
-    return now
+    waiting_text = f", waiting for {', '.join(waiting)}" if waiting else ""
+    status = f"{run['state']}{waiting_text}" + (f": {run['reason']}" if run.get("reason") else "")
+    if status != last_status and not quiet:
+        stderr_console.print(status, soft_wrap=True)
+    return status
 
 
-def _say_end(run: Mapping[str, Any]) -> None:
+def _print_outcome(run: Mapping[str, Any]) -> None:
     if run["state"] == "failed":
-        raise BadService(f"{run['id']} failed: {run['reason'] or 'the log says why'}")
-    console.print(f"{run['id']} is {run['state']}; {_headline(run)}", soft_wrap=True)
+        raise ServiceError(f"{run['id']} failed: {run['reason'] or 'the log says why'}")
+    console.print(f"{run['id']} is {run['state']}; {_format_headline(run)}", soft_wrap=True)
 
 
-def _show_run(run: Mapping[str, Any]) -> None:
+def _print_run(run: Mapping[str, Any]) -> None:
     console.print(f"{run['id']}: {run['state']}" + (f" ({run['reason']})" if run["reason"] else ""), soft_wrap=True)
     for line in run["about"]:
         console.print(line, soft_wrap=True)
-    rows = [[s["site"], _where(s), _time(s["approved"]), _time(s["expires"]), _time(s["withdrawn"])] for s in run["sites"]]  # fmt: skip
-    console.print(table(["site", "", "approved (UTC)", "until", "withdrawn"], rows, words=5))
-    live = run["live"] if run["state"] not in OVER else None
-    doing = f", {live['phase']}: {len(live['answered'])} of {len(live['asked'])} sites have answered" if live else ""
-    console.print(f"round {run['round']} of {run['rounds']}{doing}; {_headline(run)}", soft_wrap=True)
+    rows = [[s["site"], _connection_state(s), _format_time(s["approved"]), _format_time(s["expires"]), _format_time(s["withdrawn"])] for s in run["sites"]]  # fmt: skip
+    console.print(build_table(["site", "", "approved (UTC)", "until", "withdrawn"], rows, num_text_columns=5))
+    live = run["live"] if run["state"] not in TERMINAL_STATES else None
+    phase_text = (
+        f", {live['phase']}: {len(live['answered'])} of {len(live['asked'])} sites have answered" if live else ""
+    )
+    console.print(f"round {run['round']} of {run['rounds']}{phase_text}; {_format_headline(run)}", soft_wrap=True)
 
 
-def _headline(run: Mapping[str, Any]) -> str:
-    best = run["headline"]
-    if best is None:
+def _format_headline(run: Mapping[str, Any]) -> str:
+    headline = run["headline"]
+    if headline is None:
         return "no score yet"
-    if best["metric"] == "positive_auroc":
-        return f"{best['split']} AUROC {area(best['value'])}"
-    return f"{best['split']} {best['metric']} {percent(best['value'])}"
+    if headline["metric"] == "positive_auroc":
+        return f"{headline['split']} AUROC {format_auroc(headline['value'])}"
+    return f"{headline['split']} {headline['metric']} {format_percent(headline['value'])}"
 
 
-def _ready(run: Mapping[str, Any]) -> str:
+def _format_approvals(run: Mapping[str, Any]) -> str:
     return f"{sum(bool(s['approved'] and not s['withdrawn']) for s in run['sites'])}/{len(run['sites'])}"
 
 
-def _where(site: Mapping[str, Any]) -> str:
+def _connection_state(site: Mapping[str, Any]) -> str:
     return "left" if site.get("left") else "connected" if site["connected"] else "away"
 
 
-def _time(iso: str | None) -> str:
+def _format_time(iso: str | None) -> str:
     return "–" if iso is None else iso[:19].replace("T", " ")
 
 
@@ -194,35 +232,35 @@ def _time(iso: str | None) -> str:
 
 
 def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:
-    made = backup(home, file, passphrase("the backup", new=True) if encrypt else None)
+    backup_info = backup_home(home, file, read_passphrase("the backup", confirm=True) if encrypt else None)
     if json:
-        print_json(made | {"encrypted": encrypt})
+        print_json(backup_info | {"encrypted": encrypt})
         return
-    console.print(f"written: {file} ({size(made['bytes'])})", soft_wrap=True)
+    console.print(f"written: {file} ({format_bytes(backup_info['bytes'])})", soft_wrap=True)
     if not encrypt:
         console.print("It holds the federation's private keys and the lead's token in the clear: keep it where only its owner reads it, or use --encrypt.")  # fmt: skip
 
 
 def restore_command(file: Path, home: Path, json: bool) -> None:
     if not file.is_file():
-        raise BadRun(f"there is no backup {file}; name the file that `hemofed coordinator backup` wrote")
-    made = restore(file, home, passphrase(str(file), new=False) if is_sealed(file) else None)
+        raise RunFolderError(f"there is no backup {file}; name the file that `hemofed coordinator backup` wrote")
+    result = restore_home(file, home, read_passphrase(str(file), confirm=False) if is_encrypted(file) else None)
     if json:
         print_json(
-            {"name": made.name, "made": made.made, "files": made.files, "database": made.database,
-             "runs": list(made.runs), "receipts": made.receipts, "newer_receipts": made.newer}
+            {"name": result.name, "made": result.backup_time, "files": result.num_files, "database": result.is_database_restored,
+             "runs": list(result.restored_runs), "receipts": result.num_receipts, "newer_receipts": result.num_newer_receipts}
         )  # fmt: skip
         return
-    console.print(f"{made.name}: {count_of(made.files, 'file')} restored to {home}, as of {made.made[:19].replace('T', ' ')} UTC", soft_wrap=True)  # fmt: skip
+    console.print(f"{result.name}: {format_count(result.num_files, 'file')} restored to {home}, as of {result.backup_time[:19].replace('T', ' ')} UTC", soft_wrap=True)  # fmt: skip
     console.print(
-        f"{count_of(len(made.runs), 'run')} and {count_of(made.receipts, 'receipt')} came from it; "
+        f"{format_count(len(result.restored_runs), 'run')} and {format_count(result.num_receipts, 'receipt')} came from it; "
         + (
-            f"{count_of(made.newer, 'receipt')} here were as new or newer, and stayed"
-            if made.newer
+            f"{format_count(result.num_newer_receipts, 'receipt')} here were as new or newer, and stayed"
+            if result.num_newer_receipts
             else "none was here"
         )
     )
-    if not made.database:
+    if not result.is_database_restored:
         console.print("The database that was here is as new or newer, and stays.")
         return
     console.print(

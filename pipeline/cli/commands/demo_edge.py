@@ -11,13 +11,13 @@ from pathlib import Path
 from pipeline.cli.commands.run import free_path
 from pipeline.cli.output import console
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadRun, HemofedError
+from pipeline.core.errors import HemofedError, RunFolderError
 
-SIGNER = "study lead"
+SIGNER_NAME = "study lead"
 
 
-def bedside_command(run: Path | None, out: Path | None) -> None:
-    run = run or _newest(Path("runs"))
+def edge_command(run: Path | None, out: Path | None) -> None:
+    run = run or _newest_run(Path("runs"))
     out = free_path(out or run / "bedside")
     bundle, slide = out / "bundle", out / "slide"
     # keys of this demonstration alone: the user's own trust is not touched
@@ -25,35 +25,35 @@ def bedside_command(run: Path | None, out: Path | None) -> None:
         "HEMOFED_TRUST": str((out / "trust.json").resolve()),
         "HEMOFED_LABS": str((out / "labs").resolve()),
     }
-    _do(env, "export", run, "-o", bundle, "--int8")
-    _do(env, "trust", "add", SIGNER, bundle)
-    _do(env, "demo", "slide", slide, "--seed", "3", *_scanner(run))
-    _do(env, "predict", bundle, slide, "-o", out / "report")
+    _run_hemofed(env, "export", run, "-o", bundle, "--int8")
+    _run_hemofed(env, "trust", "add", SIGNER_NAME, bundle)
+    _run_hemofed(env, "demo", "slide", slide, "--seed", "3", *_scanner_options(run))
+    _run_hemofed(env, "predict", bundle, slide, "-o", out / "report")
     console.print(f"\nlook at it: {out / 'report' / 'report.html'}; the same in a browser: hemofed edge serve {bundle}", soft_wrap=True)  # fmt: skip
 
 
-def _scanner(run: Path) -> list[str]:
+def _scanner_options(run: Path) -> list[str]:
     """The slide comes from the largest hospital's scanner, where hospitals have some."""
-    from sites.population.feature_skew import Scanner
+    from sites.population.feature_skew import ScannerSkew
 
     folder = RunFolder.open(run)
-    skew, held = folder.study().skew, folder.read_json("sites.json")["sites"]
-    if not isinstance(skew, Scanner):
+    skew, counts_by_site = folder.load_study().feature_skew, folder.read_json("sites.json")["sites"]
+    if not isinstance(skew, ScannerSkew):
         return []
-    largest = max(range(len(held)), key=lambda n: sum(list(held.values())[n]["train"]))
+    largest = max(range(len(counts_by_site)), key=lambda n: sum(list(counts_by_site.values())[n]["train"]))
     return ["--scanner", skew.profiles[largest % len(skew.profiles)]]
 
 
-def _newest(runs: Path) -> Path:
-    done = sorted(runs.glob("*/results.json"), key=lambda p: p.stat().st_mtime)
-    if not done:
-        raise BadRun(f"{runs} holds no finished run; make one with `hemofed run`")
-    return done[-1].parent
+def _newest_run(runs: Path) -> Path:
+    finished_runs = sorted(runs.glob("*/results.json"), key=lambda p: p.stat().st_mtime)
+    if not finished_runs:
+        raise RunFolderError(f"{runs} holds no finished run; make one with `hemofed run`")
+    return finished_runs[-1].parent
 
 
-def _do(env: dict[str, str], *words: object) -> None:
-    told = [str(word) for word in words]
-    console.print(f"\n$ hemofed {shlex.join(told)}", style="bold", soft_wrap=True)
-    done = subprocess.run([sys.executable, "-m", "pipeline.cli", *told], env=env, check=False)
-    if done.returncode:
-        raise HemofedError(f"hemofed {told[0]} ended with {done.returncode}; see above")
+def _run_hemofed(env: dict[str, str], *arguments: object) -> None:
+    argv = [str(argument) for argument in arguments]
+    console.print(f"\n$ hemofed {shlex.join(argv)}", style="bold", soft_wrap=True)
+    completed = subprocess.run([sys.executable, "-m", "pipeline.cli.main", *argv], env=env, check=False)
+    if completed.returncode:
+        raise HemofedError(f"hemofed {argv[0]} ended with {completed.returncode}; see above")

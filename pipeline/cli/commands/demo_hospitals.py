@@ -9,64 +9,72 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.local_federation import Miniature, told
+from pipeline.cli.local_federation import LocalFederation, run_cli_json
 from pipeline.cli.output import console, print_json
-from pipeline.core.errors import BadService
-from pipeline.runs.federated import check_hospital_study
+from pipeline.core.errors import ServiceError
+from pipeline.runs.federated import validate_federated_study
 from pipeline.study.schema import load_study
 from pipeline.study.toml_file import find_study, parse_override
 
-SITES = ("site-01", "site-02", "site-03")
+DEMO_SITES = ("site-01", "site-02", "site-03")
 
 
-def hospitals_command(study: str, sets: list[str], keep: Path | None, stay: bool, json: bool) -> None:
-    check_hospital_study(load_study(find_study(study), dict(map(parse_override, sets))))
-    say: Callable[[str], None] = (lambda text: None) if json else (lambda text: console.print(text, soft_wrap=True))
-    with _folder(keep) as folder, contextlib.closing(Miniature(folder)) as small:
-        small.coordinate()
-        say(f"coordinator and dashboard: {small.url}\nthe lead's token for it: {small.token}")
-        for site in SITES:
-            small.enrol(site, "--plays", site)
-            say(f"{site}: has made its keys and enrolled; its agent is running")
-        run = small.offer(study, sets)
-        say(f"{run} is offered; each site's officer reads it in plain words and approves")
-        for site in SITES:
-            small.approve(run, site)
-        end = _watch(small, run, say)
-        ledgers = {site: told("site", "ledger", "verify", folder / site)["ok"] for site in SITES}
-        small.until(lambda: all(any((folder / s / "models").rglob("*.safetensors")) for s in SITES), "the models")
+def hospitals_command(
+    study: str, overrides: list[str], keep_folder: Path | None, keep_serving: bool, json: bool
+) -> None:
+    validate_federated_study(load_study(find_study(study), dict(map(parse_override, overrides))))
+    print_line: Callable[[str], None] = (
+        (lambda text: None) if json else (lambda text: console.print(text, soft_wrap=True))
+    )
+    with _demo_folder(keep_folder) as folder, contextlib.closing(LocalFederation(folder)) as federation:
+        federation.start_coordinator()
+        print_line(f"coordinator and dashboard: {federation.url}\nthe lead's token for it: {federation.token}")
+        for site in DEMO_SITES:
+            federation.enrol_site(site, "--plays", site)
+            print_line(f"{site}: has made its keys and enrolled; its agent is running")
+        run = federation.offer_study(study, overrides)
+        print_line(f"{run} is offered; each site's officer reads it in plain words and approves")
+        for site in DEMO_SITES:
+            federation.approve_run(run, site)
+        final_run = _watch_run(federation, run, print_line)
+        ledgers = {site: run_cli_json("site", "ledger", "verify", folder / site)["ok"] for site in DEMO_SITES}
+        federation.wait_until(
+            lambda: all(any((folder / s / "models").rglob("*.safetensors")) for s in DEMO_SITES), "the models"
+        )
         if json:
-            print_json(end | {"ledgers": ledgers, "folder": str(folder) if keep else None})
+            print_json(final_run | {"ledgers": ledgers, "folder": str(folder) if keep_folder else None})
             return
-        say(f"{run} is finished; its model has reached all three hospitals, and their ledgers verify")
-        if stay:
-            say(f"the dashboard stays at {small.url} until Ctrl-C")
+        print_line(f"{run} is finished; its model has reached all three hospitals, and their ledgers verify")
+        if keep_serving:
+            print_line(f"the dashboard stays at {federation.url} until Ctrl-C")
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
                     time.sleep(1)
 
 
-def _watch(small: Miniature, run: str, say: Callable[[str], None]) -> dict[str, Any]:
-    last, state = -1, ""
+def _watch_run(federation: LocalFederation, run: str, print_line: Callable[[str], None]) -> dict[str, Any]:
+    last_round, state = -1, ""
     while state not in ("finished", "failed", "stopped"):
-        seen = small.look(run)
-        if seen["state"] != state:
-            state = seen["state"]
-            say(f"{run}: {state}" + (f" ({seen['reason']})" if seen["reason"] else ""))
-        if seen["headline"] and seen["round"] is not None and seen["round"] > last:
-            last, best = seen["round"], seen["headline"]
-            say(f"  round {last} of {seen['rounds']}: {best['split']} {best['metric']} {best['value']:.4f}")
+        run_info = federation.get_run(run)
+        if run_info["state"] != state:
+            state = run_info["state"]
+            print_line(f"{run}: {state}" + (f" ({run_info['reason']})" if run_info["reason"] else ""))
+        if run_info["headline"] and run_info["round"] is not None and run_info["round"] > last_round:
+            last_round, headline = run_info["round"], run_info["headline"]
+            print_line(
+                f"  round {last_round} of {run_info['rounds']}: {headline['split']} {headline['metric']} {headline['value']:.4f}"
+            )
         time.sleep(0.5)
     if state != "finished":
-        raise BadService(f"{run} {state}: {seen['reason']}")
-    return seen
+        raise ServiceError(f"{run} {state}: {run_info['reason']}")
+    return run_info
 
 
 @contextlib.contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep
+def _demo_folder(keep_folder: Path | None) -> Iterator[Path]:
+    if keep_folder is not None:
+        keep_folder.mkdir(parents=True, exist_ok=True)
+        yield keep_folder
         return
     with tempfile.TemporaryDirectory(prefix="hemofed-demo-", ignore_cleanup_errors=True) as name:
         yield Path(name)

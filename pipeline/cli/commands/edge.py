@@ -5,125 +5,161 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from deploy.bundle.bundle import Bundle, Precision
-from deploy.bundle.ood_guard import DRIFTED
-from deploy.bundle.trust_store import Trust, read_key
-from deploy.inference.local_calibration import Lab, keep, lab_for, measure, read_labelled
-from deploy.inference.runtime import Runtime
-from deploy.slide.prevalence import NOTICE
-from deploy.slide.reader import cutting
-from pipeline.cli.output import console, errors, print_json, table
+from deploy.bundle.bundle import ModelBundle, Precision
+from deploy.bundle.ood_guard import MAX_DRIFT
+from deploy.bundle.trust_store import TrustStore, read_public_key
+from deploy.inference.local_calibration import (
+    LocalCalibration,
+    load_local_calibration,
+    measure_bundle,
+    read_labeled_cells,
+    save_local_calibration,
+)
+from deploy.inference.runtime import BundleRuntime
+from deploy.slide.prevalence import RESEARCH_USE_NOTICE
+from deploy.slide.reader import describe_crop
+from pipeline.cli.output import build_table, console, print_json, stderr_console
 from privacy.ledger.keys import fingerprint
 
-HOST = "127.0.0.1"
+LOOPBACK_HOST = "127.0.0.1"
 
 
-def verify_command(path: Path, data: Path, keeps: bool, precision: Precision | None, threads: int, json: bool) -> None:
-    bundle = Bundle.open(path, Trust.here())
-    runtime = Runtime(bundle, precision, threads)
-    with errors.status("reading labelled cells") as status:
-        labelled = read_labelled(
-            data, bundle, lambda done, all_: status.update(f"reading labelled cells: {done} of {all_}")
+def calibrate_command(
+    path: Path, data: Path, should_save: bool, precision: Precision | None, threads: int, json: bool
+) -> None:
+    bundle = ModelBundle.open(path, TrustStore.open_default())
+    runtime = BundleRuntime(bundle, precision, threads)
+    with stderr_console.status("reading labelled cells") as status:
+        labelled = read_labeled_cells(
+            data, bundle, lambda done, total: status.update(f"reading labelled cells: {done} of {total}")
         )
-        told, found = measure(runtime, labelled)
-    lab, why = (found, None) if isinstance(found, Lab) else (None, found)
-    kept = str(keep(lab)) if lab and keeps else None
-    told |= {"skipped": list(labelled.skipped), "kept": kept, "why_not": why or (lab.unfit if lab else None), "notice": NOTICE,
-             "lab": lab.model_dump(mode="json", exclude={"reference", "colours"}) if lab else None}  # fmt: skip
+        report, measured = measure_bundle(runtime, labelled)
+    local_calibration, failure_reason = (measured, None) if isinstance(measured, LocalCalibration) else (None, measured)
+    saved_path = str(save_local_calibration(local_calibration)) if local_calibration and should_save else None
+    report |= {"skipped": list(labelled.skipped), "kept": saved_path, "why_not": failure_reason or (local_calibration.unfit_reason if local_calibration else None), "notice": RESEARCH_USE_NOTICE,
+             "lab": local_calibration.model_dump(mode="json", exclude={"reference", "colours"}) if local_calibration else None}  # fmt: skip
     if json:
-        print_json(told)
+        print_json(report)
         return
-    _show(bundle, told, lab)
-    if told["drift"] is not None and told["drift"] > DRIFTED:
+    _print_calibration(bundle, report, local_calibration)
+    if report["drift"] is not None and report["drift"] > MAX_DRIFT:
         console.print(
-            f"warning: these cells look unlike those it was validated on (drift {told['drift']:.2f}); is each of them cut as "
-            f"{cutting(bundle)}?", style="yellow", soft_wrap=True,
+            f"warning: these cells look unlike those it was validated on (drift {report['drift']:.2f}); is each of them cut as "
+            f"{describe_crop(bundle)}?", style="yellow", soft_wrap=True,
         )  # fmt: skip
-    if why is not None:
-        before = lab_for(bundle, precision)
-        stays = f"this lab's measurement of {before.made} stays" if before else "the bundle's own figures stay"
-        console.print(f"{why}; {stays}", style="yellow", soft_wrap=True)
-    elif lab is not None and lab.unfit:
-        kept_words = "; from now on this machine gives no verdict by it, until it is measured anew" if kept else ""
-        console.print(f"{lab.unfit}; are the labels right? Do not use it here{kept_words}", style="red", soft_wrap=True)
-    elif kept:
-        console.print(f"from now on this machine uses these: {kept}", soft_wrap=True)
-    console.print(NOTICE)
+    if failure_reason is not None:
+        previous = load_local_calibration(bundle, precision)
+        fallback_text = (
+            f"this lab's measurement of {previous.created} stays" if previous else "the bundle's own figures stay"
+        )
+        console.print(f"{failure_reason}; {fallback_text}", style="yellow", soft_wrap=True)
+    elif local_calibration is not None and local_calibration.unfit_reason:
+        saved_note = (
+            "; from now on this machine gives no verdict by it, until it is measured anew" if saved_path else ""
+        )
+        console.print(
+            f"{local_calibration.unfit_reason}; are the labels right? Do not use it here{saved_note}",
+            style="red",
+            soft_wrap=True,
+        )
+    elif saved_path:
+        console.print(f"from now on this machine uses these: {saved_path}", soft_wrap=True)
+    console.print(RESEARCH_USE_NOTICE)
 
 
-def _show(bundle: Bundle, told: dict[str, Any], lab: Lab | None) -> None:
-    for line in told["skipped"]:
+def _print_calibration(bundle: ModelBundle, report: dict[str, Any], local_calibration: LocalCalibration | None) -> None:
+    for line in report["skipped"]:
         console.print(f"not read: {line}", style="yellow", soft_wrap=True)
-    promised = told.get("promised", {})
-    rows = [["labelled cells", f"{told['cells']:,}", ""], ["not answered for", f"{100 * told['refused']:.1f} %", ""]]
+    card_metrics = report.get("promised", {})
+    rows = [
+        ["labelled cells", f"{report['cells']:,}", ""],
+        ["not answered for", f"{100 * report['refused']:.1f} %", ""],
+    ]
     for key in ("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity"):
-        if told.get(key) is not None:
-            said = promised.get(key)
-            rows.append([key.replace("_", " "), f"{told[key]:.4f}", "–" if said is None else f"{said:.4f}"])
-    console.print(table([f"{bundle.manifest.name} here", "measured", "its card says"], rows))
-    if lab is not None and not lab.unfit:
-        cal = lab.calibration
-        points = [[p.name, f"{p.probability:.4f}", f"{p.sensitivity:.4f}", f"{p.specificity:.4f}"] for p in cal.points]
-        console.print(table(["for this lab", "probability", "sensitivity", "specificity"], points))
-        console.print(f"temperature {bundle.calibration.temperature:.3f} -> {cal.temperature:.3f}, loss {cal.loss_before:.4f} -> {cal.loss:.4f}")  # fmt: skip
+        if report.get(key) is not None:
+            card_value = card_metrics.get(key)
+            rows.append(
+                [key.replace("_", " "), f"{report[key]:.4f}", "–" if card_value is None else f"{card_value:.4f}"]
+            )
+    console.print(build_table([f"{bundle.manifest.name} here", "measured", "its card says"], rows))
+    if local_calibration is not None and not local_calibration.unfit_reason:
+        calibration = local_calibration.calibration
+        points = [
+            [p.name, f"{p.probability:.4f}", f"{p.sensitivity:.4f}", f"{p.specificity:.4f}"]
+            for p in calibration.operating_points
+        ]
+        console.print(build_table(["for this lab", "probability", "sensitivity", "specificity"], points))
+        console.print(f"temperature {bundle.calibration.temperature:.3f} -> {calibration.temperature:.3f}, loss {calibration.loss_before:.4f} -> {calibration.loss:.4f}")  # fmt: skip
 
 
 def show_command(path: Path, json: bool) -> None:
-    bundle = Bundle.open(path, Trust.here())
+    bundle = ModelBundle.open(path, TrustStore.open_default())
     if json:
-        print_json({"digest": bundle.digest, "signer": bundle.signer, "bundle": bundle.manifest.model_dump(mode="json"), "card": bundle.card,
-                    "points": [p.told() for p in bundle.calibration.points]})  # fmt: skip
+        print_json({"digest": bundle.digest, "signer": bundle.signer, "bundle": bundle.manifest.model_dump(mode="json"), "card": bundle.model_card,
+                    "points": [p.to_dict() for p in bundle.calibration.operating_points]})  # fmt: skip
         return
     console.print(f"{bundle.title}: signature good, by {bundle.signer}", soft_wrap=True)
-    for lab in filter(None, (lab_for(bundle, precision) for precision in bundle.manifest.precisions)):
-        said = (
-            f"not to be used here: {lab.unfit}"
-            if lab.unfit
-            else f"this machine has its own figures: {lab.calibration.measured_on}"
+    for local_calibration in filter(
+        None, (load_local_calibration(bundle, precision) for precision in bundle.manifest.precisions)
+    ):
+        usage_text = (
+            f"not to be used here: {local_calibration.unfit_reason}"
+            if local_calibration.unfit_reason
+            else f"this machine has its own figures: {local_calibration.calibration.measured_on}"
         )
-        console.print(f"{lab.precision}: {said} ({lab.made})", soft_wrap=True)
-    console.print(f"a single cell is {cutting(bundle)}\n", soft_wrap=True)
+        console.print(f"{local_calibration.precision}: {usage_text} ({local_calibration.created})", soft_wrap=True)
+    console.print(f"a single cell is {describe_crop(bundle)}\n", soft_wrap=True)
     console.print(bundle.files["card.md"].decode(), soft_wrap=True)
 
 
-def serve_command(path: Path, port: int, precision: Precision | None, delivered: bool, threads: int) -> None:
-    from deploy.app.serve import serve
+def serve_command(
+    path: Path, port: int, precision: Precision | None, ignore_local_calibration: bool, threads: int
+) -> None:
+    from deploy.app.serve import serve_edge_app
 
-    bundle = Bundle.open(path, Trust.here())
-    runtime = Runtime(bundle, precision, threads, None if delivered else lab_for(bundle, precision))
-    serve(
+    bundle = ModelBundle.open(path, TrustStore.open_default())
+    runtime = BundleRuntime(
+        bundle, precision, threads, None if ignore_local_calibration else load_local_calibration(bundle, precision)
+    )
+    serve_edge_app(
         runtime,
-        HOST,
+        LOOPBACK_HOST,
         port,
-        lambda url: console.print(f"{bundle.title} at {url} ({NOTICE}); Ctrl-C ends it", soft_wrap=True),
+        lambda url: console.print(f"{bundle.title} at {url} ({RESEARCH_USE_NOTICE}); Ctrl-C ends it", soft_wrap=True),
     )
 
 
 # `hemofed trust add | list | remove`.
 
 
-def add_command(name: str, key: str, json: bool) -> None:
-    public, trust = read_key(key), Trust.here()
-    trust.add(name, public)
-    mark = fingerprint(bytes.fromhex(public))
+def trust_add_command(name: str, key: str, json: bool) -> None:
+    public_key, trust_store = read_public_key(key), TrustStore.open_default()
+    trust_store.add(name, public_key)
+    key_fingerprint = fingerprint(bytes.fromhex(public_key))
     if json:
-        print_json({"name": name, "key": public, "fingerprint": mark, "file": str(trust.path)})
+        print_json({"name": name, "key": public_key, "fingerprint": key_fingerprint, "file": str(trust_store.path)})
         return
-    console.print(f"pinned {name}: {mark}", soft_wrap=True)
+    console.print(f"pinned {name}: {key_fingerprint}", soft_wrap=True)
     console.print("have its owner read this fingerprint to you, by another way than the bundle came", soft_wrap=True)
 
 
-def list_command(json: bool) -> None:
-    trust = Trust.here()
-    found = [{"name": n, "key": k, "fingerprint": fingerprint(bytes.fromhex(k))} for n, k in trust.keys().items()]
+def trust_list_command(json: bool) -> None:
+    trust_store = TrustStore.open_default()
+    pinned_keys = [
+        {"name": n, "key": k, "fingerprint": fingerprint(bytes.fromhex(k))} for n, k in trust_store.load_keys().items()
+    ]
     if json:
-        print_json(found)
-    elif found:
-        console.print(table(["name", "fingerprint"], [[row["name"], row["fingerprint"]] for row in found], words=2))
+        print_json(pinned_keys)
+    elif pinned_keys:
+        console.print(
+            build_table(
+                ["name", "fingerprint"], [[row["name"], row["fingerprint"]] for row in pinned_keys], num_text_columns=2
+            )
+        )
     else:
-        console.print(f"no key is pinned ({trust.path}); hemofed trust add NAME KEY", soft_wrap=True)
+        console.print(f"no key is pinned ({trust_store.path}); hemofed trust add NAME KEY", soft_wrap=True)
 
 
-def remove_command(name: str) -> None:
-    Trust.here().remove(name)
+def trust_remove_command(name: str) -> None:
+    TrustStore.open_default().remove(name)
     console.print(f"removed {name}")

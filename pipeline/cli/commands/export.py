@@ -8,11 +8,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from platformdirs import user_data_path
 
-from deploy.export.export import UNLICENSED, Exported, export
-from deploy.export.model_card import rate
-from pipeline.cli.output import console, errors, print_json, table
+from deploy.export.export import LICENSE_NOT_STATED, ExportResult, export_bundle
+from deploy.export.model_card import format_rate
+from pipeline.cli.output import build_table, console, print_json, stderr_console
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadStudy
+from pipeline.core.errors import StudyError
 from privacy.ledger import keys
 
 
@@ -23,50 +23,57 @@ def export_command(
     site: str | None,
     int8: bool,
     key: Path | None,
-    licence: str | None,
-    scale: tuple[float | None, float | None],
+    license_text: str | None,
+    field_scale: tuple[float | None, float | None],
     quiet: bool,
     json: bool,
 ) -> None:
     if model and site:
-        raise BadStudy("give either --model or --site")
+        raise StudyError("give either --model or --site")
     name = f"site/{site}" if site else model or "global"
-    signer = signing_key(key)
-    with errors.status("exporting") as status:
-        say = _silent if quiet else status.update
-        made = export(RunFolder.open(run), name, out, signer, int8, licence or UNLICENSED, scale, say)
+    signer = load_signing_key(key)
+    with stderr_console.status("exporting") as status:
+        on_status = _ignore_status if quiet else status.update
+        exported = export_bundle(
+            RunFolder.open(run), name, out, signer, int8, license_text or LICENSE_NOT_STATED, field_scale, on_status
+        )
     if json:
-        print_json(_told(made))
+        print_json(_export_to_dict(exported))
         return
-    for warning in made.warnings:
+    for warning in exported.warnings:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-    if made.calibration.points:
-        rows = [[p.name, f"{p.probability:.4f}", rate(p, True), rate(p, False)] for p in made.calibration.points]
-        console.print(table(["point", "probability", "sensitivity", "specificity"], rows))
-    parity = made.card["export"]["parity"]
+    if exported.calibration.operating_points:
+        rows = [
+            [p.name, f"{p.probability:.4f}", format_rate(p, True), format_rate(p, False)]
+            for p in exported.calibration.operating_points
+        ]
+        console.print(build_table(["point", "probability", "sensitivity", "specificity"], rows))
+    parity = exported.model_card["export"]["parity"]
     console.print(
-        f"the graph and the network agree to {parity['largest']:.1e} on {parity['images']} images; {made.card['export']['int8']['words']}",
+        f"the graph and the network agree to {parity['largest']:.1e} on {parity['images']} images; {exported.model_card['export']['int8']['words']}",
         soft_wrap=True,
     )
-    console.print(f"wrote {made.folder} and {made.zip}", soft_wrap=True)
-    console.print(f"to use it elsewhere, pin its key there: hemofed trust add NAME {made.key}", soft_wrap=True)
+    console.print(f"wrote {exported.folder} and {exported.zip_path}", soft_wrap=True)
+    console.print(
+        f"to use it elsewhere, pin its key there: hemofed trust add NAME {exported.public_key}", soft_wrap=True
+    )
 
 
-def _silent(text: str) -> None:
+def _ignore_status(text: str) -> None:
     return None
 
 
-def signing_key(path: Path | None) -> Ed25519PrivateKey:
+def load_signing_key(path: Path | None) -> Ed25519PrivateKey:
     if path is not None:
-        return keys.load(path)
-    own = user_data_path("hemofed") / "signing.pem"
-    if not own.exists():
-        keys.save(keys.generate(), own)
-        errors.print(f"made a key to sign bundles with: {own}; keep a copy of it", soft_wrap=True)
-    return keys.load(own)
+        return keys.load_key(path)
+    default_path = user_data_path("hemofed") / "signing.pem"
+    if not default_path.exists():
+        keys.save_key(keys.generate_key(), default_path)
+        stderr_console.print(f"made a key to sign bundles with: {default_path}; keep a copy of it", soft_wrap=True)
+    return keys.load_key(default_path)
 
 
-def _told(made: Exported) -> dict[str, Any]:
-    return {"bundle": str(made.folder), "zip": str(made.zip), "digest": made.digest, "key": made.key, "card": made.card,
-            "temperature": made.calibration.temperature, "points": [p.told() for p in made.calibration.points],
-            "guard": made.reference.model_dump() if made.reference else None, "warnings": list(made.warnings)}  # fmt: skip
+def _export_to_dict(exported: ExportResult) -> dict[str, Any]:
+    return {"bundle": str(exported.folder), "zip": str(exported.zip_path), "digest": exported.digest, "key": exported.public_key, "card": exported.model_card,
+            "temperature": exported.calibration.temperature, "points": [p.to_dict() for p in exported.calibration.operating_points],
+            "guard": exported.ood_reference.model_dump() if exported.ood_reference else None, "warnings": list(exported.warnings)}  # fmt: skip

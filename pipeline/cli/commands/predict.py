@@ -9,185 +9,223 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.bundle.bundle import Bundle, Precision
-from deploy.bundle.operating_points import Point
-from deploy.bundle.trust_store import Trust
-from deploy.imaging.images import Picture, expand, read_bytes, read_path, readable
-from deploy.inference.local_calibration import lab_for
-from deploy.inference.runtime import Runtime
-from deploy.slide.html_report import headline, rows_of
-from deploy.slide.outputs import Session, csv_of, keep, notes_on, write_dicom, write_report
-from deploy.slide.prevalence import NOTICE
-from deploy.slide.reader import How, Reader, Reading, Slide, slide_of
-from pipeline.cli.output import console, errors, print_json, table
-from pipeline.core.errors import BadData, BadStudy, Refused
+from deploy.bundle.bundle import ModelBundle, Precision
+from deploy.bundle.operating_points import OperatingPoint
+from deploy.bundle.trust_store import TrustStore
+from deploy.imaging.images import InputImage, expand_paths, printable_path, read_image_bytes, read_image_file
+from deploy.inference.local_calibration import load_local_calibration
+from deploy.inference.runtime import BundleRuntime
+from deploy.slide.html_report import build_rows, format_headline
+from deploy.slide.outputs import (
+    PredictSession,
+    cells_to_csv,
+    record_image,
+    session_notes,
+    write_dicom_results,
+    write_report,
+)
+from deploy.slide.prevalence import RESEARCH_USE_NOTICE
+from deploy.slide.reader import ImageResult, InputType, SlideReader, SlideResult, summarize_slide
+from pipeline.cli.output import build_table, console, print_json, stderr_console
+from pipeline.core.errors import DataError, IncompatibleStudyError, StudyError
 
-SHOWN = 40  # pictures in the table
+MAX_SHOWN_IMAGES = 40  # pictures in the table
 
 
 @dataclass(frozen=True)
-class Wish:
+class PredictOptions:
     bundle: Path
     paths: tuple[Path, ...]
     out: Path | None
-    dicom: Path | None
-    how: How
-    point: str | None
-    diameter: float | None
+    dicom_out: Path | None
+    input_type: InputType
+    operating_point: str | None
+    rbc_diameter_px: float | None
     precision: Precision | None
-    delivered: bool
-    threads: int
+    ignore_local_calibration: bool
+    num_threads: int
 
 
-def predict_command(wish: Wish, as_csv: bool, json: bool) -> None:
+def predict_command(options: PredictOptions, as_csv: bool, json: bool) -> None:
     """One broken picture does not stop the others; the exit code tells that there was one."""
     if as_csv and json:
-        raise BadStudy("give either --csv or --json")
-    for folder in filter(None, (wish.out, wish.dicom)):  # another slide's pictures must not lie between this one's
+        raise StudyError("give either --csv or --json")
+    for folder in filter(
+        None, (options.out, options.dicom_out)
+    ):  # another slide's pictures must not lie between this one's
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise BadStudy(
+            raise StudyError(
                 f"{folder} is not an empty folder; choose another one for this slide, or remove what a stopped call left"
             )
-    bundle = Bundle.open(wish.bundle, Trust.here())
-    runtime = Runtime(bundle, wish.precision, wish.threads, None if wish.delivered else lab_for(bundle, wish.precision))
-    point = point_of(runtime, wish.point)
-    done = _read(wish, Reader(runtime, point, wish.how, wish.diameter))
-    slide = slide_of(done.readings, runtime, point, [*_of_one_slide(done), *notes_on(done)])
-    about = runtime.about()
-    written = write_report(wish.out, done, slide, about) if wish.out else []
-    written += write_dicom(wish.dicom, done, slide, about) if wish.dicom else []
+    bundle = ModelBundle.open(options.bundle, TrustStore.open_default())
+    runtime = BundleRuntime(
+        bundle,
+        options.precision,
+        options.num_threads,
+        None if options.ignore_local_calibration else load_local_calibration(bundle, options.precision),
+    )
+    operating_point = select_operating_point(runtime, options.operating_point)
+    session = _read_slide(options, SlideReader(runtime, operating_point, options.input_type, options.rbc_diameter_px))
+    slide = summarize_slide(
+        session.image_results, runtime, operating_point, [*_slide_identity_warnings(session), *session_notes(session)]
+    )
+    bundle_info = runtime.describe_model()
+    written_files = write_report(options.out, session, slide, bundle_info) if options.out else []
+    written_files += write_dicom_results(options.dicom_out, session, slide, bundle_info) if options.dicom_out else []
     if json:
-        pictures = [r.told() for r in done.readings] + [{"path": name, "error": why} for name, why in done.failed]
+        image_records = [r.to_dict() for r in session.image_results] + [
+            {"path": name, "error": reason} for name, reason in session.failures
+        ]
         print_json(
             {
-                "notice": NOTICE,
-                "bundle": about,
-                "images": pictures,
-                "slide": slide.told(),
-                "written": [str(path) for path in written],
+                "notice": RESEARCH_USE_NOTICE,
+                "bundle": bundle_info,
+                "images": image_records,
+                "slide": slide.to_dict(),
+                "written": [str(path) for path in written_files],
             }
         )
     elif as_csv:
-        sys.stdout.write(csv_of(done.readings))
+        sys.stdout.write(cells_to_csv(session.image_results))
     else:
-        _show(done, slide, about, written)
-    for name, why in done.failed:
-        errors.print(f"error: {why if why.startswith(name) else f'{name}: {why}'}", soft_wrap=True)
-    if done.failed:
+        _print_slide(session, slide, bundle_info, written_files)
+    for name, reason in session.failures:
+        stderr_console.print(f"error: {reason if reason.startswith(name) else f'{name}: {reason}'}", soft_wrap=True)
+    if session.failures:
         sys.exit(1)
 
 
-def _of_one_slide(done: Session) -> list[str]:
-    if not done.sources:
+def _slide_identity_warnings(session: PredictSession) -> list[str]:
+    if not session.dicom_overlays:
         return []
-    from deploy.slide.dicom_sources import one_slide
+    from deploy.slide.dicom_sources import find_slide_conflicts
 
-    return one_slide(list(done.sources))
+    return find_slide_conflicts(list(session.dicom_overlays))
 
 
-def point_of(runtime: Runtime, wanted: str | None) -> Point | None:
+def select_operating_point(runtime: BundleRuntime, requested: str | None) -> OperatingPoint | None:
     """By name, or the measured point nearest above a probability."""
     calibration = runtime.calibration
-    if wanted is None or calibration.point(wanted):
-        return calibration.point(wanted)
+    if requested is None or calibration.find_point(requested):
+        return calibration.find_point(requested)
     try:
-        probability = float(wanted)
+        probability = float(requested)
     except ValueError:
         probability = -1.0
-    names = ", ".join(p.name for p in calibration.points) or "none: nobody measured this model"
+    names = ", ".join(p.name for p in calibration.operating_points) or "none: nobody measured this model"
     if not 0 < probability < 1 or not calibration.curve:
-        raise BadStudy(f"--point {wanted}: no such operating point; valid: {names}, or a probability between 0 and 1")
-    return calibration.at(probability)
+        raise StudyError(
+            f"--point {requested}: no such operating point; valid: {names}, or a probability between 0 and 1"
+        )
+    return calibration.point_at_probability(probability)
 
 
-def _pictures(paths: tuple[Path, ...]) -> Iterator[tuple[str, list[Picture] | str]]:
+def _iter_images(paths: tuple[Path, ...]) -> Iterator[tuple[str, list[InputImage] | str]]:
     for path in paths:
         if str(path) == "-":
-            yield "-", _tried(lambda: read_bytes(sys.stdin.buffer.read(), "-"))
+            yield "-", _try_read(lambda: read_image_bytes(sys.stdin.buffer.read(), "-"))
             continue
-        files = list(expand([path]))
+        files = list(expand_paths([path]))
         if not files:
-            yield readable(path), "no such file" if not path.exists() else "no picture in this folder"
+            yield printable_path(path), "no such file" if not path.exists() else "no picture in this folder"
         for file in files:
-            yield readable(file), _tried(lambda file=file: read_path(file))
+            yield printable_path(file), _try_read(lambda file=file: read_image_file(file))
 
 
-def _tried(read: Any) -> list[Picture] | str:
+def _try_read(read_images: Any) -> list[InputImage] | str:
     try:
-        found: list[Picture] = read()
-        return found
-    except BadData as error:
+        images: list[InputImage] = read_images()
+        return images
+    except DataError as error:
         return str(error)
     except OSError as error:
         return error.strerror or str(error)
 
 
-def _read(wish: Wish, reader: Reader) -> Session:
+def _read_slide(options: PredictOptions, reader: SlideReader) -> PredictSession:
     """Fields as they come; single cells together at the end."""
-    done = Session()
-    singles: list[Picture] = []
-    with errors.status("reading") as status:
-        for name, pictures in _pictures(wish.paths):
+    session = PredictSession()
+    single_cells: list[InputImage] = []
+    with stderr_console.status("reading") as status:
+        for name, images in _iter_images(options.paths):
             status.update(f"reading {name}")
-            if isinstance(pictures, str):
-                done.failed.append((name, pictures))
+            if isinstance(images, str):
+                session.failures.append((name, images))
                 continue
-            for picture in pictures:
-                if reader.shows_field(picture):
-                    _take(wish, done, [picture], lambda some: [reader.field(one) for one in some])
+            for image in images:
+                if reader.is_field(image):
+                    _classify_images(options, session, [image], lambda some: [reader.read_field(one) for one in some])
                 else:
-                    singles.append(picture)
-        if singles:
-            _take(wish, done, singles, reader.cells)
-    return done
+                    single_cells.append(image)
+        if single_cells:
+            _classify_images(options, session, single_cells, reader.read_cells)
+    return session
 
 
-def _take(wish: Wish, done: Session, pictures: list[Picture], read: Callable[[list[Picture]], list[Reading]]) -> None:
+def _classify_images(
+    options: PredictOptions,
+    session: PredictSession,
+    images: list[InputImage],
+    classify: Callable[[list[InputImage]], list[ImageResult]],
+) -> None:
     try:
-        readings = read(pictures)
-    except (BadData, Refused) as error:
-        done.failed += [(picture.name, str(error)) for picture in pictures]
+        readings = classify(images)
+    except (DataError, IncompatibleStudyError) as error:
+        session.failures += [(image.name, str(error)) for image in images]
         return
-    for picture, reading in zip(pictures, readings, strict=True):
-        keep(done, picture, _once(reading, picture, done), wish.out, wish.dicom)
+    for image, reading in zip(images, readings, strict=True):
+        record_image(session, image, _mark_repeat(reading, image, session), options.out, options.dicom_out)
 
 
-def _once(reading: Reading, picture: Picture, done: Session) -> Reading:
+def _mark_repeat(reading: ImageResult, image: InputImage, session: PredictSession) -> ImageResult:
     """The same picture under two names shows no more cells than one."""
-    digest = hashlib.sha256(f"{picture.pixels.shape}".encode() + picture.pixels.tobytes()).digest()
-    if digest not in done.seen:
-        done.seen[digest] = picture.name
+    digest = hashlib.sha256(f"{image.pixels.shape}".encode() + image.pixels.tobytes()).digest()
+    if digest not in session.first_by_digest:
+        session.first_by_digest[digest] = image.name
         return reading
-    return replace(reading, repeats=done.seen[digest])
+    return replace(reading, duplicate_of=session.first_by_digest[digest])
 
 
-def _show(done: Session, slide: Slide, about: dict[str, Any], written: list[Path]) -> None:
-    fields = [r for r in done.readings if r.kind == "field"]
-    cells = [r for r in done.readings if r.kind == "cell"]
+def _print_slide(
+    session: PredictSession, slide: SlideResult, bundle_info: dict[str, Any], written_files: list[Path]
+) -> None:
+    fields = [r for r in session.image_results if r.kind == "field"]
+    cells = [r for r in session.image_results if r.kind == "cell"]
     if cells:
         rows = [
-            [_short(r.name), r.cells[0].label or "", r.cells[0].why or "", f"{r.cells[0].probability:.4f}"]
-            for r in cells[:SHOWN]
+            [
+                _display_name(r.name),
+                r.cells[0].label or "",
+                r.cells[0].exclusion_reason or "",
+                f"{r.cells[0].probability:.4f}",
+            ]
+            for r in cells[:MAX_SHOWN_IMAGES]
         ]
-        of = f"p({slide.positive})" if slide.positive else "probability"  # of a class that need not be the one named
-        console.print(table(["cell", "class", "note", of], rows, words=3))
+        probability_column = (
+            f"p({slide.positive_class})" if slide.positive_class else "probability"
+        )  # of a class that need not be the one named
+        console.print(build_table(["cell", "class", "note", probability_column], rows, num_text_columns=3))
     if fields:
-        rows = [[_short(r.name), f"{len(r.cells):,}", f"{sum(c.counted for c in r.cells):,}", f"{sum(c.flagged for c in r.cells):,}"]
-                for r in fields[:SHOWN]]  # fmt: skip
-        console.print(table(["field", "found", "counted", f"called {slide.positive or 'positive'}"], rows))
-    if more := sum(max(0, len(some) - SHOWN) for some in (cells, fields)):
-        console.print(f"… and {more} more; --csv or --json list all")
-    if slide.positive is not None and done.readings:
-        told = slide.told()
-        console.print(table(["slide report", ""], [list(row) for row in rows_of(told, about)], words=2))
-        for words in (*slide.doubts, *slide.notes):
-            console.print(f"warning: {words}", style="yellow", soft_wrap=True)
-        console.print(headline(told), style="bold", soft_wrap=True)
-    for path in [path for path in written if not path.name.startswith("overlay-")]:
+        rows = [[_display_name(r.name), f"{len(r.cells):,}", f"{sum(c.is_counted for c in r.cells):,}", f"{sum(c.is_flagged for c in r.cells):,}"]
+                for r in fields[:MAX_SHOWN_IMAGES]]  # fmt: skip
+        console.print(build_table(["field", "found", "counted", f"called {slide.positive_class or 'positive'}"], rows))
+    if num_hidden := sum(max(0, len(some) - MAX_SHOWN_IMAGES) for some in (cells, fields)):
+        console.print(f"… and {num_hidden} more; --csv or --json list all")
+    if slide.positive_class is not None and session.image_results:
+        slide_record = slide.to_dict()
+        console.print(
+            build_table(
+                ["slide report", ""], [list(row) for row in build_rows(slide_record, bundle_info)], num_text_columns=2
+            )
+        )
+        for warning in (*slide.reliability_warnings, *slide.notes):
+            console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+        console.print(format_headline(slide_record), style="bold", soft_wrap=True)
+    for path in [path for path in written_files if not path.name.startswith("overlay-")]:
         console.print(f"wrote {path}", soft_wrap=True)
-    console.print(NOTICE, style="yellow")
+    console.print(RESEARCH_USE_NOTICE, style="yellow")
 
 
-def _short(name: str) -> str:
+def _display_name(name: str) -> str:
     """The end of a path, without characters that a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in Path(name).name or name)

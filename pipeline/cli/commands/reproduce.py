@@ -5,58 +5,64 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.output import console, errors, print_json, table
-from pipeline.core.errors import BadStudy
-from pipeline.core.registry import near
-from pipeline.reproductions.base import Context, Reproduction, names
+from pipeline.cli.output import build_table, console, print_json, stderr_console
+from pipeline.core.errors import StudyError
+from pipeline.core.registry import suggest_names
+from pipeline.reproductions.base import ReproductionContext, ReproductionResult, load_reproductions
 
 
 def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: bool, json: bool) -> None:
-    known = names()
+    reproductions = load_reproductions()
     if not name:
         if json:
-            print_json({n: module.ABOUT for n, module in known.items()})
+            print_json({n: module.ABOUT for n, module in reproductions.items()})
         else:
-            console.print(table(["reproduction", "what"], [[n, module.ABOUT] for n, module in known.items()], words=2))
+            console.print(
+                build_table(
+                    ["reproduction", "what"],
+                    [[n, module.ABOUT] for n, module in reproductions.items()],
+                    num_text_columns=2,
+                )
+            )
         return
-    if name not in known:
-        raise BadStudy(f"there is no reproduction {name!r}; {near(name, known)}")
+    if name not in reproductions:
+        raise StudyError(f"there is no reproduction {name!r}; {suggest_names(name, reproductions)}")
     folder = out or Path("runs") / f"reproduce-{name}"
-    context = Context(folder, data, quiet or json)
+    context = ReproductionContext(folder, data, quiet or json)
     try:
-        done: Reproduction = known[name].run(context)
+        reproduction: ReproductionResult = reproductions[name].run(context)
     except KeyboardInterrupt:
-        errors.print(
+        stderr_console.print(
             f"\nstopped; the same command goes on where it was: hemofed reproduce {name} --out {folder}",
         )
         raise
-    page = write_page(known[name], done, folder)
+    page = write_page(reproductions[name], reproduction, folder)
     if json:
-        print_json(done.payload)
+        print_json(reproduction.payload)
         return
-    for grid in done.grids:
-        console.print(table(grid.columns, grid.rows, title=grid.title))
-    for check in done.checks:
+    for grid in reproduction.tables:
+        console.print(build_table(grid.columns, grid.rows, title=grid.title))
+    for check in reproduction.checks:
         verdict = "holds   " if check.holds else "DOES NOT"
         console.print(f"{verdict}  {check.claim} ({check.measured})", soft_wrap=True)
     console.print(f"page: {page}", soft_wrap=True)
 
 
-def write_page(module: Any, done: Reproduction, folder: Path) -> Path:
-    from pipeline.reports.document.figure_style import HALF, to_svg
-    from pipeline.reports.document.page import Column, Page
+def write_page(module: Any, reproduction: ReproductionResult, folder: Path) -> Path:
+    from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, to_svg
+    from pipeline.reports.document.page import HtmlPage, TableColumn
 
-    page = Page(module.NAME, module.ABOUT)
-    page.section("Claims").table(
-        [Column("claim"), Column("holds"), Column("measured")],
-        [[c.claim, "yes" if c.holds else "no", c.measured] for c in done.checks],
+    page = HtmlPage(module.NAME, module.ABOUT)
+    page.add_section("Claims").add_table(
+        [TableColumn("claim"), TableColumn("holds"), TableColumn("measured")],
+        [[c.claim, "yes" if c.holds else "no", c.measured] for c in reproduction.checks],
     )
-    page.text(*done.notes)
-    page.section("Figures")
-    for number, (caption, figure) in enumerate(done.figures):
-        page.figure(to_svg(figure, f"figure-{number}"), caption, wide=figure.get_figwidth() > HALF[0])
-    for grid in done.grids:
-        page.section(grid.title).table(
-            [Column(title, numeric=place > 1) for place, title in enumerate(grid.columns)], grid.rows
+    page.add_text(*reproduction.notes)
+    page.add_section("Figures")
+    for number, (caption, figure) in enumerate(reproduction.figures):
+        page.add_figure(to_svg(figure, f"figure-{number}"), caption, wide=figure.get_figwidth() > HALF_WIDTH_INCHES[0])
+    for grid in reproduction.tables:
+        page.add_section(grid.title).add_table(
+            [TableColumn(title, is_numeric=index > 1) for index, title in enumerate(grid.columns)], grid.rows
         )
     return page.save(folder / "page.html")

@@ -1,0 +1,1 @@
+"""The document model of all reports, and its HTML and PDF."""

@@ -7,68 +7,70 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.reports.document.page import Cell, Column
+from pipeline.reports.document.page import TableCell, TableColumn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Words:
+class TextBlock:
     paragraphs: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Tiles:
-    tiles: Sequence[tuple[str, Cell]]
+class TileBlock:
+    tiles: Sequence[tuple[str, TableCell]]
 
 
 @dataclass(frozen=True)
-class Table:
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+class TableBlock:
+    columns: Sequence[TableColumn]
+    rows: Sequence[Sequence[TableCell]]
     caption: str = ""
-    widths: Sequence[float] = ()  # shares of a printed page; alike if not given
+    column_shares: Sequence[float] = ()  # shares of a printed page; alike if not given
 
 
 @dataclass(frozen=True)
-class Drawing:
+class FigureBlock:
     key: str  # a word of its own within the report
     figure: Figure
     caption: str
 
 
 @dataclass(frozen=True)
-class Photo:
+class ImageBlock:
     title: str
     png: bytes
     note: str
 
 
-Block = Words | Tiles | Table | Drawing | Photo
+ReportBlock = TextBlock | TileBlock | TableBlock | FigureBlock | ImageBlock
 
 
 @dataclass(frozen=True)
-class Chapter:
+class ReportChapter:
     title: str
-    blocks: Sequence[Block]
-    page: bool = False  # begins a new one in print
+    blocks: Sequence[ReportBlock]
+    starts_new_page: bool = False  # begins a new one in print
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportDocument:
     title: str
     subtitle: str
     notice: str
-    chapters: Sequence[Chapter]
+    chapters: Sequence[ReportChapter]
 
 
-def answers(rows: Sequence[tuple[str, str]], question: str = "", answer: str = "", caption: str = "") -> Table:
+def question_table(
+    rows: Sequence[tuple[str, str]], question: str = "", answer: str = "", caption: str = ""
+) -> TableBlock:
     """Headings beside their text."""
-    return Table([Column(question), Column(answer, words=True)], rows, caption, (0.2, 0.8))
+    return TableBlock([TableColumn(question), TableColumn(answer, is_text=True)], rows, caption, (0.2, 0.8))
 
 
-def share(value: float) -> str:
+def format_share(value: float) -> str:
     """With as many digits as tell it from certainty."""
     if value < 0.1:
         return f"{100 * value:.3g} %"
@@ -76,16 +78,16 @@ def share(value: float) -> str:
     return f"{100 * value:.{max(1, digits)}f} %"
 
 
-def chance(value: float) -> str:
+def format_chance(value: float) -> str:
     """A small one, as people say it."""
     return f"one in {1 / value:,.0f}" if 0 < value < 0.01 else f"{value:g}"
 
 
-def times(factor: float) -> str:
+def format_factor(factor: float) -> str:
     if factor < 10:
         return f"{factor:.2f}"
     return f"{factor:,.0f}" if factor < 1e6 else "over a million"
 
 
-def eps(value: float | None) -> str:
+def format_epsilon(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}" if value < 1 else f"{value:.2f}"

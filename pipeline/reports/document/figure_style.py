@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
-INK = "#1b2431"
+INK_COLOR = "#1b2431"
 PALETTE = (
     "#3f7fc1", "#e08a2e", "#3f9e6d", "#c9505f", "#8a6cc4", "#2fa0b0",
     "#b3873c", "#d274a8", "#7d8a97", "#8fae3a", "#5d6fd6", "#a65d3a",
 )  # fmt: skip
-HALF = (5.2, 3.5)  # inches: two figures side by side on a wide page
-WIDE = (10.6, 3.7)
+HALF_WIDTH_INCHES = (5.2, 3.5)  # inches: two figures side by side on a wide page
+FULL_WIDTH_INCHES = (10.6, 3.7)
 
-STYLE: Mapping[str, Any] = {
-    "axes.edgecolor": INK,
+MATPLOTLIB_STYLE: Mapping[str, Any] = {
+    "axes.edgecolor": INK_COLOR,
     "axes.facecolor": "none",
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.labelcolor": INK,
+    "axes.labelcolor": INK_COLOR,
     "axes.linewidth": 0.6,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 9,
     "grid.alpha": 0.15,
-    "grid.color": INK,
+    "grid.color": INK_COLOR,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
@@ -47,60 +47,64 @@ STYLE: Mapping[str, Any] = {
     "patch.linewidth": 0,
     "svg.fonttype": "none",
     "svg.hashsalt": "hemofed",
-    "text.color": INK,
+    "text.color": INK_COLOR,
     "text.parse_math": False,  # a site may be called "$1"
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "xtick.color": INK_COLOR,
+    "ytick.color": INK_COLOR,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
 }
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def apply_figure_style() -> Iterator[None]:
     """Also a decorator: matplotlib reads its settings when an artist is made and again when it is drawn."""
     import matplotlib
 
-    with matplotlib.rc_context(dict(STYLE)), warnings.catch_warnings():
+    with matplotlib.rc_context(dict(MATPLOTLIB_STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
         yield
 
 
-def new_figure(size: tuple[float, float] = HALF) -> tuple[Figure, Any]:
+def new_figure(size: tuple[float, float] = HALF_WIDTH_INCHES) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.add_subplot()
 
 
-@styled()
+@apply_figure_style()
 def to_svg(figure: Figure, key: str) -> Markup:
     """Inline SVG; `key` is this figure's own word on its page and keeps its ids apart from the others'."""
     from markupsafe import Markup
 
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    empty_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    drawn = buffer.getvalue()
-    box = re.search(r'viewBox="[^"]*"', drawn)
-    opening_end = drawn.index(">", drawn.index("<svg")) + 1
-    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", drawn[opening_end:], count=1, flags=re.DOTALL)
-    used = {one or other for one, other in re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', body)}
-    body = re.sub(r"<[^>]*>", lambda tag: _page_tag(tag[0], key, used), body)  # tags only: names stay as written
-    return Markup(f'<svg {box[0] if box else ""} aria-hidden="true">{body}')
+    figure.savefig(buffer, format="svg", transparent=True, metadata=empty_metadata)
+    svg_text = buffer.getvalue()
+    view_box = re.search(r'viewBox="[^"]*"', svg_text)
+    opening_end = svg_text.index(">", svg_text.index("<svg")) + 1
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg_text[opening_end:], count=1, flags=re.DOTALL)
+    used_ids = {url_id or href_id for url_id, href_id in re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', body)}
+    body = re.sub(
+        r"<[^>]*>", lambda tag: _adapt_svg_tag(tag[0], key, used_ids), body
+    )  # tags only: names stay as written
+    return Markup(f'<svg {view_box[0] if view_box else ""} aria-hidden="true">{body}')
 
 
 def save_png(figure: Figure, path: Path) -> Path:
     buffer = io.BytesIO()
-    with styled():
+    with apply_figure_style():
         figure.savefig(buffer, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return write_atomically(path, buffer.getvalue())
 
 
-def _page_tag(tag: str, key: str, used: set[str]) -> str:
-    tag = re.sub(r' id="([^"]*)"', lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", tag)
+def _adapt_svg_tag(tag: str, key: str, used_ids: set[str]) -> str:
+    tag = re.sub(
+        r' id="([^"]*)"', lambda id_match: f' id="{key}-{id_match[1]}"' if id_match[1] in used_ids else "", tag
+    )
     tag = re.sub(r"url\(#", f"url(#{key}-", tag).replace('xlink:href="#', f'href="#{key}-')
     tag = tag.replace("xlink:href=", "href=")
     tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)  # the page's own fonts
     tag = re.sub(r"font: (?:normal )*(?:(bold|\d{3}) )?([\d.]+)px [^;\"]*", r"font-size: \2px", tag)
-    return re.sub(rf"((?:fill|stroke): ?){INK}", r"\1currentColor", tag)
+    return re.sub(rf"((?:fill|stroke): ?){INK_COLOR}", r"\1currentColor", tag)

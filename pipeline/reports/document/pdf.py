@@ -21,83 +21,120 @@ from reportlab.platypus import Paragraph as Lines
 from reportlab.platypus import Table as Grid
 
 from pipeline.core.files import write_atomically
-from pipeline.reports.document.blocks import Block, Chapter, Drawing, Photo, Report, Table, Tiles, Words
-from pipeline.reports.document.figure_style import HALF, INK
-from pipeline.reports.document.page import Cell, Column
-from privacy.audit.document.figures import png_of
+from pipeline.reports.document.blocks import (
+    FigureBlock,
+    ImageBlock,
+    ReportBlock,
+    ReportChapter,
+    ReportDocument,
+    TableBlock,
+    TextBlock,
+    TileBlock,
+)
+from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, INK_COLOR
+from pipeline.reports.document.page import TableCell, TableColumn
+from privacy.audit.document.figures import render_png
 
-MARGIN, FOOT = 17 * mm, 16 * mm
-WIDTH, HEIGHT = A4[0] - 2 * MARGIN, A4[1] - MARGIN - FOOT
+PAGE_MARGIN_PT, FOOTER_HEIGHT_PT = 17 * mm, 16 * mm
+TEXT_WIDTH_PT, TEXT_HEIGHT_PT = A4[0] - 2 * PAGE_MARGIN_PT, A4[1] - PAGE_MARGIN_PT - FOOTER_HEIGHT_PT
 
 
-def write_pdf(report: Report, path: Path) -> Path:
-    pictures: dict[str, bytes] = {}
-    pages, _ = _built(report, pictures, 0)
-    return write_atomically(path, _built(report, pictures, pages)[1])
+def write_pdf(report: ReportDocument, path: Path) -> Path:
+    png_cache: dict[str, bytes] = {}
+    pages, _ = _build_pdf(report, png_cache, 0)
+    return write_atomically(path, _build_pdf(report, png_cache, pages)[1])
 
 
-def _built(report: Report, pictures: dict[str, bytes], pages: int) -> tuple[int, bytes]:
+def _build_pdf(report: ReportDocument, png_cache: dict[str, bytes], num_pages: int) -> tuple[int, bytes]:
     """Once to count the pages and once to number them."""
     buffer = io.BytesIO()
 
-    def foot(canvas: Any, doc: Any) -> None:
+    def draw_footer(canvas: Any, doc: Any) -> None:
         canvas.saveState()
-        canvas.setFont(font("Body"), 7)
-        canvas.setFillColor(QUIET)
-        canvas.drawString(MARGIN, 9 * mm, "Research use only, not a medical device. Written by hemofed.")
-        canvas.drawRightString(A4[0] - MARGIN, 9 * mm, f"{cut(report.title, 60)} · page {doc.page} of {pages}")
+        canvas.setFont(register_font("Body"), 7)
+        canvas.setFillColor(MUTED_COLOR)
+        canvas.drawString(PAGE_MARGIN_PT, 9 * mm, "Research use only, not a medical device. Written by hemofed.")
+        canvas.drawRightString(
+            A4[0] - PAGE_MARGIN_PT, 9 * mm, f"{truncate_text(report.title, 60)} · page {doc.page} of {num_pages}"
+        )
         canvas.restoreState()
 
     doc = BaseDocTemplate(buffer, pagesize=A4, title=report.title, author="hemofed", subject=report.subtitle,
                           lang="en-GB", invariant=1)  # fmt: skip
-    frame = Frame(MARGIN, FOOT, WIDTH, HEIGHT, leftPadding=0, rightPadding=0, topPadding=0, bottomPadding=0)
-    doc.addPageTemplates([PageTemplate("page", [frame], onPage=foot)])
-    doc.build(_story(report, pictures))
+    frame = Frame(
+        PAGE_MARGIN_PT,
+        FOOTER_HEIGHT_PT,
+        TEXT_WIDTH_PT,
+        TEXT_HEIGHT_PT,
+        leftPadding=0,
+        rightPadding=0,
+        topPadding=0,
+        bottomPadding=0,
+    )
+    doc.addPageTemplates([PageTemplate("page", [frame], onPage=draw_footer)])
+    doc.build(_build_story(report, png_cache))
     return doc.page, buffer.getvalue()
 
 
-def _story(report: Report, pictures: dict[str, bytes]) -> list[Any]:
-    first, *others = report.chapters
-    top = [words(report.title, "title"), words(report.subtitle, "note")]
+def _build_story(report: ReportDocument, png_cache: dict[str, bytes]) -> list[Any]:
+    first_chapter, *other_chapters = report.chapters
+    header = [make_paragraph(report.title, "title"), make_paragraph(report.subtitle, "note")]
     if report.notice:
-        top += [Spacer(1, 4), Grid([[words(report.notice, "warn")]], [WIDTH], style=_boxed(), hAlign="LEFT")]
-    page = [*top, *(part for group in _chapter(first, pictures, large=True) for part in group)]
-    story: list[Any] = [KeepInFrame(WIDTH, HEIGHT - 1, page, mode="shrink")]
-    for number, chapter in enumerate(others):
-        story.append(PageBreak() if chapter.page or not number else Spacer(1, 10))
-        story += map(KeepTogether, _chapter(chapter, pictures))
+        header += [
+            Spacer(1, 4),
+            Grid([[make_paragraph(report.notice, "warn")]], [TEXT_WIDTH_PT], style=_notice_style(), hAlign="LEFT"),
+        ]
+    first_page = [
+        *header,
+        *(
+            flowable
+            for flowables in _build_chapter(first_chapter, png_cache, use_large_text=True)
+            for flowable in flowables
+        ),
+    ]
+    story: list[Any] = [KeepInFrame(TEXT_WIDTH_PT, TEXT_HEIGHT_PT - 1, first_page, mode="shrink")]
+    for number, chapter in enumerate(other_chapters):
+        story.append(PageBreak() if chapter.starts_new_page or not number else Spacer(1, 10))
+        story += map(KeepTogether, _build_chapter(chapter, png_cache))
     return story
 
 
-def _chapter(chapter: Chapter, pictures: dict[str, bytes], large: bool = False) -> list[list[Any]]:
+def _build_chapter(
+    chapter: ReportChapter, png_cache: dict[str, bytes], use_large_text: bool = False
+) -> list[list[Any]]:
     """Parts that a page's end may come between; the heading stays with what follows it."""
     parts: list[list[Any]] = []
-    left = list(chapter.blocks)
-    while left:
-        match left:
-            case [Drawing() as drawing, Table() as table, *left] if drawing.figure.get_figwidth() <= HALF[0]:
-                parts.append([_beside(drawing, table, pictures), Spacer(1, 6)])
-            case [block, *left]:
-                parts += _block(block, pictures, large)
-    return [[_Heading(chapter.title), *(parts[0] if parts else [])], *parts[1:]]
+    remaining = list(chapter.blocks)
+    while remaining:
+        match remaining:
+            case [FigureBlock() as drawing, TableBlock() as table, *remaining] if (
+                drawing.figure.get_figwidth() <= HALF_WIDTH_INCHES[0]
+            ):
+                parts.append([_place_side_by_side(drawing, table, png_cache), Spacer(1, 6)])
+            case [block, *remaining]:
+                parts += _build_block(block, png_cache, use_large_text)
+    return [[_BookmarkedHeading(chapter.title), *(parts[0] if parts else [])], *parts[1:]]
 
 
-def _beside(drawing: Drawing, table: Table, pictures: dict[str, bytes]) -> Any:
+def _place_side_by_side(drawing: FigureBlock, table: TableBlock, png_cache: dict[str, bytes]) -> Any:
     """A small figure and a table share the width."""
-    gap = 0.04 * WIDTH
-    half = (WIDTH - gap) / 2
-    columns = [_drawn(drawing, half, pictures), [words(table.caption, "note"), _table(table, half)]]
-    bare = [("VALIGN", (0, 0), (-1, -1), "TOP"), ("LEFTPADDING", (0, 0), (-1, -1), 0), ("RIGHTPADDING", (0, 0), (0, 0), gap),
+    gap = 0.04 * TEXT_WIDTH_PT
+    half = (TEXT_WIDTH_PT - gap) / 2
+    columns = [
+        _build_figure(drawing, half, png_cache),
+        [make_paragraph(table.caption, "note"), _build_table(table, half)],
+    ]
+    style = [("VALIGN", (0, 0), (-1, -1), "TOP"), ("LEFTPADDING", (0, 0), (-1, -1), 0), ("RIGHTPADDING", (0, 0), (0, 0), gap),
             ("RIGHTPADDING", (1, 0), (1, 0), 0), ("TOPPADDING", (0, 0), (-1, -1), 0)]  # fmt: skip
-    return Grid([columns], [half + gap, half], style=bare, hAlign="LEFT")
+    return Grid([columns], [half + gap, half], style=style, hAlign="LEFT")
 
 
-class _Heading(Lines):  # type: ignore[misc]
+class _BookmarkedHeading(Lines):  # type: ignore[misc]
     """Also a bookmark."""
 
     def __init__(self, title: str) -> None:
-        super().__init__(safe(title), style_of("heading"))
-        self.title = printable(title)
+        super().__init__(escape_markup(title), paragraph_style("heading"))
+        self.title = replace_missing_glyphs(title)
 
     def draw(self) -> None:
         key = f"{self.canv.getPageNumber()}-{self.title}"
@@ -106,131 +143,148 @@ class _Heading(Lines):  # type: ignore[misc]
         super().draw()
 
 
-def _block(block: Block, pictures: dict[str, bytes], large: bool) -> list[list[Any]]:
+def _build_block(block: ReportBlock, png_cache: dict[str, bytes], use_large_text: bool) -> list[list[Any]]:
     match block:
-        case Words(paragraphs):
-            return [[words(text, "body")] for text in paragraphs]
-        case Tiles(tiles):
-            return [[_tiles(tiles), Spacer(1, 6)]]
-        case Table():
-            caption = [words(block.caption, "note")] if block.caption else []
-            return [[*caption, _table(block, WIDTH, large), Spacer(1, 8)]]
-        case Drawing():
-            width = WIDTH if block.figure.get_figwidth() > HALF[0] else 0.6 * WIDTH
-            return [[*_drawn(block, width, pictures), Spacer(1, 6)]]
-        case Photo(title, png, note):
-            return [[words(title, "strong"), _fitted(png), words(note, "note"), Spacer(1, 6)]]
+        case TextBlock(paragraphs):
+            return [[make_paragraph(paragraph, "body")] for paragraph in paragraphs]
+        case TileBlock(tiles):
+            return [[_build_tiles(tiles), Spacer(1, 6)]]
+        case TableBlock():
+            caption = [make_paragraph(block.caption, "note")] if block.caption else []
+            return [[*caption, _build_table(block, TEXT_WIDTH_PT, use_large_text), Spacer(1, 8)]]
+        case FigureBlock():
+            width = TEXT_WIDTH_PT if block.figure.get_figwidth() > HALF_WIDTH_INCHES[0] else 0.6 * TEXT_WIDTH_PT
+            return [[*_build_figure(block, width, png_cache), Spacer(1, 6)]]
+        case ImageBlock(title, png, note):
+            return [
+                [make_paragraph(title, "strong"), _full_width_image(png), make_paragraph(note, "note"), Spacer(1, 6)]
+            ]
 
 
-def _drawn(drawing: Drawing, width: float, pictures: dict[str, bytes]) -> list[Any]:
-    if drawing.key not in pictures:
-        pictures[drawing.key] = png_of(drawing.figure)
+def _build_figure(drawing: FigureBlock, width: float, png_cache: dict[str, bytes]) -> list[Any]:
+    if drawing.key not in png_cache:
+        png_cache[drawing.key] = render_png(drawing.figure)
     height = width * drawing.figure.get_figheight() / drawing.figure.get_figwidth()
-    return [_image(pictures[drawing.key], width, height), words(drawing.caption, "note")]
+    return [_scaled_image(png_cache[drawing.key], width, height), make_paragraph(drawing.caption, "note")]
 
 
-def _image(png: bytes, width: float, height: float) -> Any:
-    fit = min(1.0, 0.8 * HEIGHT / height)
-    return Drawn(io.BytesIO(png), width * fit, height * fit, hAlign="LEFT")
+def _scaled_image(png: bytes, width: float, height: float) -> Any:
+    scale = min(1.0, 0.8 * TEXT_HEIGHT_PT / height)
+    return Drawn(io.BytesIO(png), width * scale, height * scale, hAlign="LEFT")
 
 
-def _fitted(png: bytes) -> Any:
+def _full_width_image(png: bytes) -> Any:
     from PIL import Image
 
-    with Image.open(io.BytesIO(png)) as picture:
-        width, height = picture.size
-    return _image(png, WIDTH, WIDTH * height / width)
+    with Image.open(io.BytesIO(png)) as image:
+        width, height = image.size
+    return _scaled_image(png, TEXT_WIDTH_PT, TEXT_WIDTH_PT * height / width)
 
 
-def _table(table: Table, width: float, large: bool = False) -> Any:
-    shares = table.widths or [1 / len(table.columns)] * len(table.columns)
-    titles = [words(column.title, "number_head" if column.numeric else "head") for column in table.columns]
-    head = [titles] if any(column.title for column in table.columns) else []
+def _build_table(table: TableBlock, width: float, use_large_text: bool = False) -> Any:
+    shares = table.column_shares or [1 / len(table.columns)] * len(table.columns)
+    titles = [make_paragraph(column.title, "number_head" if column.is_numeric else "head") for column in table.columns]
+    header_rows = [titles] if any(column.title for column in table.columns) else []
     rows = [
         [
-            _cell(cell, column, not place, large)
-            for place, (cell, column) in enumerate(zip(row, table.columns, strict=True))
+            _build_cell(cell, column, not column_index, use_large_text)
+            for column_index, (cell, column) in enumerate(zip(row, table.columns, strict=True))
         ]
         for row in table.rows
     ]
-    pad = 5 if large else 2.5
-    style = [("VALIGN", (0, 0), (-1, -1), "TOP"), ("LINEBELOW", (0, 0), (-1, -1), 0.4, LINE),
+    padding = 5 if use_large_text else 2.5
+    style = [("VALIGN", (0, 0), (-1, -1), "TOP"), ("LINEBELOW", (0, 0), (-1, -1), 0.4, RULE_COLOR),
              ("LEFTPADDING", (0, 0), (0, -1), 0), ("LEFTPADDING", (1, 0), (-1, -1), 5), ("RIGHTPADDING", (0, 0), (-1, -1), 3),
-             ("TOPPADDING", (0, 0), (-1, -1), pad), ("BOTTOMPADDING", (0, 0), (-1, -1), pad + 0.5)]  # fmt: skip
-    return Grid(head + rows, [part * width for part in shares], repeatRows=len(head), style=style, hAlign="LEFT")
-
-
-def _cell(cell: Cell, column: Column, first: bool, large: bool) -> Any:
-    value, note = (cell, "") if isinstance(cell, str) else cell
-    style = "number" if column.numeric else "strong" if first else "cell"
-    main = words(value, f"large_{style}" if large else style)
-    return [main, words(note, "note")] if note else main
-
-
-def _tiles(tiles: Sequence[tuple[str, Cell]]) -> Any:
-    def one(label: str, cell: Cell) -> list[Any]:
-        value, note = (cell, "") if isinstance(cell, str) else cell
-        return [words(label, "note"), words(value, "tile"), *([words(note, "note")] if note else [])]
-
-    style = [("BACKGROUND", (0, 0), (-1, -1), GROUND), ("VALIGN", (0, 0), (-1, -1), "TOP"),
-             ("INNERGRID", (0, 0), (-1, -1), 3, WHITE), ("TOPPADDING", (0, 0), (-1, -1), 4)]  # fmt: skip
+             ("TOPPADDING", (0, 0), (-1, -1), padding), ("BOTTOMPADDING", (0, 0), (-1, -1), padding + 0.5)]  # fmt: skip
     return Grid(
-        [[one(label, cell) for label, cell in tiles]], [WIDTH / len(tiles)] * len(tiles), style=style, hAlign="LEFT"
+        header_rows + rows, [share * width for share in shares], repeatRows=len(header_rows), style=style, hAlign="LEFT"
     )
 
 
-def _boxed() -> list[Any]:
-    return [("LINEBEFORE", (0, 0), (0, -1), 3, WARN), ("BACKGROUND", (0, 0), (-1, -1), WARM)]
+def _build_cell(cell: TableCell, column: TableColumn, is_first: bool, use_large_text: bool) -> Any:
+    value, note = (cell, "") if isinstance(cell, str) else cell
+    style = "number" if column.is_numeric else "strong" if is_first else "cell"
+    main_paragraph = make_paragraph(value, f"large_{style}" if use_large_text else style)
+    return [main_paragraph, make_paragraph(note, "note")] if note else main_paragraph
+
+
+def _build_tiles(tiles: Sequence[tuple[str, TableCell]]) -> Any:
+    def build_tile(label: str, cell: TableCell) -> list[Any]:
+        value, note = (cell, "") if isinstance(cell, str) else cell
+        return [
+            make_paragraph(label, "note"),
+            make_paragraph(value, "tile"),
+            *([make_paragraph(note, "note")] if note else []),
+        ]
+
+    style = [("BACKGROUND", (0, 0), (-1, -1), TILE_COLOR), ("VALIGN", (0, 0), (-1, -1), "TOP"),
+             ("INNERGRID", (0, 0), (-1, -1), 3, WHITE_COLOR), ("TOPPADDING", (0, 0), (-1, -1), 4)]  # fmt: skip
+    return Grid(
+        [[build_tile(label, cell) for label, cell in tiles]],
+        [TEXT_WIDTH_PT / len(tiles)] * len(tiles),
+        style=style,
+        hAlign="LEFT",
+    )
+
+
+def _notice_style() -> list[Any]:
+    return [("LINEBEFORE", (0, 0), (0, -1), 3, WARNING_COLOR), ("BACKGROUND", (0, 0), (-1, -1), NOTICE_COLOR)]
 
 
 # Type for the printed audit: fonts that come with matplotlib, a few styles, and text that is safe to print.
 
-QUIET, LINE, ACCENT, WARN, GROUND, WHITE, WARM = map(
+MUTED_COLOR, RULE_COLOR, ACCENT_COLOR, WARNING_COLOR, TILE_COLOR, WHITE_COLOR, NOTICE_COLOR = map(
     HexColor, ("#5b6675", "#d3d8de", "#2f6aa8", "#8a4b00", "#f3f5f8", "#ffffff", "#fff4e0")
 )
-FONTS = {"Body": "DejaVuSans.ttf", "Body-Bold": "DejaVuSans-Bold.ttf"}
+FONT_FILES = {"Body": "DejaVuSans.ttf", "Body-Bold": "DejaVuSans-Bold.ttf"}
 
 
-def words(text: str, style: str) -> Any:
-    return Lines(safe(text), style_of(style))
+def make_paragraph(text: str, style: str) -> Any:
+    return Lines(escape_markup(text), paragraph_style(style))
 
 
-def safe(text: str) -> str:
+def escape_markup(text: str) -> str:
     """Nothing in a name is markup, and nothing is printed as an empty box."""
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return replace_missing_glyphs(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def printable(text: str) -> str:
+def replace_missing_glyphs(text: str) -> str:
     """A character that the font lacks is named by its number."""
-    glyphs: Mapping[int, int] = pdfmetrics.getFont(font("Body")).face.charToGlyph
-    return "".join(one if ord(one) in glyphs else f"[U+{ord(one):04X}]" for one in text)
+    glyphs: Mapping[int, int] = pdfmetrics.getFont(register_font("Body")).face.charToGlyph
+    return "".join(character if ord(character) in glyphs else f"[U+{ord(character):04X}]" for character in text)
 
 
-def cut(text: str, length: int) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= length else shown[: length - 1] + "…"
+def truncate_text(text: str, length: int) -> str:
+    printable_text = replace_missing_glyphs(text)
+    return printable_text if len(printable_text) <= length else printable_text[: length - 1] + "…"
 
 
 @cache
-def font(name: str) -> str:
+def register_font(name: str) -> str:
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    pdfmetrics.registerFont(TTFont(f"Hemofed-{name}", str(folder / FONTS[name])))
+    pdfmetrics.registerFont(TTFont(f"Hemofed-{name}", str(folder / FONT_FILES[name])))
     return f"Hemofed-{name}"
 
 
 @cache
-def style_of(name: str) -> Any:
-    plain = name.removeprefix("large_")
+def paragraph_style(name: str) -> Any:
+    base_name = name.removeprefix("large_")
     sizes = {"title": 15.0, "heading": 11.5, "tile": 11.0, "note": 6.9, "head": 7.0, "number_head": 7.0}
-    size = sizes.get(plain, 9.0 if plain != name else 8.0)
-    colours = {"note": QUIET, "head": QUIET, "number_head": QUIET, "heading": ACCENT, "warn": WARN}
+    size = sizes.get(base_name, 9.0 if base_name != name else 8.0)
+    colors = {
+        "note": MUTED_COLOR,
+        "head": MUTED_COLOR,
+        "number_head": MUTED_COLOR,
+        "heading": ACCENT_COLOR,
+        "warn": WARNING_COLOR,
+    }
     return ParagraphStyle(
         name,
-        fontName=font("Body-Bold" if plain in ("title", "heading", "tile", "strong") else "Body"),
+        fontName=register_font("Body-Bold" if base_name in ("title", "heading", "tile", "strong") else "Body"),
         fontSize=size,
         leading=1.36 * size,
-        textColor=colours.get(plain, HexColor(INK)),
-        alignment=2 if plain.startswith("number") else 0,
-        spaceBefore=4 if plain == "heading" else 0,
-        spaceAfter={"heading": 4, "body": 5, "note": 2}.get(plain, 0),
+        textColor=colors.get(base_name, HexColor(INK_COLOR)),
+        alignment=2 if base_name.startswith("number") else 0,
+        spaceBefore=4 if base_name == "heading" else 0,
+        spaceAfter={"heading": 4, "body": 5, "note": 2}.get(base_name, 0),
     )

@@ -4,89 +4,100 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.reports.document.formatting import size
-from pipeline.reports.run.record import Json, Record, bytes_of, number
+from pipeline.reports.document.formatting import format_bytes
+from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, round_traffic_bytes
 
-FLOAT = 4  # bytes
-Way = str  # "up" or "down"
+FLOAT32_BYTES = 4  # bytes
+TrafficDirection = str  # "up" or "down"
 
 
-def _share(codec: Json) -> str:
+def _fraction_text(codec: JsonObject) -> str:
     return f"{100 * float(codec.get('share', 0.01)):g} % of the numbers"
 
 
-def _waits(codec: Json) -> str:
+def _error_feedback_text(codec: JsonObject) -> str:
     return ", the rest waits for its turn" if codec.get("error_feedback", True) else ""
 
 
-CODECS: Mapping[str, Callable[[Json], str]] = {
+CODEC_DESCRIPTIONS: Mapping[str, Callable[[JsonObject], str]] = {
     "fp16": lambda codec: "half precision, two bytes a number",
     "qsgd": lambda codec: (
         f"rounded at random to {codec.get('bits', 4)} bit{'s' if codec.get('bits', 4) != 1 else ''} a number"
     ),
-    "topk": lambda codec: f"only the largest {_share(codec)}{_waits(codec)}",
-    "randk": lambda codec: f"{_share(codec)}, at random places{_waits(codec)}",
+    "topk": lambda codec: f"only the largest {_fraction_text(codec)}{_error_feedback_text(codec)}",
+    "randk": lambda codec: f"{_fraction_text(codec)}, at random places{_error_feedback_text(codec)}",
     "ring": lambda codec: "whole numbers that add up under masks",
 }
 
 
-def chains(record: Record) -> dict[Way, list[Json]]:
+def compression_chains(record: RunRecord) -> dict[TrafficDirection, list[JsonObject]]:
     """Way -> its codecs in their order; empty where the study has none either way."""
-    chosen: Json = record.settings.get("codec") or {}
-    up = _listed(chosen["up"]) if "up" in chosen else _of_strategy(record) if chosen else []
-    found = {"up": up, "down": _listed(chosen.get("down") or ())}
-    return found if any(found.values()) else {}
+    compression: JsonObject = record.settings.get("compression") or {}
+    uplink_chain = (
+        _as_codec_list(compression["up"]) if "up" in compression else _strategy_codecs(record) if compression else []
+    )
+    chain_by_direction = {"up": uplink_chain, "down": _as_codec_list(compression.get("down") or ())}
+    return chain_by_direction if any(chain_by_direction.values()) else {}
 
 
-def _listed(value: object) -> list[Json]:
+def _as_codec_list(value: object) -> list[JsonObject]:
     """One codec may stand alone, and its name for itself."""
-    several = [value] if isinstance(value, str | Mapping) else list(value) if isinstance(value, Sequence) else []
-    return [{"name": one} if isinstance(one, str) else one for one in several]
+    codecs = [value] if isinstance(value, str | Mapping) else list(value) if isinstance(value, Sequence) else []
+    return [{"name": codec} if isinstance(codec, str) else codec for codec in codecs]
 
 
-def _of_strategy(record: Record) -> list[Json]:
+def _strategy_codecs(record: RunRecord) -> list[JsonObject]:
     """What the strategy says where the study says nothing: FedPAQ rounds by itself."""
     from pydantic import ValidationError
 
-    from pipeline.core.registry import choices
+    from pipeline.core.registry import registered_components
 
     table = record.settings.get("strategy")
-    cls = choices("strategies").get(record.part("strategy") or "")
+    cls = registered_components("strategies").get(record.component_name("strategy") or "")
     try:
         strategy = cls.model_validate(table) if cls and isinstance(table, Mapping) else None
     except ValidationError:  # of another version
         return []
-    return [codec.model_dump() for codec in getattr(strategy, "codec", ())]
+    return [codec.model_dump() for codec in getattr(strategy, "default_codec", ())]
 
 
-def travel_words(chains: Mapping[Way, Sequence[Json]]) -> str:
-    return f"Updates went up {_chain(chains['up'])}; models came down {_chain(chains['down'])}."
+def describe_compression(chains: Mapping[TrafficDirection, Sequence[JsonObject]]) -> str:
+    return f"Updates went up {_describe_chain(chains['up'])}; models came down {_describe_chain(chains['down'])}."
 
 
-def _chain(chain: Sequence[Json]) -> str:
+def _describe_chain(chain: Sequence[JsonObject]) -> str:
     if not chain:
         return "as they are, in float32"
-    return "by " + ", then ".join(_one(codec) for codec in chain)
+    return "by " + ", then ".join(_describe_codec(codec) for codec in chain)
 
 
-def _one(codec: Json) -> str:
+def _describe_codec(codec: JsonObject) -> str:
     name = str(codec.get("name"))
-    return f"{name} ({CODECS[name](codec)})" if name in CODECS else name
+    return f"{name} ({CODEC_DESCRIPTIONS[name](codec)})" if name in CODEC_DESCRIPTIONS else name
 
 
-def plain_bytes(record: Record, way: Way) -> float | None:
+def float32_bytes(record: RunRecord, direction: TrafficDirection) -> float | None:
     """What one model in float32 for every answer that counted (up) or that was asked for (down) would have taken."""
-    parameters = number((record.results or {}).get("parameters"))
-    who = "counted" if way == "up" else "asked"
-    return FLOAT * parameters * sum(len(line.get(who) or ()) for line in record.rounds) if parameters else None
+    num_parameters = finite_or_none((record.results or {}).get("parameters"))
+    sites_key = "counted" if direction == "up" else "asked"
+    return (
+        FLOAT32_BYTES
+        * num_parameters
+        * sum(len(round_record.get(sites_key) or ()) for round_record in record.round_records)
+        if num_parameters
+        else None
+    )
 
 
-def saved(record: Record, way: Way) -> tuple[str, str] | None:
+def describe_savings(record: RunRecord, direction: TrafficDirection) -> tuple[str, str] | None:
     """(what float32 would have taken, how many times less this was)."""
-    plain, moved = plain_bytes(record, way), sum(bytes_of(line, way) for line in record.rounds)
-    if not plain or not moved:
+    uncompressed_bytes, sent_bytes = (
+        float32_bytes(record, direction),
+        sum(round_traffic_bytes(round_record, direction) for round_record in record.round_records),
+    )
+    if not uncompressed_bytes or not sent_bytes:
         return None
-    times = plain / moved
-    if 0.95 < times < 1.05:
-        return size(plain), "about as much"
-    return size(plain), f"{times:.1f} times less" if times > 1 else f"{1 / times:.1f} times more"
+    ratio = uncompressed_bytes / sent_bytes
+    if 0.95 < ratio < 1.05:
+        return format_bytes(uncompressed_bytes), "about as much"
+    return format_bytes(uncompressed_bytes), f"{ratio:.1f} times less" if ratio > 1 else f"{1 / ratio:.1f} times more"

@@ -17,182 +17,209 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.files import write_atomically
-from pipeline.reports.document.formatting import count_of, joined
-from pipeline.reports.document.page import Picture, Sheet
-from pipeline.reports.run.headline_metric import Lens
-from pipeline.reports.run.record import Json, Record
+from pipeline.reports.document.formatting import format_count, join_names
+from pipeline.reports.document.page import CaptionedImage, ReportWriter
+from pipeline.reports.run.headline_metric import HeadlineMetric
+from pipeline.reports.run.record import JsonObject, RunRecord
 
 if TYPE_CHECKING:
-    from sites.population.simulated_sites import Population
+    from sites.population.simulated_sites import FederatedDataset
 
-SHOWN_SITES = 8
-MOST_CLASSES = 16  # on a sheet
-FEW_CLASSES = 3  # up to here a row a class; above, a column
-LINE = 12  # tiles in the row of a class
-DEEP = 3  # tiles in the column of a class
-TILE = range(40, 57)  # pixels a side: smaller images are enlarged by whole factors, larger ones reduced
-GAP = 2
+MAX_SHEET_SITES = 8
+MAX_SHEET_CLASSES = 16  # on a sheet
+MAX_CLASSES_AS_ROWS = 3  # up to here a row a class; above, a column
+TILES_PER_CLASS_ROW = 12  # tiles in the row of a class
+TILES_PER_CLASS_COLUMN = 3  # tiles in the column of a class
+TILE_SIDE_PIXELS = range(40, 57)  # pixels a side: smaller images are enlarged by whole factors, larger ones reduced
+TILE_GAP_PIXELS = 2
 
-Tiles = NDArray[np.uint8]  # (n, H, W, 3)
+TileArray = NDArray[np.uint8]  # (n, H, W, 3)
 
 
 @dataclass(frozen=True)
-class Grid:
+class ContactSheetLayout:
     """Which class stands where on a sheet: the same on all sheets of a study, so that they can be compared."""
 
     classes: Sequence[int]  # in the order shown
     per_class: int
-    across: bool  # a class is a row
+    classes_as_rows: bool  # a class is a row
 
     @classmethod
-    def of(cls, classes: int, per_class: int | None, positive: int | None) -> Grid:
-        lead = 1 if positive is None and classes == 2 else positive
-        order = sorted(range(classes), key=lambda at: at != lead)[:MOST_CLASSES]
-        across = classes <= FEW_CLASSES
-        return cls(order, per_class or (LINE if across else DEEP), across)
+    def create(cls, num_classes: int, per_class: int | None, positive_index: int | None) -> ContactSheetLayout:
+        first_class = 1 if positive_index is None and num_classes == 2 else positive_index
+        order = sorted(range(num_classes), key=lambda class_index: class_index != first_class)[:MAX_SHEET_CLASSES]
+        classes_as_rows = num_classes <= MAX_CLASSES_AS_ROWS
+        return cls(
+            order, per_class or (TILES_PER_CLASS_ROW if classes_as_rows else TILES_PER_CLASS_COLUMN), classes_as_rows
+        )
 
-    def words(self, names: Sequence[str]) -> str:
-        listed = ", ".join(names[at] for at in self.classes)
-        more = len(names) - len(self.classes)
-        listed += f" ({more} more classes are not shown)" if more else ""
-        return f"{'Rows, from the top' if self.across else 'Columns, from the left'}: {listed}."
+    def describe(self, class_names: Sequence[str]) -> str:
+        listed = ", ".join(class_names[class_index] for class_index in self.classes)
+        num_hidden = len(class_names) - len(self.classes)
+        listed += f" ({num_hidden} more classes are not shown)" if num_hidden else ""
+        return f"{'Rows, from the top' if self.classes_as_rows else 'Columns, from the left'}: {listed}."
 
-    def place(self, nth_class: int, nth: int) -> tuple[int, int]:
-        return (nth_class, nth) if self.across else (nth, nth_class)
+    def cell_position(self, class_position: int, tile_position: int) -> tuple[int, int]:
+        return (class_position, tile_position) if self.classes_as_rows else (tile_position, class_position)
 
     @property
-    def size(self) -> tuple[int, int]:
-        return (len(self.classes), self.per_class) if self.across else (self.per_class, len(self.classes))
+    def num_rows_columns(self) -> tuple[int, int]:
+        return (len(self.classes), self.per_class) if self.classes_as_rows else (self.per_class, len(self.classes))
 
 
-def contact_sheets(
-    people: Population, per_class: int | None = None, seed: int = 0, positive: str | None = None
+def make_contact_sheets(
+    dataset: FederatedDataset, per_class: int | None = None, seed: int = 0, positive_class: str | None = None
 ) -> dict[str, bytes]:
     """site -> PNG, of the first SHOWN_SITES sites; nothing for data that are no images. A class that a site lacks stays blank."""
-    if not is_images(people.shape):
+    if not has_image_shape(dataset.shape):
         return {}
-    grid = grid_of(people, per_class, positive)
-    return {site: _sheet(people, site, grid, seed) for site in people.sites[:SHOWN_SITES]}
+    layout = contact_sheet_layout(dataset, per_class, positive_class)
+    return {site: _draw_contact_sheet(dataset, site, layout, seed) for site in dataset.sites[:MAX_SHEET_SITES]}
 
 
-def write_cells(folder: Path, people: Population, positive: str | None = None) -> None:
+def write_contact_sheets(folder: Path, dataset: FederatedDataset, positive_class: str | None = None) -> None:
     """cells/*.png, and cells/index.json that says which is whose."""
-    sheets = contact_sheets(people, positive=positive)
+    sheets = make_contact_sheets(dataset, positive_class=positive_class)
     if not sheets:
         return
-    shows = grid_of(people, None, positive).words(people.classes)
-    index = {}
+    layout_text = contact_sheet_layout(dataset, None, positive_class).describe(dataset.classes)
+    sheet_index = {}
     for number, (site, png) in enumerate(sheets.items(), 1):
-        file = f"{number}-{re.sub(r'[^A-Za-z0-9]+', '-', site)[:40].strip('-')}.png"
-        write_atomically(folder / "cells" / file, png)
-        index[site] = {"file": file, "words": people.acquisitions.get(site, ""), "shows": shows}
-    write_atomically(folder / "cells" / "index.json", json.dumps(index, indent=1).encode())
+        file_name = f"{number}-{re.sub(r'[^A-Za-z0-9]+', '-', site)[:40].strip('-')}.png"
+        write_atomically(folder / "cells" / file_name, png)
+        sheet_index[site] = {
+            "file": file_name,
+            "words": dataset.acquisition_descriptions.get(site, ""),
+            "shows": layout_text,
+        }
+    write_atomically(folder / "cells" / "index.json", json.dumps(sheet_index, indent=1).encode())
 
 
-def is_images(shape: Sequence[int]) -> bool:
+def has_image_shape(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and shape[0] in (1, 3)
 
 
-def grid_of(people: Population, per_class: int | None, positive: str | None) -> Grid:
-    at = people.classes.index(positive) if positive in people.classes else None
-    return Grid.of(len(people.classes), per_class, at)
+def contact_sheet_layout(
+    dataset: FederatedDataset, per_class: int | None, positive_class: str | None
+) -> ContactSheetLayout:
+    positive_index = dataset.classes.index(positive_class) if positive_class in dataset.classes else None
+    return ContactSheetLayout.create(len(dataset.classes), per_class, positive_index)
 
 
-def _sheet(people: Population, site: str, grid: Grid, seed: int) -> bytes:
+def _draw_contact_sheet(dataset: FederatedDataset, site: str, layout: ContactSheetLayout, seed: int) -> bytes:
     from PIL import Image
 
-    train = people.examples[site].train
-    labels = people.pool.labels(train).cpu().numpy()
-    rng = np.random.default_rng([seed, people.sites.index(site)])
-    chosen = [rng.permutation(np.flatnonzero(labels == label))[: grid.per_class] for label in grid.classes]
-    tiles = _tiles(people, site, np.concatenate(chosen))
-    side = tiles.shape[1:3]
-    rows, columns = grid.size
-    canvas = np.zeros((rows * (side[0] + GAP) - GAP, columns * (side[1] + GAP) - GAP, 4), np.uint8)  # transparent
-    places = [grid.place(at, nth) for at, mine in enumerate(chosen) for nth in range(len(mine))]
-    for (row, column), tile in zip(places, tiles, strict=True):
-        top, left = row * (side[0] + GAP), column * (side[1] + GAP)
-        canvas[top : top + side[0], left : left + side[1]] = np.dstack([tile, np.full(side, 255, np.uint8)])
+    train_rows = dataset.split_indices[site].train
+    labels = dataset.pool.labels(train_rows).cpu().numpy()
+    rng = np.random.default_rng([seed, dataset.sites.index(site)])
+    rows_by_class = [rng.permutation(np.flatnonzero(labels == label))[: layout.per_class] for label in layout.classes]
+    tiles = _load_tiles(dataset, site, np.concatenate(rows_by_class))
+    tile_size = tiles.shape[1:3]
+    rows, columns = layout.num_rows_columns
+    canvas = np.zeros(
+        (
+            rows * (tile_size[0] + TILE_GAP_PIXELS) - TILE_GAP_PIXELS,
+            columns * (tile_size[1] + TILE_GAP_PIXELS) - TILE_GAP_PIXELS,
+            4,
+        ),
+        np.uint8,
+    )  # transparent
+    positions = [
+        layout.cell_position(class_position, tile_position)
+        for class_position, class_rows in enumerate(rows_by_class)
+        for tile_position in range(len(class_rows))
+    ]
+    for (row, column), tile in zip(positions, tiles, strict=True):
+        top, left = row * (tile_size[0] + TILE_GAP_PIXELS), column * (tile_size[1] + TILE_GAP_PIXELS)
+        canvas[top : top + tile_size[0], left : left + tile_size[1]] = np.dstack(
+            [tile, np.full(tile_size, 255, np.uint8)]
+        )
     buffer = io.BytesIO()
     Image.fromarray(canvas).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
-def _tiles(people: Population, site: str, chosen: NDArray[np.int64]) -> Tiles:
+def _load_tiles(dataset: FederatedDataset, site: str, chosen: NDArray[np.int64]) -> TileArray:
     import torch
     from PIL import Image
 
-    train = people.examples[site].train
-    x = people.pool.inputs(train[torch.from_numpy(chosen).to(train.device)]).cpu().numpy()  # (n, C, H, W) in [0, 1]
-    tiles = np.ascontiguousarray((255 * x.clip(0, 1)).round().astype(np.uint8).transpose(0, 2, 3, 1))
+    train_rows = dataset.split_indices[site].train
+    inputs = (
+        dataset.pool.inputs(train_rows[torch.from_numpy(chosen).to(train_rows.device)]).cpu().numpy()
+    )  # (n, C, H, W) in [0, 1]
+    tiles = np.ascontiguousarray((255 * inputs.clip(0, 1)).round().astype(np.uint8).transpose(0, 2, 3, 1))
     if tiles.shape[-1] == 1:
         tiles = np.repeat(tiles, 3, axis=-1)
-    side = max(tiles.shape[1:3])
-    if side < TILE.start:
-        factor = -(-TILE.start // side)
+    longer_side = max(tiles.shape[1:3])
+    if longer_side < TILE_SIDE_PIXELS.start:
+        factor = -(-TILE_SIDE_PIXELS.start // longer_side)
         return tiles.repeat(factor, axis=1).repeat(factor, axis=2)
-    if side < TILE.stop:
+    if longer_side < TILE_SIDE_PIXELS.stop:
         return tiles
-    height, width = (max(1, round(edge * (TILE.stop - 1) / side)) for edge in tiles.shape[1:3])
-    return np.stack([np.asarray(Image.fromarray(t).resize((width, height), Image.Resampling.BOX)) for t in tiles])
+    height, width = (max(1, round(edge * (TILE_SIDE_PIXELS.stop - 1) / longer_side)) for edge in tiles.shape[1:3])
+    return np.stack([np.asarray(Image.fromarray(tile).resize((width, height), Image.Resampling.BOX)) for tile in tiles])
 
 
 # The section of a run's report that shows each site's cells; nothing where the run kept none, as one across hospitals.
 
-PNG = b"\x89PNG"
+PNG_SIGNATURE = b"\x89PNG"
 
 
-def cells(sheet: Sheet, record: Record, lens: Lens) -> None:
-    found = _index(record.folder / "cells")
-    pictures = [_picture(record, lens, site, entry) for site, entry in found.items()]
-    shown = [picture for picture in pictures if picture.png]
+def add_contact_sheet_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
+    sheet_index = _load_sheet_index(record.folder / "cells")
+    images = [_captioned_sheet(record, headline, site, entry) for site, entry in sheet_index.items()]
+    shown = [image for image in images if image.png]
     if not shown:
         return
-    words = "Training images drawn at random at each simulated site, as its own scanner sees them."
-    others = len(record.sites) - len(shown)
-    if others > 0:
-        words += f" Shown: {len(shown)} of {count_of(len(record.sites), 'site')}; {others:,} more took part."
-    shows = list(dict.fromkeys(str(entry.get("shows") or "") for entry in found.values()))
-    if len(shows) == 1 and shows[0]:
-        words += f" {shows[0]} A blank place: the site has no more of that class."
-    sheet.page.section("What each site sees").text(words).pictures(shown)
+    description = "Training images drawn at random at each simulated site, as its own scanner sees them."
+    num_hidden_sites = len(record.sites) - len(shown)
+    if num_hidden_sites > 0:
+        description += (
+            f" Shown: {len(shown)} of {format_count(len(record.sites), 'site')}; {num_hidden_sites:,} more took part."
+        )
+    layouts = list(dict.fromkeys(str(entry.get("shows") or "") for entry in sheet_index.values()))
+    if len(layouts) == 1 and layouts[0]:
+        description += f" {layouts[0]} A blank place: the site has no more of that class."
+    writer.page.add_section("What each site sees").add_text(description).add_images(shown)
 
 
-def counts_words(classes: Sequence[str], train: Sequence[int], positive: str | None) -> str:
+def describe_class_counts(classes: Sequence[str], train: Sequence[int], positive_class: str | None) -> str:
     """How many images a site trains on: the positive ones, or the commonest where no class is."""
-    cells = count_of(sum(train), "training image")
-    if positive in classes and len(train) == len(classes):
-        share = train[classes.index(positive)]
-        return f"{cells}, {share:,} of them {positive}" + (f" ({100 * share / sum(train):.1f} %)" if share else "")
+    total_text = format_count(sum(train), "training image")
+    if positive_class in classes and len(train) == len(classes):
+        num_positive = train[classes.index(positive_class)]
+        return f"{total_text}, {num_positive:,} of them {positive_class}" + (
+            f" ({100 * num_positive / sum(train):.1f} %)" if num_positive else ""
+        )
     if len(classes) != len(train) or not sum(train):
-        return cells
-    common = sorted(range(len(train)), key=lambda at: -train[at])[:3]
-    return f"{cells}, most often {joined([f'{classes[at]} ({train[at]:,})' for at in common if train[at]])}"
+        return total_text
+    most_frequent = sorted(range(len(train)), key=lambda label_index: -train[label_index])[:3]
+    return f"{total_text}, most often {join_names([f'{classes[label_index]} ({train[label_index]:,})' for label_index in most_frequent if train[label_index]])}"
 
 
-def _index(folder: Path) -> dict[str, Json]:
+def _load_sheet_index(folder: Path) -> dict[str, JsonObject]:
     """A damaged index is one without sheets: the report's numbers do not wait for pictures."""
     try:
-        found = json.loads((folder / "index.json").read_text("utf-8"))
+        sheet_index = json.loads((folder / "index.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return (
-        {str(site): entry for site, entry in found.items() if isinstance(entry, dict)}
-        if isinstance(found, dict)
+        {str(site): entry for site, entry in sheet_index.items() if isinstance(entry, dict)}
+        if isinstance(sheet_index, dict)
         else {}
     )
 
 
-def _picture(record: Record, lens: Lens, site: str, entry: Json) -> Picture:
-    classes = [str(label) for label in record.data.get("classes") or ()]
-    train = ((record.data.get("sites") or {}).get(site) or {}).get("train") or ()
-    counts = counts_words(classes, train, lens.positive) if train else ""
-    words = [words for words in (str(entry.get("words") or ""), counts) if words]
+def _captioned_sheet(record: RunRecord, headline: HeadlineMetric, site: str, entry: JsonObject) -> CaptionedImage:
+    classes = [str(label) for label in record.site_data.get("classes") or ()]
+    train_counts = ((record.site_data.get("sites") or {}).get(site) or {}).get("train") or ()
+    counts_text = describe_class_counts(classes, train_counts, headline.positive_class) if train_counts else ""
+    paragraphs = [paragraphs for paragraphs in (str(entry.get("words") or ""), counts_text) if paragraphs]
     alt = f"Training images of {site}. {entry.get('shows') or ''}".strip()
-    return Picture(site, _png(record.folder / "cells", str(entry.get("file") or "")), alt, words)
+    return CaptionedImage(site, _read_png(record.folder / "cells", str(entry.get("file") or "")), alt, paragraphs)
 
 
-def _png(folder: Path, file: str) -> bytes | None:
-    path = folder / Path(file).name
+def _read_png(folder: Path, file_name: str) -> bytes | None:
+    path = folder / Path(file_name).name
     content = path.read_bytes() if path.is_file() else b""
-    return content if content.startswith(PNG) else None
+    return content if content.startswith(PNG_SIGNATURE) else None

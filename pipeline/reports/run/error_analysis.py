@@ -4,89 +4,157 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.reports.document.formatting import score, whole
-from pipeline.reports.document.page import Column, Sheet
+from pipeline.reports.document.formatting import format_integer, format_score
+from pipeline.reports.document.page import ReportWriter, TableColumn
 from pipeline.reports.run import scores as score_figures
-from pipeline.reports.run.headline_metric import Lens
-from pipeline.reports.run.record import Json, Record, number
+from pipeline.reports.run.headline_metric import HeadlineMetric
+from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none
 
-Counts = Sequence[Sequence[int]]
+ConfusionCounts = Sequence[Sequence[int]]
 
 
-def diagnosis(sheet: Sheet, record: Record, lens: Lens) -> None:
-    test: Json = lens.fair((record.results or {}).get("test") or {})
-    where, main = lens.whole(test)
-    classes = [str(label) for label in record.data.get("classes") or ()]
-    counts, bins = main.get("confusion"), main.get("reliability")
-    if not counts and not bins:
+def add_error_analysis_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
+    test_scores: JsonObject = headline.comparable_scores((record.results or {}).get("test") or {})
+    data_label, main_metrics = headline.overall_scores(test_scores)
+    classes = [str(label) for label in record.site_data.get("classes") or ()]
+    confusion_counts, reliability_bins = main_metrics.get("confusion"), main_metrics.get("reliability")
+    if not confusion_counts and not reliability_bins:
         return
-    sheet.page.section("What the model gets right and wrong").text(
-        f"Test data: {where}." if not lens.several else f"Test data: {where}, each by the model that it uses."
+    writer.page.add_section("What the model gets right and wrong").add_text(
+        f"Test data: {data_label}."
+        if not headline.has_several_models
+        else f"Test data: {data_label}, each by the model that it uses."
     )
-    labels = classes if len(classes) == len(counts or ()) else [str(at) for at in range(len(counts or ()))]
-    _detection(sheet, lens, test, main, labels, where)
-    if counts:
+    labels = (
+        classes
+        if len(classes) == len(confusion_counts or ())
+        else [str(class_index) for class_index in range(len(confusion_counts or ()))]
+    )
+    _add_detection_curves(writer, headline, test_scores, main_metrics, labels, data_label)
+    if confusion_counts:
         caption = "Confusion matrix: rows are the truth, columns what the model said; colour is the share of the row."
-        sheet.draw("confusion", score_figures.confusion(labels, counts), caption)
-    if bins:
+        writer.add_figure("confusion", score_figures.plot_confusion_matrix(labels, confusion_counts), caption)
+    if reliability_bins:
         caption = (
             "Reliability: on the dotted line, the model is right as often as it claims to be; below it, it is too "
             "sure of itself. Bars are 95 % intervals of a share, as if examples were independent; below, how many examples stand behind each dot."
         )
-        sheet.draw("reliability", score_figures.reliability([tuple(one) for one in bins]), caption)
-    if counts:
-        _class_table(sheet, labels, counts, main.get("class_auroc") or ())
+        writer.add_figure(
+            "reliability",
+            score_figures.plot_reliability([tuple(reliability_bin) for reliability_bin in reliability_bins]),
+            caption,
+        )
+    if confusion_counts:
+        _add_class_table(writer, labels, confusion_counts, main_metrics.get("class_auroc") or ())
 
 
-def _class_table(sheet: Sheet, labels: Sequence[str], counts: Counts, areas: Sequence[float | None]) -> None:
+def _add_class_table(
+    writer: ReportWriter, labels: Sequence[str], confusion_counts: ConfusionCounts, class_aurocs: Sequence[float | None]
+) -> None:
     """Sensitivity = right of the true ones, precision = right of the ones said; undefined where there are none."""
     rows = []
-    for at, label in enumerate(labels):
-        true, said, right = sum(counts[at]), sum(row[at] for row in counts), counts[at][at]
-        shares = [score("accuracy", right / of if of else None) for of in (true, said)]
-        rows.append([label, whole(true), *shares, *([score("auroc", number(areas[at]))] if areas else [])])
-    columns = [Column("Class"), Column("Examples", True), Column("Sensitivity", True), Column("Precision", True)]
-    sheet.page.table([*columns, *([Column("AUROC", True)] if areas else [])], rows, "Class by class")
-
-
-def _detection(sheet: Sheet, lens: Lens, test: Json, main: Json, labels: Sequence[str], whose: str) -> None:
-    positive = lens.positive or (labels[1] if len(labels) == 2 else None)
-    if positive is None:
-        return
-    named = f"class “{positive}” against the rest"
-    areas = {name: number(main.get(f"positive_{name}", main.get(name))) for name in ("auroc", "auprc")}
-    point = _operating_point(main.get("roc") or {}, lens.specificity) if lens.positive else None
-    if (curve := main.get("roc")) and curve.get("fpr"):
-        found = [(metrics or {}).get("roc") for metrics in (test.get("sites") or {}).values()]
-        sites = [one for one in found if one and one.get("fpr")]
-        asked = f"sensitivity {100 * point[1]:.0f} % at {100 * lens.specificity:g} % specificity" if point else ""
-        caption = f"ROC curve: {named}." + (" The ring marks the specificity that the study asks for." if point else "")
-        sheet.draw(
-            "roc", score_figures.roc(curve["fpr"], curve["tpr"], areas["auroc"], sites, point, asked, whose), caption
+    for class_index, label in enumerate(labels):
+        num_true, num_predicted, num_correct = (
+            sum(confusion_counts[class_index]),
+            sum(row[class_index] for row in confusion_counts),
+            confusion_counts[class_index][class_index],
         )
-    if (curve := main.get("pr")) and curve.get("recall"):
-        share, at = _prevalence(main.get("confusion") or (), labels, positive), _precision_at(curve, point)
-        drawn = score_figures.precision_recall(curve["recall"], curve["precision"], areas["auprc"], share, at, whose)
-        caption = f"Precision and sensitivity: {named}." + (" The ring is the same operating point." if at else "")
-        sheet.draw("precision_recall", drawn, caption)
+        rates = [
+            format_score("accuracy", num_correct / denominator if denominator else None)
+            for denominator in (num_true, num_predicted)
+        ]
+        rows.append(
+            [
+                label,
+                format_integer(num_true),
+                *rates,
+                *([format_score("auroc", finite_or_none(class_aurocs[class_index]))] if class_aurocs else []),
+            ]
+        )
+    columns = [
+        TableColumn("Class"),
+        TableColumn("Examples", True),
+        TableColumn("Sensitivity", True),
+        TableColumn("Precision", True),
+    ]
+    writer.page.add_table([*columns, *([TableColumn("AUROC", True)] if class_aurocs else [])], rows, "Class by class")
 
 
-def _operating_point(curve: Json, specificity: float) -> tuple[float, float] | None:
+def _add_detection_curves(
+    writer: ReportWriter,
+    headline: HeadlineMetric,
+    test_scores: JsonObject,
+    main_metrics: JsonObject,
+    labels: Sequence[str],
+    data_label: str,
+) -> None:
+    positive_class = headline.positive_class or (labels[1] if len(labels) == 2 else None)
+    if positive_class is None:
+        return
+    class_text = f"class “{positive_class}” against the rest"
+    areas = {
+        area_name: finite_or_none(main_metrics.get(f"positive_{area_name}", main_metrics.get(area_name)))
+        for area_name in ("auroc", "auprc")
+    }
+    operating_point = (
+        _find_operating_point(main_metrics.get("roc") or {}, headline.target_specificity)
+        if headline.positive_class
+        else None
+    )
+    if (curve := main_metrics.get("roc")) and curve.get("fpr"):
+        site_curves = [(metrics or {}).get("roc") for metrics in (test_scores.get("sites") or {}).values()]
+        valid_site_curves = [site_curve for site_curve in site_curves if site_curve and site_curve.get("fpr")]
+        point_text = (
+            f"sensitivity {100 * operating_point[1]:.0f} % at {100 * headline.target_specificity:g} % specificity"
+            if operating_point
+            else ""
+        )
+        caption = f"ROC curve: {class_text}." + (
+            " The ring marks the specificity that the study asks for." if operating_point else ""
+        )
+        writer.add_figure(
+            "roc",
+            score_figures.plot_roc(
+                curve["fpr"], curve["tpr"], areas["auroc"], valid_site_curves, operating_point, point_text, data_label
+            ),
+            caption,
+        )
+    if (curve := main_metrics.get("pr")) and curve.get("recall"):
+        prevalence, precision_point = (
+            _prevalence(main_metrics.get("confusion") or (), labels, positive_class),
+            _precision_at_point(curve, operating_point),
+        )
+        figure = score_figures.plot_precision_recall(
+            curve["recall"], curve["precision"], areas["auprc"], prevalence, precision_point, data_label
+        )
+        caption = f"Precision and sensitivity: {class_text}." + (
+            " The ring is the same operating point." if precision_point else ""
+        )
+        writer.add_figure("precision_recall", figure, caption)
+
+
+def _find_operating_point(curve: JsonObject, target_specificity: float) -> tuple[float, float] | None:
     """(1 - specificity, sensitivity): the most that is found among thresholds at least this specific."""
-    pairs = zip(curve.get("fpr") or (), curve.get("tpr") or (), strict=True)
+    roc_points = zip(curve.get("fpr") or (), curve.get("tpr") or (), strict=True)
     return max(
-        (pair for pair in pairs if pair[0] <= 1 - specificity + 1e-12), key=lambda p: (p[1], -p[0]), default=None
+        (roc_point for roc_point in roc_points if roc_point[0] <= 1 - target_specificity + 1e-12),
+        key=lambda p: (p[1], -p[0]),
+        default=None,
     )
 
 
-def _precision_at(curve: Json, point: tuple[float, float] | None) -> tuple[float, float] | None:
+def _precision_at_point(curve: JsonObject, operating_point: tuple[float, float] | None) -> tuple[float, float] | None:
     """The best precision at that sensitivity."""
-    if point is None or not point[1]:
+    if operating_point is None or not operating_point[1]:
         return None
-    pairs = zip(curve["recall"], curve["precision"], strict=True)
-    return max((pair for pair in pairs if abs(pair[0] - point[1]) < 1e-9), key=lambda p: p[1], default=None)
+    pr_points = zip(curve["recall"], curve["precision"], strict=True)
+    return max(
+        (pr_point for pr_point in pr_points if abs(pr_point[0] - operating_point[1]) < 1e-9),
+        key=lambda p: p[1],
+        default=None,
+    )
 
 
-def _prevalence(counts: Counts, labels: Sequence[str], positive: str) -> float | None:
-    total = sum(map(sum, counts))
-    return sum(counts[labels.index(positive)]) / total if total and positive in labels else None
+def _prevalence(confusion_counts: ConfusionCounts, labels: Sequence[str], positive_class: str) -> float | None:
+    total = sum(map(sum, confusion_counts))
+    return sum(confusion_counts[labels.index(positive_class)]) / total if total and positive_class in labels else None

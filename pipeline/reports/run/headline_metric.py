@@ -6,141 +6,180 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pipeline.reports.document.formatting import METRICS, metric_name, score, span
-from pipeline.reports.document.page import Cell
-from pipeline.reports.run.record import Json, Record, number, site_values
+from pipeline.reports.document.formatting import METRIC_LABELS, format_interval, format_score, metric_label
+from pipeline.reports.document.page import TableCell
+from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, metric_by_site
 
-Span = tuple[float, float]
-WHOSE = {"coordinator": "coordinator's set", "pooled": "all sites"}
-DETECTION = ("positive_auroc", "sensitivity_at_specificity", "positive_auprc")  # as they lead
+ScoreInterval = tuple[float, float]
+DATA_LABELS = {"coordinator": "coordinator's set", "pooled": "all sites"}
+DETECTION_METRICS = ("positive_auroc", "sensitivity_at_specificity", "positive_auprc")  # as they lead
 # taken from scores put in one order, so they mean nothing where the scores come from several models
-RANKED = frozenset({"auroc", "auprc", *DETECTION})
-RANKING = frozenset({*RANKED, "roc", "pr", "class_auroc"})
+RANK_BASED_METRICS = frozenset({"auroc", "auprc", *DETECTION_METRICS})
+RANK_BASED_KEYS = frozenset({*RANK_BASED_METRICS, "roc", "pr", "class_auroc"})
 
 
 @dataclass(frozen=True)
-class Lens:
+class HeadlineMetric:
     metric: str  # leads: the positive class's AUROC, else what the study chose its round by, else accuracy
-    positive: str | None
-    specificity: float
-    intervals: Json  # of the scores that lead; empty where none were made
-    several: bool = False  # the sites' scores come from several models
-    common: Json = field(default_factory=dict)  # intervals of the common model, where sites have their own
+    positive_class: str | None
+    target_specificity: float
+    intervals: JsonObject  # of the scores that lead; empty where none were made
+    has_several_models: bool = False  # the sites' scores come from several models
+    global_model_intervals: JsonObject = field(
+        default_factory=dict
+    )  # intervals of the common model, where sites have their own
 
     @classmethod
-    def of(cls, record: Record) -> Lens:
-        evaluation: Json = record.settings.get("evaluation") or {}
+    def from_record(cls, record: RunRecord) -> HeadlineMetric:
+        evaluation: JsonObject = record.settings.get("evaluation") or {}
         results = record.results or {}
-        positive = results.get("positive") or evaluation.get("positive")
-        made: Json = results.get("intervals") or {}  # always of the common model
-        intervals: Json = {} if record.personal else made
-        wanted = "positive_auroc" if positive else str(evaluation.get("best", "accuracy"))
-        scores = unmixed(record.scores()[1]) if record.several else record.scores()[1]
-        _, main = main_scores(scores, "pooled" in intervals or record.several)
-        known = wanted in METRICS and wanted != "loss" and number(main.get(wanted)) is not None
-        specificity = number(evaluation.get("specificity")) or 0.95
-        named = str(positive) if positive else None
-        common = made if record.personal else {}
-        return cls(wanted if known else "accuracy", named, specificity, intervals, record.several, common)
+        positive_class = results.get("positive") or evaluation.get("positive")
+        recorded_intervals: JsonObject = results.get("intervals") or {}  # always of the common model
+        intervals: JsonObject = {} if record.has_personalized_models else recorded_intervals
+        selection_metric = "positive_auroc" if positive_class else str(evaluation.get("best", "accuracy"))
+        scores = (
+            replace_pooled_rank_metrics(record.latest_scores()[1])
+            if record.has_several_models
+            else record.latest_scores()[1]
+        )
+        _, main_metrics = select_main_scores(scores, "pooled" in intervals or record.has_several_models)
+        is_recorded = (
+            selection_metric in METRIC_LABELS
+            and selection_metric != "loss"
+            and finite_or_none(main_metrics.get(selection_metric)) is not None
+        )
+        target_specificity = finite_or_none(evaluation.get("specificity")) or 0.95
+        positive_name = str(positive_class) if positive_class else None
+        global_model_intervals = recorded_intervals if record.has_personalized_models else {}
+        return cls(
+            selection_metric if is_recorded else "accuracy",
+            positive_name,
+            target_specificity,
+            intervals,
+            record.has_several_models,
+            global_model_intervals,
+        )
 
-    def fair(self, scores: Json) -> Json:
+    def comparable_scores(self, scores: JsonObject) -> JsonObject:
         """Without what means nothing where every site has another model."""
-        return unmixed(scores) if self.several else scores
+        return replace_pooled_rank_metrics(scores) if self.has_several_models else scores
 
-    def whole(self, scores: Json) -> tuple[str, Json]:
+    def overall_scores(self, scores: JsonObject) -> tuple[str, JsonObject]:
         """(whose data, metrics): the pooled scores lead where they have intervals or tell of more than the common model."""
-        return main_scores(scores, pooled_first="pooled" in self.intervals or self.several)
+        return select_main_scores(scores, pooled_first="pooled" in self.intervals or self.has_several_models)
 
-    def name(self, metric: str) -> str:
-        at = f"{100 * self.specificity:g} % specificity"
+    def metric_title(self, metric: str) -> str:
+        specificity_text = f"{100 * self.target_specificity:g} % specificity"
         if metric == "sensitivity_at_specificity":
-            return f"Sensitivity at {at}"
-        if self.positive and metric.startswith("positive_"):
-            return f"{metric_name(metric.removeprefix('positive_'))}, {self.positive}"
-        return metric_name(metric)
+            return f"Sensitivity at {specificity_text}"
+        if self.positive_class and metric.startswith("positive_"):
+            return f"{metric_label(metric.removeprefix('positive_'))}, {self.positive_class}"
+        return metric_label(metric)
 
-    def interval(self, metric: str, site: str | None = None, where: str = "pooled") -> Span | None:
+    def score_interval(
+        self, metric: str, site: str | None = None, evaluated_at: str = "pooled"
+    ) -> ScoreInterval | None:
         """Of one site; or of all, pooled or at the coordinator."""
-        return interval_in(self.intervals, metric, site, where)
+        return find_interval(self.intervals, metric, site, evaluated_at)
 
-    def cell(self, metric: str, value: float | None, interval: Span | None) -> Cell:
-        shown = score(metric, value)
-        return shown if value is None or interval is None else (shown, span(metric, *interval))
+    def format_cell(self, metric: str, value: float | None, interval: ScoreInterval | None) -> TableCell:
+        score_text = format_score(metric, value)
+        return score_text if value is None or interval is None else (score_text, format_interval(metric, *interval))
 
-    def columns(self, found: Sequence[Json], classes: int) -> list[str]:
+    def table_metrics(self, score_rows: Sequence[JsonObject], num_classes: int) -> list[str]:
         """The metrics that anybody has, the leading one first; means over two classes say nothing beside the positive one."""
-        first = [*DETECTION, "accuracy"] if self.positive else [self.metric]
-        order = dict.fromkeys([*first, *METRICS])
-        hidden = {"auroc", "auprc", "macro_f1"} if self.metric in DETECTION and classes == 2 else set()
-        return [m for m in order if m not in hidden and any(number(one.get(m)) is not None for one in found)]
+        leading_metrics = [*DETECTION_METRICS, "accuracy"] if self.positive_class else [self.metric]
+        ordered_metrics = dict.fromkeys([*leading_metrics, *METRIC_LABELS])
+        hidden_metrics = (
+            {"auroc", "auprc", "macro_f1"} if self.metric in DETECTION_METRICS and num_classes == 2 else set()
+        )
+        return [
+            metric
+            for metric in ordered_metrics
+            if metric not in hidden_metrics
+            and any(finite_or_none(metrics.get(metric)) is not None for metrics in score_rows)
+        ]
 
-    def among(self, sites: Json) -> str:
+    def site_ranking_metric(self, sites: JsonObject) -> str:
         """What sites are ranked by: older runs and sites without a positive example lack the leading metric."""
-        return self.metric if site_values(sites, self.metric) else "accuracy"
+        return self.metric if metric_by_site(sites, self.metric) else "accuracy"
 
-    def short(self, metric: str) -> str:
+    def short_metric_title(self, metric: str) -> str:
         """Its name within a sentence, without the class."""
-        name = self.name(metric).split(",")[0]
+        name = self.metric_title(metric).split(",")[0]
         return name if name.isupper() else name[:1].lower() + name[1:]
 
     @property
-    def level(self) -> str:
-        return f"{100 * (number((self.intervals or self.common).get('level')) or 0.95):g} %"
+    def confidence_level(self) -> str:
+        return f"{100 * (finite_or_none((self.intervals or self.global_model_intervals).get('level')) or 0.95):g} %"
 
     @property
-    def method(self) -> str:
+    def interval_method_text(self) -> str:
         """How the intervals were made; empty where there are none."""
         if not self.intervals:
             return ""
         unit = str(self.intervals.get("unit") or "unit")
-        units, draws = number(self.intervals.get("units")), number(self.intervals.get("draws"))
-        if not any(self.intervals.get(where) for where in WHOSE):
-            few = f"{units:,.0f} {unit}s in the test data are" if units else "There are"
-            return f"No intervals: {few} too few to tell how much chance moves a score. Take differences with care."
-        of, times = f" ({units:,.0f} in the test data)" if units else "", f", {draws:,.0f} times" if draws else ""
+        num_units, num_draws = finite_or_none(self.intervals.get("units")), finite_or_none(self.intervals.get("draws"))
+        if not any(self.intervals.get(evaluated_at) for evaluated_at in DATA_LABELS):
+            shortage_text = f"{num_units:,.0f} {unit}s in the test data are" if num_units else "There are"
+            return f"No intervals: {shortage_text} too few to tell how much chance moves a score. Take differences with care."
+        units_text, draws_text = (
+            f" ({num_units:,.0f} in the test data)" if num_units else "",
+            f", {num_draws:,.0f} times" if num_draws else "",
+        )
         return (
-            f"In brackets, {self.level} intervals: a bootstrap that draws whole {unit}s{of} with replacement{times}. "
+            f"In brackets, {self.confidence_level} intervals: a bootstrap that draws whole {unit}s{units_text} with replacement{draws_text}. "
             f"They say how far the chance choice of {unit}s moves a score, not how far another "
             "training run would."
-            + (f" Sites with fewer than {self.intervals['fewest']} {unit}s have none." if self._some_lack else "")
+            + (
+                f" Sites with fewer than {self.intervals['fewest']} {unit}s have none."
+                if self._has_missing_intervals
+                else ""
+            )
         )
 
     @property
-    def _some_lack(self) -> bool:
-        return "fewest" in self.intervals and any(not found for found in (self.intervals.get("sites") or {}).values())
+    def _has_missing_intervals(self) -> bool:
+        return "fewest" in self.intervals and any(
+            not site_intervals for site_intervals in (self.intervals.get("sites") or {}).values()
+        )
 
 
-def interval_in(intervals: Json, metric: str, site: str | None = None, where: str = "pooled") -> Span | None:
-    found: Json | None = (intervals.get("sites") or {}).get(site) if site else intervals.get(where)
-    edges = [number(edge) for edge in (found or {}).get(metric) or ()]
+def find_interval(
+    intervals: JsonObject, metric: str, site: str | None = None, evaluated_at: str = "pooled"
+) -> ScoreInterval | None:
+    intervals_by_metric: JsonObject | None = (
+        (intervals.get("sites") or {}).get(site) if site else intervals.get(evaluated_at)
+    )
+    edges = [finite_or_none(edge) for edge in (intervals_by_metric or {}).get(metric) or ()]
     low, high = edges if len(edges) == 2 else (None, None)
     return None if low is None or high is None else (low, high)
 
 
-def main_scores(scores: Json, pooled_first: bool = False) -> tuple[str, Json]:
+def select_main_scores(scores: JsonObject, pooled_first: bool = False) -> tuple[str, JsonObject]:
     """(whose data, metrics): the coordinator's set if it has one, else all sites pooled, else the mean over sites."""
-    for where in ("pooled", "coordinator") if pooled_first else ("coordinator", "pooled"):
-        if scores.get(where):
-            return WHOSE[where], scores[where]
-    by_metric = {metric: site_values(scores.get("sites") or {}, metric).values() for metric in METRICS}
+    for evaluated_at in ("pooled", "coordinator") if pooled_first else ("coordinator", "pooled"):
+        if scores.get(evaluated_at):
+            return DATA_LABELS[evaluated_at], scores[evaluated_at]
+    by_metric = {metric: metric_by_site(scores.get("sites") or {}, metric).values() for metric in METRIC_LABELS}
     means = {metric: fmean(values) for metric, values in by_metric.items() if values}
     return ("mean over sites" if means else "", means)
 
 
-def unmixed(scores: Json) -> Json:
+def replace_pooled_rank_metrics(scores: JsonObject) -> JsonObject:
     """Areas of pooled scores that several models gave become means over sites; their curves go."""
-    pooled: Json = scores.get("pooled") or {}
+    pooled: JsonObject = scores.get("pooled") or {}
     if not pooled:
         return scores
-    kept = {metric: value for metric, value in pooled.items() if metric not in RANKING}
-    return {**scores, "pooled": kept | ranked_means(scores.get("sites") or {})}
+    kept_scores = {metric: value for metric, value in pooled.items() if metric not in RANK_BASED_KEYS}
+    return {**scores, "pooled": kept_scores | mean_rank_metrics(scores.get("sites") or {})}
 
 
-def ranked_means(sites: Json) -> dict[str, float]:
-    found = {metric: site_values(sites, metric) for metric in RANKED}
-    return {metric: fmean(values.values()) for metric, values in found.items() if values}
+def mean_rank_metrics(sites: JsonObject) -> dict[str, float]:
+    values_by_metric = {metric: metric_by_site(sites, metric) for metric in RANK_BASED_METRICS}
+    return {metric: fmean(values.values()) for metric, values in values_by_metric.items() if values}
 
 
-def worst_site(sites: Json, metric: str) -> str | None:
-    known = site_values(sites, metric)
-    return min(known, key=lambda site: known[site]) if len(sites) > 1 and known else None
+def find_worst_site(sites: JsonObject, metric: str) -> str | None:
+    known_scores = metric_by_site(sites, metric)
+    return min(known_scores, key=lambda site: known_scores[site]) if len(sites) > 1 and known_scores else None

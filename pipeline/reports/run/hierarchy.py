@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pipeline.reports.document.figure_style import PALETTE
-from pipeline.reports.document.formatting import PERCENT, SPLITS, UNDEFINED, points, score
-from pipeline.reports.document.page import Cell, Column, Sheet
+from pipeline.reports.document.formatting import (
+    PERCENT_METRICS,
+    SPLIT_LABELS,
+    UNDEFINED_TEXT,
+    format_points,
+    format_score,
+)
+from pipeline.reports.document.page import ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
-from pipeline.reports.run.curves import Series
-from pipeline.reports.run.headline_metric import RANKED, Lens
-from pipeline.reports.run.record import Json, Record, number, site_values, view
+from pipeline.reports.run.curves import CurveSeries
+from pipeline.reports.run.headline_metric import RANK_BASED_METRICS, HeadlineMetric
+from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores, finite_or_none, metric_by_site
 
-SPECIAL, GENERAL = "Specialisation", "Generalisation"
-WORDS: Mapping[str, tuple[str, str]] = {  # level -> its name, its colour
+SPECIALIZATION_TITLE, GENERALIZATION_TITLE = "Specialisation", "Generalisation"
+LEVEL_STYLES: Mapping[str, tuple[str, str]] = {  # level -> its name, its colour
     "site": ("Sites' models", PALETTE[0]),
     "group": ("Groups' models", PALETTE[2]),
     "top": ("Common model", PALETTE[1]),
@@ -23,126 +29,195 @@ WORDS: Mapping[str, tuple[str, str]] = {  # level -> its name, its colour
 
 
 @dataclass(frozen=True)
-class Level:
-    special: float | None  # on the data of the sites that it is for
-    general: float | None  # on everybody's, at the coordinator
+class LevelScores:
+    specialization: float | None  # on the data of the sites that it is for
+    generalization: float | None  # on everybody's, at the coordinator
 
     @property
-    def known(self) -> bool:
-        return self.special is not None or self.general is not None
+    def is_known(self) -> bool:
+        return self.specialization is not None or self.generalization is not None
 
 
-def levels(sheet: Sheet, record: Record, lens: Lens) -> None:
-    split, scores = record.scores()
-    turn = (record.results or {}).get("best_round", record.last_round)
-    members: Json = next((line.get("groups") or {} for line in record.rounds if line["round"] == turn), {})
-    metric = lens.metric
-    now = levels_of(scores, members, metric)
-    if not any(level.general is not None for name, level in now.items() if name != "top"):
+def add_hierarchy_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
+    split, scores = record.latest_scores()
+    best_round = (record.results or {}).get("best_round", record.last_round)
+    cluster_by_site: JsonObject = next(
+        (
+            round_record.get("groups") or {}
+            for round_record in record.round_records
+            if round_record["round"] == best_round
+        ),
+        {},
+    )
+    metric = headline.metric
+    scores_by_level = level_scores(scores, cluster_by_site, metric)
+    if not any(level.generalization is not None for name, level in scores_by_level.items() if name != "top"):
         return
-    sheet.page.section("Specialisation and generalisation").text(*_words(now, metric, _skewed(record)))
-    _table(sheet, now, lens, metric, split)
-    _curves(sheet, record, lens, metric)
+    writer.page.add_section("Specialisation and generalisation").add_text(
+        *_describe_levels(scores_by_level, metric, _has_feature_skew(record))
+    )
+    _add_levels_table(writer, scores_by_level, headline, metric, split)
+    _add_level_curves(writer, record, headline, metric)
 
 
-def _skewed(record: Record) -> bool:
-    chosen = record.settings.get("skew") or "none"
-    return (chosen.get("name") if isinstance(chosen, Mapping) else chosen) != "none"
+def _has_feature_skew(record: RunRecord) -> bool:
+    skew_setting = record.settings.get("feature_skew") or "none"
+    return (skew_setting.get("name") if isinstance(skew_setting, Mapping) else skew_setting) != "none"
 
 
-def levels_of(scores: Json, members: Mapping[str, str], metric: str) -> dict[str, Level]:
+def level_scores(scores: JsonObject, cluster_by_site: Mapping[str, str], metric: str) -> dict[str, LevelScores]:
     """`members`: site -> its lowest group; the models of groups in between are left out. Empty without further models."""
-    models: Json = scores.get("models") or {}
-    own = {name: found for name, found in models.items() if name.startswith("site/")}
-    lowest = {f"group/{group}" for group in members.values()}
-    grouped = {name: found for name, found in models.items() if name.startswith("group/")}
-    used = {name: found for name, found in grouped.items() if name in lowest} or grouped
-    by_group = view(scores, "group") or ({} if own else scores)  # without models of their own, sites use their group's
+    model_scores: JsonObject = scores.get("models") or {}
+    site_models = {name: found for name, found in model_scores.items() if name.startswith("site/")}
+    lowest_clusters = {f"group/{cluster}" for cluster in cluster_by_site.values()}
+    cluster_models = {name: found for name, found in model_scores.items() if name.startswith("group/")}
+    used_models = {name: found for name, found in cluster_models.items() if name in lowest_clusters} or cluster_models
+    cluster_view = comparison_scores(scores, "group") or (
+        {} if site_models else scores
+    )  # without models of their own, sites use their group's
     found = {
-        "site": Level(_special(scores, metric), _mean(own, metric)) if own else Level(None, None),
-        "group": Level(_special(by_group, metric), _mean(used, metric)) if used else Level(None, None),
-        "top": Level(_special(view(scores, "global"), metric), number((scores.get("coordinator") or {}).get(metric))),
+        "site": LevelScores(_specialization_score(scores, metric), _mean_score(site_models, metric))
+        if site_models
+        else LevelScores(None, None),
+        "group": LevelScores(_specialization_score(cluster_view, metric), _mean_score(used_models, metric))
+        if used_models
+        else LevelScores(None, None),
+        "top": LevelScores(
+            _specialization_score(comparison_scores(scores, "global"), metric),
+            finite_or_none((scores.get("coordinator") or {}).get(metric)),
+        ),
     }
-    return {name: level for name, level in found.items() if level.known} if models else {}
+    return {name: level for name, level in found.items() if level.is_known} if model_scores else {}
 
 
-def _special(scores: Json, metric: str) -> float | None:
+def _specialization_score(scores: JsonObject, metric: str) -> float | None:
     """Pooled; but scores of several models cannot be put in one order."""
-    if metric in RANKED:
-        return _mean(scores.get("sites") or {}, metric)
-    return number((scores.get("pooled") or {}).get(metric))
+    if metric in RANK_BASED_METRICS:
+        return _mean_score(scores.get("sites") or {}, metric)
+    return finite_or_none((scores.get("pooled") or {}).get(metric))
 
 
-def _mean(models: Json, metric: str) -> float | None:
-    values = site_values(models, metric)
+def _mean_score(model_scores: JsonObject, metric: str) -> float | None:
+    values = metric_by_site(model_scores, metric)
     return fmean(values.values()) if values else None
 
 
-def _words(now: Mapping[str, Level], metric: str, skewed: bool) -> list[str]:
-    words = (
-        f"{SPECIAL}: how well a model does on the data of the sites that it is for. {GENERAL}: how well it does on the "
-        f"coordinator's set, which belongs to no site{' and is not skewed' if skewed else ''}."
+def _describe_levels(scores_by_level: Mapping[str, LevelScores], metric: str, has_feature_skew: bool) -> list[str]:
+    definition = (
+        f"{SPECIALIZATION_TITLE}: how well a model does on the data of the sites that it is for. {GENERALIZATION_TITLE}: how well it does on the "
+        f"coordinator's set, which belongs to no site{' and is not skewed' if has_feature_skew else ''}."
     )
-    known = [(WORDS[name][0], level.special, level.general) for name, level in now.items()]
-    special = max(((value, name) for name, value, _ in known if value is not None), default=None)
-    general = max(((value, name) for name, _, value in known if value is not None), default=None)
-    if special is None or general is None or len(now) < 2:
-        return [words]
-    first = f"Best at specialising: {_lower(special[1])}, {score(metric, special[0])}"
-    return [words, f"{first}; at generalising: {_lower(general[1])}, {score(metric, general[0])}."]
+    labeled_scores = [
+        (LEVEL_STYLES[name][0], level.specialization, level.generalization) for name, level in scores_by_level.items()
+    ]
+    best_specialized = max(((value, name) for name, value, _ in labeled_scores if value is not None), default=None)
+    best_generalized = max(((value, name) for name, _, value in labeled_scores if value is not None), default=None)
+    if best_specialized is None or best_generalized is None or len(scores_by_level) < 2:
+        return [definition]
+    specialization_text = (
+        f"Best at specialising: {_lower_first(best_specialized[1])}, {format_score(metric, best_specialized[0])}"
+    )
+    return [
+        definition,
+        f"{specialization_text}; at generalising: {_lower_first(best_generalized[1])}, {format_score(metric, best_generalized[0])}.",
+    ]
 
 
-def _lower(words: str) -> str:
-    return words[:1].lower() + words[1:]
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
-def _table(sheet: Sheet, now: Mapping[str, Level], lens: Lens, metric: str, split: str) -> None:
-    rows: list[list[Cell]] = []
-    for name, level in now.items():
-        gap = UNDEFINED
-        if level.special is not None and level.general is not None:
-            gap = points(level.special - level.general)
-        rows.append([WORDS[name][0], score(metric, level.special), score(metric, level.general), gap])
-    columns = [Column("Level"), Column(SPECIAL, True), Column(GENERAL, True), Column("Difference, points", True)]
-    how = "mean over sites" if metric in RANKED else "pooled over sites"
-    caption = f"{lens.name(metric)} on {SPLITS[split]} data. {SPECIAL}: {how}; {_lower(GENERAL)}: mean over the models."
-    sheet.page.table(columns, rows, caption)
+def _add_levels_table(
+    writer: ReportWriter, scores_by_level: Mapping[str, LevelScores], headline: HeadlineMetric, metric: str, split: str
+) -> None:
+    rows: list[list[TableCell]] = []
+    for name, level in scores_by_level.items():
+        gap = UNDEFINED_TEXT
+        if level.specialization is not None and level.generalization is not None:
+            gap = format_points(level.specialization - level.generalization)
+        rows.append(
+            [
+                LEVEL_STYLES[name][0],
+                format_score(metric, level.specialization),
+                format_score(metric, level.generalization),
+                gap,
+            ]
+        )
+    columns = [
+        TableColumn("Level"),
+        TableColumn(SPECIALIZATION_TITLE, True),
+        TableColumn(GENERALIZATION_TITLE, True),
+        TableColumn("Difference, points", True),
+    ]
+    pooling_text = "mean over sites" if metric in RANK_BASED_METRICS else "pooled over sites"
+    caption = f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data. {SPECIALIZATION_TITLE}: {pooling_text}; {_lower_first(GENERALIZATION_TITLE)}: mean over the models."
+    writer.page.add_table(columns, rows, caption)
 
 
-def _curves(sheet: Sheet, record: Record, lens: Lens, metric: str) -> None:
-    split = record.best_split()
-    found = {
-        int(line["round"]): levels_of(scores, line.get("groups") or {}, metric)
-        for line in record.rounds
-        if (scores := (line.get("metrics") or {}).get(split))
+def _add_level_curves(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric, metric: str) -> None:
+    split = record.most_evaluated_split()
+    levels_by_round = {
+        int(round_record["round"]): level_scores(scores, round_record.get("groups") or {}, metric)
+        for round_record in record.round_records
+        if (scores := (round_record.get("metrics") or {}).get(split))
     }
-    special = _series({turn: {n: level.special for n, level in now.items()} for turn, now in found.items()})
-    general = _series({turn: {n: level.general for n, level in now.items()} for turn, now in found.items()})
-    limits = _limits([*special, *general], metric in PERCENT)
-    for key, title, series in (("specialisation", SPECIAL, special), ("generalisation", GENERAL, general)):
-        if any(len(one.rounds) > 1 for one in series):
-            named = f"{title}: {lens.short(metric)}"
-            drawn = figures.curves(series, named, percent=metric in PERCENT, limits=limits)
-            whose = "the data of the sites that a model is for" if series is special else "the coordinator's set"
-            sheet.draw(key, drawn, f"{title}: {lens.name(metric)} on {whose}, {SPLITS[split]} examples, by round.")
+    specialization_series = _level_series(
+        {
+            round_number: {level_name: level.specialization for level_name, level in scores_by_level.items()}
+            for round_number, scores_by_level in levels_by_round.items()
+        }
+    )
+    generalization_series = _level_series(
+        {
+            round_number: {level_name: level.generalization for level_name, level in scores_by_level.items()}
+            for round_number, scores_by_level in levels_by_round.items()
+        }
+    )
+    y_limits = _shared_y_limits([*specialization_series, *generalization_series], metric in PERCENT_METRICS)
+    for key, title, series in (
+        ("specialisation", SPECIALIZATION_TITLE, specialization_series),
+        ("generalisation", GENERALIZATION_TITLE, generalization_series),
+    ):
+        if any(len(curve.rounds) > 1 for curve in series):
+            figure_title = f"{title}: {headline.short_metric_title(metric)}"
+            figure = figures.plot_curves(series, figure_title, percent=metric in PERCENT_METRICS, y_limits=y_limits)
+            data_label = (
+                "the data of the sites that a model is for"
+                if series is specialization_series
+                else "the coordinator's set"
+            )
+            writer.add_figure(
+                key,
+                figure,
+                f"{title}: {headline.metric_title(metric)} on {data_label}, {SPLIT_LABELS[split]} examples, by round.",
+            )
 
 
-def _series(by_round: Mapping[int, Mapping[str, float | None]]) -> list[Series]:
-    found = []
-    several = len({name for now in by_round.values() for name in now}) > 1
-    for name, (words, colour) in WORDS.items():
-        known = [(turn, value) for turn, now in sorted(by_round.items()) if (value := now.get(name)) is not None]
-        if known:
-            turns, values = [turn for turn, _ in known], [value for _, value in known]
-            found.append(Series(words, turns, values, dashed=several and name == "group", colour=colour))
-    return found
+def _level_series(by_round: Mapping[int, Mapping[str, float | None]]) -> list[CurveSeries]:
+    series = []
+    has_several_levels = len({name for level_values in by_round.values() for name in level_values}) > 1
+    for name, (label, color) in LEVEL_STYLES.items():
+        round_values = [
+            (round_number, value)
+            for round_number, level_values in sorted(by_round.items())
+            if (value := level_values.get(name)) is not None
+        ]
+        if round_values:
+            round_numbers, values = (
+                [round_number for round_number, _ in round_values],
+                [value for _, value in round_values],
+            )
+            series.append(
+                CurveSeries(label, round_numbers, values, is_dashed=has_several_levels and name == "group", color=color)
+            )
+    return series
 
 
-def _limits(series: Sequence[Series], percent: bool) -> tuple[float, float] | None:
+def _shared_y_limits(series: Sequence[CurveSeries], percent: bool) -> tuple[float, float] | None:
     """The same for both drawings, so that they can be compared."""
-    values = [value for one in series for value in one.values]
+    values = [value for curve in series for value in curve.values]
     if not values:
         return None
-    pad = 0.05 * (max(values) - min(values)) or 0.01
+    padding = 0.05 * (max(values) - min(values)) or 0.01
     scale = 100 if percent else 1
-    return scale * max(0.0, min(values) - pad), scale * min(1.0, max(values) + pad)
+    return scale * max(0.0, min(values) - padding), scale * min(1.0, max(values) + padding)

@@ -11,141 +11,175 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import BadRun
-from pipeline.core.files import read_rounds
+from pipeline.core.errors import RunFolderError
+from pipeline.core.files import load_round_records
 
-Json = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 SPLIT_ORDER = ("test", "val", "train")
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     folder: Path
-    rounds: Sequence[Json]  # by round, one each: a resumed run's later line wins
-    data: Json  # sites.json
-    results: Json | None  # None while the run goes on
-    study: str  # study.toml
+    round_records: Sequence[JsonObject]  # by round, one each: a resumed run's later line wins
+    site_data: JsonObject  # sites.json
+    results: JsonObject | None  # None while the run goes on
+    study_toml: str  # study.toml
 
     @cached_property
-    def settings(self) -> Json:
+    def settings(self) -> JsonObject:
         try:
-            return tomllib.loads(self.study)
+            return tomllib.loads(self.study_toml)
         except tomllib.TOMLDecodeError as error:
-            raise BadRun(f"{self.folder / 'study.toml'}: {error}; restore the file that the run wrote") from error
+            raise RunFolderError(
+                f"{self.folder / 'study.toml'}: {error}; restore the file that the run wrote"
+            ) from error
 
     @cached_property
     def name(self) -> str:
-        named = (self.results or {}).get("study") or self.settings.get("name") or self.folder.resolve().name
-        return str(named)
+        study_name = (self.results or {}).get("study") or self.settings.get("name") or self.folder.resolve().name
+        return str(study_name)
 
-    def part(self, section: str) -> str | None:
+    def component_name(self, section: str) -> str | None:
         """What the run used as `strategy` or `model`."""
-        chosen = (self.results or {}).get(section) or self.settings.get(section)
-        named = chosen.get("name") if isinstance(chosen, Mapping) else chosen
-        return str(named) if named else None
+        setting = (self.results or {}).get(section) or self.settings.get(section)
+        component = setting.get("name") if isinstance(setting, Mapping) else setting
+        return str(component) if component else None
 
     @property
     def sites(self) -> list[str]:
         """In the order of sites.json, then any other that was ever asked."""
-        asked = (site for line in self.rounds for site in line.get("asked") or ())
-        return list(dict.fromkeys([*(self.data.get("sites") or {}), *asked]))
+        sampled_sites = (site for round_record in self.round_records for site in round_record.get("asked") or ())
+        return list(dict.fromkeys([*(self.site_data.get("sites") or {}), *sampled_sites]))
 
     @property
     def last_round(self) -> int:
-        return int(self.rounds[-1]["round"]) if self.rounds else 0
+        return int(self.round_records[-1]["round"]) if self.round_records else 0
 
     @property
     def seconds(self) -> float | None:
-        if self.results and (total := number(self.results.get("seconds"))) is not None:
+        if self.results and (total := finite_or_none(self.results.get("seconds"))) is not None:
             return total
-        spent = [value for line in self.rounds for value in map(number, (line.get("seconds") or {}).values())]
-        return sum(value for value in spent if value is not None) if spent else None
+        round_seconds = [
+            value
+            for round_record in self.round_records
+            for value in map(finite_or_none, (round_record.get("seconds") or {}).values())
+        ]
+        return sum(value for value in round_seconds if value is not None) if round_seconds else None
 
-    def traffic(self, way: str) -> int:
-        total = ((self.results or {}).get("traffic") or {}).get(way)
-        return int(total) if total is not None else sum(bytes_of(line, way) for line in self.rounds)
+    def traffic_bytes(self, direction: str) -> int:
+        total = ((self.results or {}).get("traffic") or {}).get(direction)
+        return (
+            int(total)
+            if total is not None
+            else sum(round_traffic_bytes(round_record, direction) for round_record in self.round_records)
+        )
 
-    def judged(self, split: str, where: str, metric: str) -> list[tuple[int, float]]:
+    def metric_by_round(self, split: str, evaluated_at: str, metric: str) -> list[tuple[int, float]]:
         """(round, value) as the coordinator saw it, or pooled over sites; undefined values are left out."""
-        found = ((int(line["round"]), number(judgement(line, split, where).get(metric))) for line in self.rounds)
-        return [(turn, value) for turn, value in found if value is not None]
+        round_values = (
+            (int(round_record["round"]), finite_or_none(round_scores(round_record, split, evaluated_at).get(metric)))
+            for round_record in self.round_records
+        )
+        return [(round_number, value) for round_number, value in round_values if value is not None]
 
-    def judged_by_sites(self, split: str, metric: str) -> dict[int, list[float]]:
+    def site_metric_by_round(self, split: str, metric: str) -> dict[int, list[float]]:
         """round -> the sites' values."""
-        found = {int(line["round"]): site_values(judgement(line, split, "sites"), metric) for line in self.rounds}
-        return {turn: list(values.values()) for turn, values in found.items() if values}
+        values_by_round = {
+            int(round_record["round"]): metric_by_site(round_scores(round_record, split, "sites"), metric)
+            for round_record in self.round_records
+        }
+        return {round_number: list(values.values()) for round_number, values in values_by_round.items() if values}
 
-    def best_split(self) -> str:
+    def most_evaluated_split(self) -> str:
         """The split that most rounds were judged on; a tie goes to test, then validation."""
-        judged = {split: sum(split in (line.get("metrics") or {}) for line in self.rounds) for split in SPLIT_ORDER}
-        return max(SPLIT_ORDER, key=lambda split: judged[split])
+        num_evaluated_rounds = {
+            split: sum(split in (round_record.get("metrics") or {}) for round_record in self.round_records)
+            for split in SPLIT_ORDER
+        }
+        return max(SPLIT_ORDER, key=lambda split: num_evaluated_rounds[split])
 
-    def scores(self) -> tuple[str, Json]:
+    def latest_scores(self) -> tuple[str, JsonObject]:
         """(split, {"coordinator", "pooled", "sites"}): the final test, or the last round judged so far."""
         if self.results:
             return "test", self.results.get("test") or {}
-        split = self.best_split()
-        judged = [found for line in self.rounds if (found := (line.get("metrics") or {}).get(split))]
-        return split, judged[-1] if judged else {}
+        split = self.most_evaluated_split()
+        evaluated_scores = [
+            split_scores
+            for round_record in self.round_records
+            if (split_scores := (round_record.get("metrics") or {}).get(split))
+        ]
+        return split, evaluated_scores[-1] if evaluated_scores else {}
 
     @cached_property
-    def personal(self) -> bool:
+    def has_personalized_models(self) -> bool:
         """Every site was judged by a model of its own, and by the common one beside it."""
-        return bool(view(self.scores()[1], "global").get("sites"))
+        return bool(comparison_scores(self.latest_scores()[1], "global").get("sites"))
 
     @cached_property
-    def several(self) -> bool:
+    def has_several_models(self) -> bool:
         """The sites' scores come from more than one model."""
-        groups: Json = next((found for line in reversed(self.rounds) if (found := line.get("groups"))), {})
-        return self.personal or len(set(groups.values())) > 1 or self.part("strategy") == "local"
+        cluster_by_site: JsonObject = next(
+            (
+                recorded_clusters
+                for round_record in reversed(self.round_records)
+                if (recorded_clusters := round_record.get("groups"))
+            ),
+            {},
+        )
+        return (
+            self.has_personalized_models
+            or len(set(cluster_by_site.values())) > 1
+            or self.component_name("strategy") == "local_only"
+        )
 
 
-def read_run(folder: Path) -> Record:
+def load_run_record(folder: Path) -> RunRecord:
     if not (folder / "rounds.jsonl").exists() and not (folder / "study.toml").exists():
-        raise BadRun(
+        raise RunFolderError(
             f"{folder} is no run folder: it has neither rounds.jsonl nor study.toml; give what `hemofed run` made"
         )
-    study = folder / "study.toml"
-    results = folder / "results.json"
-    return Record(
+    study_path = folder / "study.toml"
+    results_path = folder / "results.json"
+    return RunRecord(
         folder=folder,
-        rounds=read_rounds(folder / "rounds.jsonl"),
-        data=_object(folder / "sites.json"),
-        results=_object(results) if results.exists() else None,
-        study=study.read_text("utf-8") if study.exists() else "",
+        round_records=load_round_records(folder / "rounds.jsonl"),
+        site_data=_load_json_object(folder / "sites.json"),
+        results=_load_json_object(results_path) if results_path.exists() else None,
+        study_toml=study_path.read_text("utf-8") if study_path.exists() else "",
     )
 
 
-def number(value: object) -> float | None:
+def finite_or_none(value: object) -> float | None:
     """A finite number, else None: JSON may hold null, and Python writes NaN."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def judgement(line: Json, split: str, where: str) -> Json:
-    return ((line.get("metrics") or {}).get(split) or {}).get(where) or {}
+def round_scores(round_record: JsonObject, split: str, evaluated_at: str) -> JsonObject:
+    return ((round_record.get("metrics") or {}).get(split) or {}).get(evaluated_at) or {}
 
 
-def view(scores: Json, name: str) -> Json:
+def comparison_scores(scores: JsonObject, view_name: str) -> JsonObject:
     """Of another model at the sites: "global" or "group"; as {"pooled", "sites"}."""
-    return (scores.get("views") or {}).get(name) or {}
+    return (scores.get("views") or {}).get(view_name) or {}
 
 
-def site_values(sites: Json, metric: str) -> dict[str, float]:
-    found = {site: number((metrics or {}).get(metric)) for site, metrics in sites.items()}
-    return {site: value for site, value in found.items() if value is not None}
+def metric_by_site(sites: JsonObject, metric: str) -> dict[str, float]:
+    values_by_site = {site: finite_or_none((metrics or {}).get(metric)) for site, metrics in sites.items()}
+    return {site: value for site, value in values_by_site.items() if value is not None}
 
 
-def bytes_of(line: Json, way: str) -> int:
-    return int((line.get("bytes") or {}).get(way) or 0)
+def round_traffic_bytes(round_record: JsonObject, direction: str) -> int:
+    return int((round_record.get("bytes") or {}).get(direction) or 0)
 
 
-def _object(path: Path) -> Json:
+def _load_json_object(path: Path) -> JsonObject:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise BadRun(f"{path}: {error}; restore it, or resume the run to write it again") from error
-    if not isinstance(found, dict):
-        raise BadRun(f"{path} holds no JSON object; restore it, or resume the run to write it again")
-    return found
+        raise RunFolderError(f"{path}: {error}; restore it, or resume the run to write it again") from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{path} holds no JSON object; restore it, or resume the run to write it again")
+    return content

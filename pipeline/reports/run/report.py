@@ -4,63 +4,62 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.reports.document.formatting import whole
-from pipeline.reports.document.page import Page, Sheet
+from pipeline.reports.document.formatting import format_integer
+from pipeline.reports.document.page import HtmlPage, ReportWriter
 from pipeline.reports.run import sites as site_sections
-from pipeline.reports.run.baselines.section import yardsticks
-from pipeline.reports.run.clusters.section import groups
-from pipeline.reports.run.contact_sheets import cells
-from pipeline.reports.run.curves import Band
-from pipeline.reports.run.error_analysis import diagnosis
-from pipeline.reports.run.headline_metric import Lens
-from pipeline.reports.run.hierarchy import levels
-from pipeline.reports.run.personalization import personal
-from pipeline.reports.run.privacy import privacy
-from pipeline.reports.run.record import Record, number, read_run
-from pipeline.reports.run.scores import headline, learning, outcome
+from pipeline.reports.run.baselines.section import add_baselines_section
+from pipeline.reports.run.clusters.section import add_clusters_section
+from pipeline.reports.run.contact_sheets import add_contact_sheet_section
+from pipeline.reports.run.curves import BandLevel
+from pipeline.reports.run.error_analysis import add_error_analysis_section
+from pipeline.reports.run.headline_metric import HeadlineMetric
+from pipeline.reports.run.hierarchy import add_hierarchy_section
+from pipeline.reports.run.personalization import add_personalization_section
+from pipeline.reports.run.privacy import add_privacy_section
+from pipeline.reports.run.record import RunRecord, finite_or_none, load_run_record
+from pipeline.reports.run.scores import add_headline_tiles, add_learning_curves_section, add_results_section
 
 
-def write_report(run: Path, band: Band = "68") -> Path:
-    record = read_run(run)
-    page = Page(record.name, subtitle(record), notice(record))
-    sheet = Sheet(page, run / "plots")
-    lens = Lens.of(record)
-    headline(sheet, record, lens)
-    cells(sheet, record, lens)
-    yardsticks(sheet, record, lens)
-    outcome(sheet, record, lens)
-    personal(sheet, record, lens)
-    groups(sheet, record, lens)
-    levels(sheet, record, lens)
-    diagnosis(sheet, record, lens)
-    learning(sheet, record, lens, band)
-    privacy(sheet, record)
-    site_sections.participation(sheet, record)
-    site_sections.data(sheet, record)
-    site_sections.communication(sheet, record)
-    site_sections.provenance(sheet, record)
-    return page.save(run / "report.html")
+def write_report(run_folder: Path, band: BandLevel = "68") -> Path:
+    record = load_run_record(run_folder)
+    page = HtmlPage(record.name, report_subtitle(record), unfinished_notice(record))
+    writer = ReportWriter(page, run_folder / "plots")
+    headline = HeadlineMetric.from_record(record)
+    add_headline_tiles(writer, record, headline)
+    add_contact_sheet_section(writer, record, headline)
+    add_baselines_section(writer, record, headline)
+    add_results_section(writer, record, headline)
+    add_personalization_section(writer, record, headline)
+    add_clusters_section(writer, record, headline)
+    add_hierarchy_section(writer, record, headline)
+    add_error_analysis_section(writer, record, headline)
+    add_learning_curves_section(writer, record, headline, band)
+    add_privacy_section(writer, record)
+    site_sections.add_participation_section(writer, record)
+    site_sections.add_data_section(writer, record)
+    site_sections.add_communication_section(writer, record)
+    site_sections.add_provenance_section(writer, record)
+    return page.save(run_folder / "report.html")
 
 
-def subtitle(record: Record) -> str:
+def report_subtitle(record: RunRecord) -> str:
     results = record.results or {}
-    parameters = number(results.get("parameters"))
-    strategy, model = record.part("strategy"), record.part("model")
-    model_words = f"model {model}" + (f" with {whole(parameters)} parameters" if parameters else "")
-    parts = [f"Strategy {strategy}" if strategy else "", model_words if model else ""]
-    digest = results.get("hash")
-    return " · ".join([part for part in parts if part] + ([f"study {str(digest)[:12]}"] if digest else []))
+    parameters = finite_or_none(results.get("parameters"))
+    strategy, model = record.component_name("strategy"), record.component_name("model")
+    model_text = f"model {model}" + (f" with {format_integer(parameters)} parameters" if parameters else "")
+    parts = [f"Strategy {strategy}" if strategy else "", model_text if model else ""]
+    study_hash = results.get("hash")
+    return " · ".join(
+        [component for component in parts if component] + ([f"study {str(study_hash)[:12]}"] if study_hash else [])
+    )
 
 
-def notice(record: Record) -> str:
+def unfinished_notice(record: RunRecord) -> str:
     if record.results is not None:
         return ""
-    if not record.rounds:
+    if not record.round_records:
         return "This run has not finished: no round is recorded yet."
     return (
         f"This run has not finished: it stands at round {record.last_round}. "
         "The numbers below are those of the last round judged, not the final test, and will change."
     )
-
-
-__all__ = ["Band", "write_report"]

@@ -10,203 +10,275 @@ from collections.abc import Mapping, Sequence
 from statistics import pstdev
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reports.document.figure_style import HALF, INK, PALETTE, WIDE, new_figure, styled
-from pipeline.reports.document.formatting import METRICS, PERCENT, SPLITS, duration, score, shorten, size, whole
-from pipeline.reports.document.page import COORDINATOR, POOLED, Cell, Column, Sheet
+from pipeline.reports.document.figure_style import (
+    FULL_WIDTH_INCHES,
+    HALF_WIDTH_INCHES,
+    INK_COLOR,
+    PALETTE,
+    apply_figure_style,
+    new_figure,
+)
+from pipeline.reports.document.formatting import (
+    METRIC_LABELS,
+    PERCENT_METRICS,
+    SPLIT_LABELS,
+    format_bytes,
+    format_duration,
+    format_integer,
+    format_score,
+    shorten_text,
+)
+from pipeline.reports.document.page import COORDINATOR_LABEL, POOLED_LABEL, ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
-from pipeline.reports.run.curves import Band, Series
-from pipeline.reports.run.headline_metric import DETECTION, RANKED, Lens, worst_site
-from pipeline.reports.run.record import Json, Record, number, site_values
+from pipeline.reports.run.curves import BandLevel, CurveSeries
+from pipeline.reports.run.headline_metric import DETECTION_METRICS, RANK_BASED_METRICS, HeadlineMetric, find_worst_site
+from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, metric_by_site
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WHOLES = (("coordinator", COORDINATOR), ("pooled", POOLED))
-MANY_SITES, FEW_SITES = 24, 10  # of more than many, the results show the few weakest, and all of them folded
-BAND_WORDS: Mapping[Band, str] = {
+OVERALL_TEST_SETS = (("coordinator", COORDINATOR_LABEL), ("pooled", POOLED_LABEL))
+MAX_LISTED_SITES, NUM_WEAKEST_SITES = (
+    24,
+    10,
+)  # of more than many, the results show the few weakest, and all of them folded
+BAND_DESCRIPTIONS: Mapping[BandLevel, str] = {
     "68": "The band is one standard deviation over sites (68 %).",
     "95": "The band is 1.96 standard deviations over sites (95 %).",
 }
 
 
-def headline(sheet: Sheet, record: Record, lens: Lens) -> None:
-    split, scores = _fair_scores(record, lens)
-    where, main = lens.whole(scores)
-    detects = lens.metric in DETECTION
-    known = [metric for metric in DETECTION if detects and number(main.get(metric)) is not None]
-    tiles: list[tuple[str, Cell]] = [
-        (lens.name(metric), _with_interval(lens, metric, main, scores))
-        for metric in dict.fromkeys([*known, lens.metric, "accuracy"])
+def add_headline_tiles(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
+    split, scores = _comparable_scores(record, headline)
+    data_label, main_metrics = headline.overall_scores(scores)
+    is_detection = headline.metric in DETECTION_METRICS
+    detection_metrics = [
+        metric for metric in DETECTION_METRICS if is_detection and finite_or_none(main_metrics.get(metric)) is not None
     ]
-    if where:
-        if lens.several and main is scores.get("pooled"):
-            where = "mean over sites" if lens.metric in RANKED else where
-            where += ", own models" if record.personal else ""
-        tiles[0] = (f"{tiles[0][0]}, {SPLITS[split]} ({where})", tiles[0][1])
-    sites: Json = scores.get("sites") or {}
-    ranking = lens.among(sites)
-    if worst := worst_site(sites, ranking):
-        value = score(ranking, number(sites[worst].get(ranking)))
-        tiles.append((f"Lowest {lens.short(ranking)} of a site: {shorten(worst)}", value))
-    sheet.page.tiles(tiles, lead=True).tiles(_facts(record))
+    tiles: list[tuple[str, TableCell]] = [
+        (headline.metric_title(metric), _score_cell(headline, metric, main_metrics, scores))
+        for metric in dict.fromkeys([*detection_metrics, headline.metric, "accuracy"])
+    ]
+    if data_label:
+        if headline.has_several_models and main_metrics is scores.get("pooled"):
+            data_label = "mean over sites" if headline.metric in RANK_BASED_METRICS else data_label
+            data_label += ", own models" if record.has_personalized_models else ""
+        tiles[0] = (f"{tiles[0][0]}, {SPLIT_LABELS[split]} ({data_label})", tiles[0][1])
+    sites: JsonObject = scores.get("sites") or {}
+    ranking_metric = headline.site_ranking_metric(sites)
+    if worst_site := find_worst_site(sites, ranking_metric):
+        value = format_score(ranking_metric, finite_or_none(sites[worst_site].get(ranking_metric)))
+        tiles.append(
+            (f"Lowest {headline.short_metric_title(ranking_metric)} of a site: {shorten_text(worst_site)}", value)
+        )
+    writer.page.add_tiles(tiles, lead=True).add_tiles(_run_facts(record))
 
 
-def _fair_scores(record: Record, lens: Lens) -> tuple[str, Json]:
-    split, scores = record.scores()
-    return split, lens.fair(scores)
+def _comparable_scores(record: RunRecord, headline: HeadlineMetric) -> tuple[str, JsonObject]:
+    split, scores = record.latest_scores()
+    return split, headline.comparable_scores(scores)
 
 
-def _facts(record: Record) -> list[tuple[str, Cell]]:
+def _run_facts(record: RunRecord) -> list[tuple[str, TableCell]]:
     results = record.results or {}
-    rounds = number(results.get("rounds"))
+    rounds = finite_or_none(results.get("rounds"))
     return [
-        ("Best round", whole(number(results.get("best_round")))),
-        ("Sites", whole(len(record.sites))),
-        ("Rounds", whole(record.last_round if rounds is None else rounds)),
-        ("Traffic, both ways", size(record.traffic("up") + record.traffic("down"))),
-        ("Time", duration(record.seconds)),
+        ("Best round", format_integer(finite_or_none(results.get("best_round")))),
+        ("Sites", format_integer(len(record.sites))),
+        ("Rounds", format_integer(record.last_round if rounds is None else rounds)),
+        ("Traffic, both ways", format_bytes(record.traffic_bytes("up") + record.traffic_bytes("down"))),
+        ("Time", format_duration(record.seconds)),
     ]
 
 
-def _with_interval(lens: Lens, metric: str, metrics: Json, scores: Json) -> Cell:
-    where = next((where for where, _ in WHOLES if metrics is scores.get(where)), "")
-    return lens.cell(metric, number(metrics.get(metric)), lens.interval(metric, where=where))
+def _score_cell(headline: HeadlineMetric, metric: str, metrics: JsonObject, scores: JsonObject) -> TableCell:
+    evaluated_at = next(
+        (evaluated_at for evaluated_at, _ in OVERALL_TEST_SETS if metrics is scores.get(evaluated_at)), ""
+    )
+    return headline.format_cell(
+        metric, finite_or_none(metrics.get(metric)), headline.score_interval(metric, evaluated_at=evaluated_at)
+    )
 
 
-def outcome(sheet: Sheet, record: Record, lens: Lens) -> None:
-    split, scores = _fair_scores(record, lens)
-    sites: Json = scores.get("sites") or {}
-    there = [(where, words) for where, words in WHOLES if scores.get(where)]
-    found = [scores[where] for where, _ in there] + [metrics or {} for metrics in sites.values()]
-    if not found:
+def add_results_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
+    split, scores = _comparable_scores(record, headline)
+    sites: JsonObject = scores.get("sites") or {}
+    recorded_sets = [(evaluated_at, label) for evaluated_at, label in OVERALL_TEST_SETS if scores.get(evaluated_at)]
+    metrics_by_row = [scores[evaluated_at] for evaluated_at, _ in recorded_sets] + [
+        metrics or {} for metrics in sites.values()
+    ]
+    if not metrics_by_row:
         return
-    shown = lens.columns(found, len(record.data.get("classes") or ()))
-    wholes = [(_whole_words(record, lens, where, words, shown), scores[where]) for where, words in there]
-    first: list[list[Cell]] = [
-        [words, whole(number(metrics.get("n"))), *(_with_interval(lens, metric, metrics, scores) for metric in shown)]
-        for words, metrics in wholes
+    shown_metrics = headline.table_metrics(metrics_by_row, len(record.site_data.get("classes") or ()))
+    overall_rows = [
+        (_overall_label(record, headline, evaluated_at, label, shown_metrics), scores[evaluated_at])
+        for evaluated_at, label in recorded_sets
     ]
-    columns = [Column("Judged on"), Column("Examples", True), *(Column(lens.name(metric), True) for metric in shown)]
-    ranking = lens.among(sites)
-    listed = _weakest(sites, ranking) if len(sites) > MANY_SITES else list(sites)
-    worst = worst_site(sites, ranking)
-    marked = len(wholes) + listed.index(worst) if worst else None
-    rows = first + [_site_row(lens, site, sites[site] or {}, shown) for site in listed]
-    caption = f"All together, and the {len(listed)} weakest of {len(sites):,} sites" if len(listed) < len(sites) else ""
-    sheet.page.section(f"Results on {SPLITS[split]} data").text(*_outcome_words(record, lens, sites))
-    sheet.page.table(columns, rows, caption, highlight=marked, badge=f"lowest {lens.short(ranking)}")
+    overall_cells: list[list[TableCell]] = [
+        [
+            label,
+            format_integer(finite_or_none(metrics.get("n"))),
+            *(_score_cell(headline, metric, metrics, scores) for metric in shown_metrics),
+        ]
+        for label, metrics in overall_rows
+    ]
+    columns = [
+        TableColumn("Judged on"),
+        TableColumn("Examples", True),
+        *(TableColumn(headline.metric_title(metric), True) for metric in shown_metrics),
+    ]
+    ranking_metric = headline.site_ranking_metric(sites)
+    listed_sites = _weakest_sites(sites, ranking_metric) if len(sites) > MAX_LISTED_SITES else list(sites)
+    worst_site = find_worst_site(sites, ranking_metric)
+    highlighted_row = len(overall_rows) + listed_sites.index(worst_site) if worst_site else None
+    rows = overall_cells + [_site_row(headline, site, sites[site] or {}, shown_metrics) for site in listed_sites]
+    caption = (
+        f"All together, and the {len(listed_sites)} weakest of {len(sites):,} sites"
+        if len(listed_sites) < len(sites)
+        else ""
+    )
+    writer.page.add_section(f"Results on {SPLIT_LABELS[split]} data").add_text(
+        *_describe_results(record, headline, sites)
+    )
+    writer.page.add_table(
+        columns, rows, caption, highlight=highlighted_row, badge=f"lowest {headline.short_metric_title(ranking_metric)}"
+    )
     if caption:
-        every = [_site_row(lens, site, metrics or {}, shown) for site, metrics in sites.items()]
-        sheet.page.table(columns, every, f"All {len(sites):,} sites")
+        all_rows = [_site_row(headline, site, metrics or {}, shown_metrics) for site, metrics in sites.items()]
+        writer.page.add_table(columns, all_rows, f"All {len(sites):,} sites")
 
 
-def _whole_words(record: Record, lens: Lens, where: str, words: str, shown: Sequence[str]) -> Cell:
+def _overall_label(
+    record: RunRecord, headline: HeadlineMetric, evaluated_at: str, label: str, shown_metrics: Sequence[str]
+) -> TableCell:
     """Where there are several models, which of them a row is about."""
-    if not lens.several:
-        return words
-    if where == "coordinator":
-        return words, "the common model"
-    grouped = not record.personal and any(line.get("groups") for line in record.rounds)
-    own = "every site by its group's model" if grouped else "every site by its own model"
-    return words, f"{own}; rank-based scores are means over sites" if RANKED & {*shown} else own
+    if not headline.has_several_models:
+        return label
+    if evaluated_at == "coordinator":
+        return label, "the common model"
+    uses_clusters = not record.has_personalized_models and any(
+        round_record.get("groups") for round_record in record.round_records
+    )
+    models_text = "every site by its group's model" if uses_clusters else "every site by its own model"
+    return label, f"{models_text}; rank-based scores are means over sites" if RANK_BASED_METRICS & {
+        *shown_metrics
+    } else models_text
 
 
-def _weakest(sites: Json, metric: str) -> list[str]:
-    known = site_values(sites, metric)
-    return sorted(known, key=lambda site: known[site])[:FEW_SITES] or list(sites)[:FEW_SITES]
+def _weakest_sites(sites: JsonObject, metric: str) -> list[str]:
+    known_scores = metric_by_site(sites, metric)
+    return (
+        sorted(known_scores, key=lambda site: known_scores[site])[:NUM_WEAKEST_SITES] or list(sites)[:NUM_WEAKEST_SITES]
+    )
 
 
-def _site_row(lens: Lens, site: str, metrics: Json, shown: Sequence[str]) -> list[Cell]:
-    values = ((metric, number(metrics.get(metric))) for metric in shown)
-    cells = [lens.cell(metric, value, lens.interval(metric, site)) for metric, value in values]
-    return [site, whole(number(metrics.get("n"))), *cells]
+def _site_row(
+    headline: HeadlineMetric, site: str, metrics: JsonObject, shown_metrics: Sequence[str]
+) -> list[TableCell]:
+    values = ((metric, finite_or_none(metrics.get(metric))) for metric in shown_metrics)
+    cells = [headline.format_cell(metric, value, headline.score_interval(metric, site)) for metric, value in values]
+    return [site, format_integer(finite_or_none(metrics.get("n"))), *cells]
 
 
-def _outcome_words(record: Record, lens: Lens, sites: Json) -> list[str]:
+def _describe_results(record: RunRecord, headline: HeadlineMetric, sites: JsonObject) -> list[str]:
     results = record.results
     if not results:
         return ["As last judged, before the end of the run."]
-    words = f"The model{'s' if lens.several else ''} of round {results.get('best_round')}"
-    words += f", {_chosen_by(str(results['chosen_by']), lens)}." if results.get("chosen_by") else "."
+    text = f"The model{'s' if headline.has_several_models else ''} of round {results.get('best_round')}"
+    text += f", {_describe_selection(str(results['chosen_by']), headline)}." if results.get("chosen_by") else "."
     if results.get("stopped") not in (None, "", "finished"):
-        words += f" The run ended: {results['stopped']}."
-    ranking = lens.among(sites)
-    values = site_values(sites, ranking).values()
+        text += f" The run ended: {results['stopped']}."
+    ranking_metric = headline.site_ranking_metric(sites)
+    values = metric_by_site(sites, ranking_metric).values()
     if len(values) > 1:
-        words += f" Between sites, {lens.short(ranking)} has a standard deviation of {100 * pstdev(values):.1f} points."
-    return [words, lens.method] if lens.method else [words]
+        text += f" Between sites, {headline.short_metric_title(ranking_metric)} has a standard deviation of {100 * pstdev(values):.1f} points."
+    return [text, headline.interval_method_text] if headline.interval_method_text else [text]
 
 
-def _chosen_by(recorded: str, lens: Lens) -> str:
+def _describe_selection(chosen_by: str, headline: HeadlineMetric) -> str:
     """`val accuracy` -> chosen by accuracy on validation data; anything else as it is."""
-    if recorded == "last round":
+    if chosen_by == "last round":
         return "the last"
-    split, _, metric = recorded.partition(" ")
-    known = split in SPLITS and metric in METRICS
-    return f"chosen by {lens.short(metric)} on {SPLITS[split]} data" if known else f"chosen by {recorded}"
+    split, _, metric = chosen_by.partition(" ")
+    is_known = split in SPLIT_LABELS and metric in METRIC_LABELS
+    return (
+        f"chosen by {headline.short_metric_title(metric)} on {SPLIT_LABELS[split]} data"
+        if is_known
+        else f"chosen by {chosen_by}"
+    )
 
 
-def learning(sheet: Sheet, record: Record, lens: Lens, band: Band) -> None:
-    split = record.best_split()
-    leading = lens.metric if _series(record, split, lens.metric) else "accuracy"
-    drawn = [(metric, _series(record, split, metric)) for metric in (leading, "loss")]
-    if not any(series for _, series in drawn):
+def add_learning_curves_section(
+    writer: ReportWriter, record: RunRecord, headline: HeadlineMetric, band: BandLevel
+) -> None:
+    split = record.most_evaluated_split()
+    leading_metric = headline.metric if _metric_series(record, split, headline.metric) else "accuracy"
+    series_by_metric = [(metric, _metric_series(record, split, metric)) for metric in (leading_metric, "loss")]
+    if not any(series for _, series in series_by_metric):
         return
-    sheet.page.section("Learning curves")
-    for metric, series in drawn:
+    writer.page.add_section("Learning curves")
+    for metric, series in series_by_metric:
         if not series:
             continue
-        banded = any(one.deviation is not None for one in series)
-        caption = f"{lens.name(metric)} on {SPLITS[split]} data after every round; round 0 is the untrained start."
-        figure = figures.curves(series, lens.name(metric), band, percent=metric in PERCENT)
-        sheet.draw(metric, figure, f"{caption} {BAND_WORDS[band]}" if banded else caption)
+        has_band = any(curve.std_over_sites is not None for curve in series)
+        caption = f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data after every round; round 0 is the untrained start."
+        figure = figures.plot_curves(series, headline.metric_title(metric), band, percent=metric in PERCENT_METRICS)
+        writer.add_figure(metric, figure, f"{caption} {BAND_DESCRIPTIONS[band]}" if has_band else caption)
 
 
-def _series(record: Record, split: str, metric: str) -> list[Series]:
-    found = []
-    if points := record.judged(split, "coordinator", metric):
-        found.append(_line(f"{COORDINATOR}, common model" if record.personal else COORDINATOR, points, PALETTE[0]))
-    if by_round := record.judged_by_sites(split, metric):
-        words = "Mean over sites, own models" if record.personal else "Mean over sites"
-        found.append(figures.over_sites(words, by_round, PALETTE[1]))
-    elif points := record.judged(split, "pooled", metric):
-        found.append(_line(POOLED, points, PALETTE[1]))
-    return found
+def _metric_series(record: RunRecord, split: str, metric: str) -> list[CurveSeries]:
+    series = []
+    if round_values := record.metric_by_round(split, "coordinator", metric):
+        series.append(
+            _point_series(
+                f"{COORDINATOR_LABEL}, common model" if record.has_personalized_models else COORDINATOR_LABEL,
+                round_values,
+                PALETTE[0],
+            )
+        )
+    if by_round := record.site_metric_by_round(split, metric):
+        label = "Mean over sites, own models" if record.has_personalized_models else "Mean over sites"
+        series.append(figures.mean_over_sites(label, by_round, PALETTE[1]))
+    elif round_values := record.metric_by_round(split, "pooled", metric):
+        series.append(_point_series(POOLED_LABEL, round_values, PALETTE[1]))
+    return series
 
 
-def _line(label: str, points: Sequence[tuple[int, float]], colour: str) -> Series:
-    return Series(label, [turn for turn, _ in points], [value for _, value in points], colour=colour)
+def _point_series(label: str, round_values: Sequence[tuple[int, float]], color: str) -> CurveSeries:
+    return CurveSeries(
+        label, [round_number for round_number, _ in round_values], [value for _, value in round_values], color=color
+    )
 
 
 # What a report draws about one model's scores: confusion, ROC, precision-recall, reliability.
 
-MOST_LINES, MOST_POINTS = 40, 100  # of single sites
-FEW_CLASSES = 6  # as many as a half-width matrix takes, with shares under the counts
+MAX_SITE_CURVES, MAX_CURVE_POINTS = 40, 100  # of single sites
+MAX_HALF_WIDTH_CLASSES = 6  # as many as a half-width matrix takes, with shares under the counts
 
 
-@styled()
-def confusion(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
+@apply_figure_style()
+def plot_confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
     """Rows are the truth. Numbers are counts; the colour is the share of the row."""
     import numpy as np
     from matplotlib.colors import to_rgb
 
-    few = len(classes) <= FEW_CLASSES
-    figure, axes = new_figure(HALF if few else (WIDE[0], 1.6 + 0.32 * len(classes)))
-    table = np.asarray(counts, dtype=float)
-    share = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    cells = np.zeros((*table.shape, 4))
+    is_small = len(classes) <= MAX_HALF_WIDTH_CLASSES
+    figure, axes = new_figure(HALF_WIDTH_INCHES if is_small else (FULL_WIDTH_INCHES[0], 1.6 + 0.32 * len(classes)))
+    count_matrix = np.asarray(counts, dtype=float)
+    row_share = count_matrix / np.maximum(count_matrix.sum(axis=1, keepdims=True), 1)
+    cells = np.zeros((*count_matrix.shape, 4))
     cells[..., :3] = to_rgb(PALETTE[0])
-    cells[..., 3] = 0.03 + 0.72 * share  # never opaque: the ink stays readable on both themes
+    cells[..., 3] = 0.03 + 0.72 * row_share  # never opaque: the ink stays readable on both themes
     axes.imshow(cells, aspect="auto", interpolation="none")
-    for row, column in np.ndindex(*table.shape):
-        number = f"{table[row, column]:,.0f}"
-        words = f"{number}\n{100 * share[row, column]:.0f} %" if few else number
-        strength = 1.0 if table[row, column] else 0.45
-        axes.text(column, row, words, ha="center", va="center", fontsize=9 if few else 8, alpha=strength)
-    names = [shorten(label, 16) for label in classes]
-    crowded = max(map(len, names)) * len(names) > (48 if few else 90)
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-    axes.set_xticks(range(len(names)), names, parse_math=False, **turned)
+    for row, column in np.ndindex(*count_matrix.shape):
+        count_text = f"{count_matrix[row, column]:,.0f}"
+        cell_text = f"{count_text}\n{100 * row_share[row, column]:.0f} %" if is_small else count_text
+        text_alpha = 1.0 if count_matrix[row, column] else 0.45
+        axes.text(column, row, cell_text, ha="center", va="center", fontsize=9 if is_small else 8, alpha=text_alpha)
+    names = [shorten_text(label, 16) for label in classes]
+    is_crowded = max(map(len, names)) * len(names) > (48 if is_small else 90)
+    rotation_style: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if is_crowded else {}
+    axes.set_xticks(range(len(names)), names, parse_math=False, **rotation_style)
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_xlabel("Predicted")
     axes.set_ylabel("Truth")
@@ -215,103 +287,120 @@ def confusion(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure
     return figure
 
 
-@styled()
-def roc(
-    false_positive: Sequence[float],
-    true_positive: Sequence[float],
+@apply_figure_style()
+def plot_roc(
+    false_positive_rate: Sequence[float],
+    true_positive_rate: Sequence[float],
     area: float | None = None,
-    sites: Sequence[Json] = (),
-    point: tuple[float, float] | None = None,
-    point_words: str = "",
-    whose: str = "all sites",
+    site_curves: Sequence[JsonObject] = (),
+    operating_point: tuple[float, float] | None = None,
+    point_text: str = "",
+    curve_label: str = "all sites",
 ) -> Figure:
     """`sites`: {"fpr", "tpr"} each, thin behind the whole; `point`: where the model would be used."""
-    figure, axes = unit_square("1 − specificity", "Sensitivity")
-    axes.plot([0, 1], [0, 1], color=INK, alpha=0.5, linewidth=1, linestyle=":")
-    words = "single sites" + (f" (the first {MOST_LINES})" if len(sites) > MOST_LINES else "")
-    for nth, site in enumerate(sites[:MOST_LINES]):
-        across, upward = thinned(site["fpr"], site["tpr"])
-        axes.plot(across, upward, color=INK, alpha=0.28, linewidth=0.8, label=None if nth else words)
-    axes.plot(false_positive, true_positive, color=PALETTE[0], linewidth=2.2, label=_with_area(whose, area))
-    _mark(axes, point, point_words)
+    figure, axes = new_unit_square("1 − specificity", "Sensitivity")
+    axes.plot([0, 1], [0, 1], color=INK_COLOR, alpha=0.5, linewidth=1, linestyle=":")
+    sites_label = "single sites" + (f" (the first {MAX_SITE_CURVES})" if len(site_curves) > MAX_SITE_CURVES else "")
+    for index, site_curve in enumerate(site_curves[:MAX_SITE_CURVES]):
+        x_values, y_values = thin_curve(site_curve["fpr"], site_curve["tpr"])
+        axes.plot(x_values, y_values, color=INK_COLOR, alpha=0.28, linewidth=0.8, label=None if index else sites_label)
+    axes.plot(
+        false_positive_rate,
+        true_positive_rate,
+        color=PALETTE[0],
+        linewidth=2.2,
+        label=_label_with_area(curve_label, area),
+    )
+    _mark_operating_point(axes, operating_point, point_text)
     axes.legend(loc="lower right")
     return figure
 
 
-@styled()
-def precision_recall(
+@apply_figure_style()
+def plot_precision_recall(
     recall: Sequence[float],
     precision: Sequence[float],
     area: float | None = None,
     prevalence: float | None = None,
-    point: tuple[float, float] | None = None,
-    whose: str = "all sites",
+    operating_point: tuple[float, float] | None = None,
+    curve_label: str = "all sites",
 ) -> Figure:
-    figure, axes = unit_square("Sensitivity (recall)", "Precision")
+    figure, axes = new_unit_square("Sensitivity (recall)", "Precision")
     if prevalence is not None:
-        words = f"no skill: {100 * prevalence:.1f} % are positive"
-        axes.axhline(prevalence, color=INK, alpha=0.5, linewidth=1, linestyle=":", label=words)
-    axes.plot(recall, precision, color=PALETTE[0], linewidth=2.2, label=_with_area(whose, area))
-    _mark(axes, point, "" if point is None else f"precision {100 * point[1]:.0f} % there")
-    high = prevalence is not None and prevalence > 0.45
-    axes.legend(loc="lower left" if high or area is None or area > 0.6 else "upper right")
+        baseline_label = f"no skill: {100 * prevalence:.1f} % are positive"
+        axes.axhline(prevalence, color=INK_COLOR, alpha=0.5, linewidth=1, linestyle=":", label=baseline_label)
+    axes.plot(recall, precision, color=PALETTE[0], linewidth=2.2, label=_label_with_area(curve_label, area))
+    _mark_operating_point(
+        axes, operating_point, "" if operating_point is None else f"precision {100 * operating_point[1]:.0f} % there"
+    )
+    is_prevalence_high = prevalence is not None and prevalence > 0.45
+    axes.legend(loc="lower left" if is_prevalence_high or area is None or area > 0.6 else "upper right")
     return figure
 
 
-@styled()
-def reliability(bins: Sequence[tuple[float, float, float]]) -> Figure:
+@apply_figure_style()
+def plot_reliability(bins: Sequence[tuple[float, float, float]]) -> Figure:
     """(confidence, accuracy, count) a bin: a dot with its 95 % interval, and below it how many examples it stands for."""
     from matplotlib.figure import Figure as Blank
 
-    figure = Blank(figsize=HALF, layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
-    filled = [one for one in bins if one[2] > 0]
-    confidences, accuracies = [one[0] for one in filled], [one[1] for one in filled]
-    upper.scatter(confidences, accuracies, s=30, color=PALETTE[0], linewidths=0, zorder=3)
-    upper.plot([0, 1], [0, 1], color=INK, alpha=0.5, linewidth=1, linestyle=":")
-    for confidence, accuracy, count in filled:
-        upper.plot([confidence] * 2, wilson(accuracy, count), color=PALETTE[0], alpha=0.45, linewidth=2.5)
-    low = min((one[0] for one in filled), default=0.0)
-    upper.set_xlim(max(-0.02, low - 0.08), 1.02)
-    upper.set_ylim(-0.03, 1.03)
-    upper.set_ylabel("Accuracy")
-    lower.bar(confidences, [one[2] for one in filled], 0.028, color=PALETTE[0], alpha=0.7)
-    lower.set_ylabel("Examples")
-    lower.set_xlabel("Confidence")
-    lower.yaxis.set_major_formatter("{x:,.0f}")
-    lower.locator_params(axis="y", nbins=2)
+    figure = Blank(figsize=HALF_WIDTH_INCHES, layout="constrained")
+    accuracy_axes, count_axes = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
+    filled_bins = [reliability_bin for reliability_bin in bins if reliability_bin[2] > 0]
+    confidences, accuracies = (
+        [reliability_bin[0] for reliability_bin in filled_bins],
+        [reliability_bin[1] for reliability_bin in filled_bins],
+    )
+    accuracy_axes.scatter(confidences, accuracies, s=30, color=PALETTE[0], linewidths=0, zorder=3)
+    accuracy_axes.plot([0, 1], [0, 1], color=INK_COLOR, alpha=0.5, linewidth=1, linestyle=":")
+    for confidence, accuracy, count in filled_bins:
+        accuracy_axes.plot(
+            [confidence] * 2, wilson_interval(accuracy, count), color=PALETTE[0], alpha=0.45, linewidth=2.5
+        )
+    min_confidence = min((reliability_bin[0] for reliability_bin in filled_bins), default=0.0)
+    accuracy_axes.set_xlim(max(-0.02, min_confidence - 0.08), 1.02)
+    accuracy_axes.set_ylim(-0.03, 1.03)
+    accuracy_axes.set_ylabel("Accuracy")
+    count_axes.bar(
+        confidences, [reliability_bin[2] for reliability_bin in filled_bins], 0.028, color=PALETTE[0], alpha=0.7
+    )
+    count_axes.set_ylabel("Examples")
+    count_axes.set_xlabel("Confidence")
+    count_axes.yaxis.set_major_formatter("{x:,.0f}")
+    count_axes.locator_params(axis="y", nbins=2)
     return figure
 
 
-def thinned(across: Sequence[float], upward: Sequence[float]) -> tuple[list[float], list[float]]:
+def thin_curve(x_values: Sequence[float], y_values: Sequence[float]) -> tuple[list[float], list[float]]:
     """At most MOST_POINTS of a rising curve, its ends among them: more would only make the page heavy."""
-    step = max(1, math.ceil((len(across) - 1) / (MOST_POINTS - 1)))
-    kept = sorted({*range(0, len(across), step), len(across) - 1})
-    return [across[at] for at in kept], [upward[at] for at in kept]
+    step = max(1, math.ceil((len(x_values) - 1) / (MAX_CURVE_POINTS - 1)))
+    kept_indices = sorted({*range(0, len(x_values), step), len(x_values) - 1})
+    return [x_values[index] for index in kept_indices], [y_values[index] for index in kept_indices]
 
 
-def wilson(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(proportion: float, count: float, z: float = 1.96) -> tuple[float, float]:
     """The interval of a share of so many examples."""
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return centre - half, centre + half
+    center = (proportion + z * z / (2 * count)) / (1 + z * z / count)
+    half_width = (
+        z / (1 + z * z / count) * math.sqrt(proportion * (1 - proportion) / count + z * z / (4 * count * count))
+    )
+    return center - half_width, center + half_width
 
 
-def unit_square(across: str, upward: str, size: tuple[float, float] = HALF) -> tuple[Figure, Any]:
+def new_unit_square(x_label: str, y_label: str, size: tuple[float, float] = HALF_WIDTH_INCHES) -> tuple[Figure, Any]:
     figure, axes = new_figure(size)
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
     axes.set_box_aspect(0.72)
-    axes.set_xlabel(across)
-    axes.set_ylabel(upward)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     return figure, axes
 
 
-def _with_area(words: str, area: float | None) -> str:
-    return words if area is None else f"{words}, area {area:.3f}"
+def _label_with_area(label: str, area: float | None) -> str:
+    return label if area is None else f"{label}, area {area:.3f}"
 
 
-def _mark(axes: Any, point: tuple[float, float] | None, words: str) -> None:
+def _mark_operating_point(axes: Any, point: tuple[float, float] | None, label: str) -> None:
     if point is not None:
         axes.plot(*point, marker="o", markersize=7, markeredgewidth=1.8, markeredgecolor=PALETTE[3],
-                  markerfacecolor="none", linestyle="", label=words, zorder=5)  # fmt: skip
+                  markerfacecolor="none", linestyle="", label=label, zorder=5)  # fmt: skip

@@ -10,200 +10,240 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.reports.document.formatting import SPLITS, UNDEFINED, count_of, duration, size, whole
-from pipeline.reports.document.page import COORDINATOR, Cell, Column, Sheet
+from pipeline.reports.document.formatting import (
+    SPLIT_LABELS,
+    UNDEFINED_TEXT,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_integer,
+)
+from pipeline.reports.document.page import COORDINATOR_LABEL, ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
-from pipeline.reports.run.communication import chains, saved, travel_words
-from pipeline.reports.run.record import Json, Record, bytes_of, number
+from pipeline.reports.run.communication import compression_chains, describe_compression, describe_savings
+from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, round_traffic_bytes
 
 
-def participation(sheet: Sheet, record: Record) -> None:
-    trained = [line for line in record.rounds if line.get("asked")]
-    if not trained:
+def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
+    trained_rounds = [round_record for round_record in record.round_records if round_record.get("asked")]
+    if not trained_rounds:
         return
     sites = record.sites
-    share = [[_done_share(line, site) for line in trained] for site in sites]
+    done_fractions = [[_done_fraction(round_record, site) for round_record in trained_rounds] for site in sites]
     missed = {
-        (row, turn)
-        for turn, line in enumerate(trained)
+        (row, round_index)
+        for round_index, round_record in enumerate(trained_rounds)
         for row, site in enumerate(sites)
-        if site in (line.get("missed") or {})
+        if site in (round_record.get("missed") or {})
     }
-    partial = any(value is not None and value < 1 for values in share for value in values)
-    sheet.page.section("Who took part")
-    clocks = [clock for line in trained if (clock := number(line.get("clock"))) is not None]
-    clock_words = f" The virtual clock stands at {duration(clocks[-1])}." if clocks else ""
-    if not missed and not partial:
-        sheet.page.text(f"Every site that was asked finished its work in every round.{clock_words}")
+    has_partial_work = any(value is not None and value < 1 for values in done_fractions for value in values)
+    writer.page.add_section("Who took part")
+    clock_times = [
+        clock for round_record in trained_rounds if (clock := finite_or_none(round_record.get("clock"))) is not None
+    ]
+    clock_text = f" The virtual clock stands at {format_duration(clock_times[-1])}." if clock_times else ""
+    if not missed and not has_partial_work:
+        writer.page.add_text(f"Every site that was asked finished its work in every round.{clock_text}")
     else:
-        turns = [int(line["round"]) for line in trained]
-        words = f"{count_of(len(missed), 'answer')} of {_asked_in_all(trained):,} asked for did not count.{clock_words}"
-        sheet.page.text(words)
+        round_numbers = [int(round_record["round"]) for round_record in trained_rounds]
+        text = f"{format_count(len(missed), 'answer')} of {_num_requests(trained_rounds):,} asked for did not count.{clock_text}"
+        writer.page.add_text(text)
         caption = (
             "Work done, a row a site: the fainter, the fewer of the asked steps; blank where a site was not asked."
         )
-        sheet.draw("stragglers", figures.stragglers(sites, turns, share, missed), caption)
-        _missed_table(sheet, trained, sites)
-        quarantine(sheet, trained, sites)
-    if voids := [[str(line["round"]), str(line["void"])] for line in record.rounds if line.get("void")]:
-        columns = [Column("Void round"), Column("Reason")]
-        sheet.page.table(columns, voids, "Rounds that changed nothing because too few sites answered")
+        writer.add_figure("stragglers", figures.plot_stragglers(sites, round_numbers, done_fractions, missed), caption)
+        _add_missed_table(writer, trained_rounds, sites)
+        add_quarantine_table(writer, trained_rounds, sites)
+    if void_rows := [
+        [str(round_record["round"]), str(round_record["void"])]
+        for round_record in record.round_records
+        if round_record.get("void")
+    ]:
+        columns = [TableColumn("Void round"), TableColumn("Reason")]
+        writer.page.add_table(columns, void_rows, "Rounds that changed nothing because too few sites answered")
 
 
-def _done_share(line: Json, site: str) -> float | None:
+def _done_fraction(round_record: JsonObject, site: str) -> float | None:
     """None: not asked."""
-    if site not in line["asked"]:
+    if site not in round_record["asked"]:
         return None
-    work = (line.get("work") or {}).get(site) or {}
-    asked, done = number(work.get("asked")), number(work.get("done"))
-    if not asked or done is None:
-        return 1.0 if site in (line.get("counted") or ()) else 0.0
-    return done / asked
+    work = (round_record.get("work") or {}).get(site) or {}
+    steps_requested, steps_done = finite_or_none(work.get("asked")), finite_or_none(work.get("done"))
+    if not steps_requested or steps_done is None:
+        return 1.0 if site in (round_record.get("counted") or ()) else 0.0
+    return steps_done / steps_requested
 
 
-def _asked_in_all(lines: Sequence[Json]) -> int:
-    return sum(len(line["asked"]) for line in lines)
+def _num_requests(round_records: Sequence[JsonObject]) -> int:
+    return sum(len(round_record["asked"]) for round_record in round_records)
 
 
-def _missed_table(sheet: Sheet, lines: Sequence[Json], sites: Sequence[str]) -> None:
+def _add_missed_table(writer: ReportWriter, round_records: Sequence[JsonObject], sites: Sequence[str]) -> None:
     """Counts by the kind of reason: what stands before its colon."""
-    why: dict[str, Counter[str]] = {site: Counter() for site in sites}
-    for line in lines:
-        for site, reason in (line.get("missed") or {}).items():
-            why.setdefault(site, Counter())[str(reason).split(":")[0].strip()] += 1
-    kinds = sorted({kind for reasons in why.values() for kind in reasons})
+    reason_counts: dict[str, Counter[str]] = {site: Counter() for site in sites}
+    for round_record in round_records:
+        for site, reason in (round_record.get("missed") or {}).items():
+            reason_counts.setdefault(site, Counter())[str(reason).split(":")[0].strip()] += 1
+    kinds = sorted({kind for reasons in reason_counts.values() for kind in reasons})
     if not kinds:
         return
-    asked = Counter(site for line in lines for site in line["asked"])
-    counted = Counter(site for line in lines for site in line.get("counted") or ())
-    touched = [site for site in sites if why[site]]
+    num_requested = Counter(site for round_record in round_records for site in round_record["asked"])
+    num_accepted = Counter(site for round_record in round_records for site in round_record.get("counted") or ())
+    affected_sites = [site for site in sites if reason_counts[site]]
     rows = [
-        [site, whole(asked[site]), whole(counted[site]), *(whole(why[site][kind]) for kind in kinds)]
-        for site in touched
+        [
+            site,
+            format_integer(num_requested[site]),
+            format_integer(num_accepted[site]),
+            *(format_integer(reason_counts[site][kind]) for kind in kinds),
+        ]
+        for site in affected_sites
     ]
-    columns = [Column("Site"), Column("Asked", True), Column("Counted", True)]
-    columns += [Column(kind[:1].upper() + kind[1:], True) for kind in kinds]
-    never = len(sites) - len(touched)
-    caption = "Answers that did not count, by reason" + (f"; {count_of(never, 'site')} missed none" if never else "")
-    sheet.page.table(columns, rows, caption)
+    columns = [TableColumn("Site"), TableColumn("Asked", True), TableColumn("Counted", True)]
+    columns += [TableColumn(kind[:1].upper() + kind[1:], True) for kind in kinds]
+    num_unaffected = len(sites) - len(affected_sites)
+    caption = "Answers that did not count, by reason" + (
+        f"; {format_count(num_unaffected, 'site')} missed none" if num_unaffected else ""
+    )
+    writer.page.add_table(columns, rows, caption)
 
 
-def data(sheet: Sheet, record: Record) -> None:
-    found = record.data
-    sites: Json = found.get("sites") or {}
-    classes = [str(label) for label in found.get("classes") or ()]
-    if not sites and not found.get("fingerprint"):
+def add_data_section(writer: ReportWriter, record: RunRecord) -> None:
+    site_data = record.site_data
+    sites: JsonObject = site_data.get("sites") or {}
+    classes = [str(label) for label in site_data.get("classes") or ()]
+    if not sites and not site_data.get("fingerprint"):
         return
-    sheet.page.section("Data")
-    if found.get("fingerprint"):
-        sheet.page.text(f"Fingerprint of the data: {found['fingerprint']}")
+    writer.page.add_section("Data")
+    if site_data.get("fingerprint"):
+        writer.page.add_text(f"Fingerprint of the data: {site_data['fingerprint']}")
     if classes and all(len(split.get("train") or ()) == len(classes) for split in sites.values()) and sites:
         counts = {site: split["train"] for site, split in sites.items()}
-        sheet.draw(
-            "class_counts", figures.class_counts(classes, counts), "Training examples of every class at each site."
+        writer.add_figure(
+            "class_counts", figures.plot_class_counts(classes, counts), "Training examples of every class at each site."
         )
-    held = {**sites, COORDINATOR: found["coordinator"]} if found.get("coordinator") else sites
-    splits = [split for split in ("train", "val", "test") if any((counts or {}).get(split) for counts in held.values())]
-    rows = [[name, *(whole(sum((counts or {}).get(split) or ())) for split in splits)] for name, counts in held.items()]
+    counts_by_holder = {**sites, COORDINATOR_LABEL: site_data["coordinator"]} if site_data.get("coordinator") else sites
+    splits = [
+        split
+        for split in ("train", "val", "test")
+        if any((counts or {}).get(split) for counts in counts_by_holder.values())
+    ]
+    rows = [
+        [name, *(format_integer(sum((counts or {}).get(split) or ())) for split in splits)]
+        for name, counts in counts_by_holder.items()
+    ]
     if rows and splits:
-        columns = [Column("Held by"), *(Column(SPLITS[split].capitalize(), True) for split in splits)]
-        sheet.page.table(columns, rows, "Examples")
-    if skipped := found.get("skipped"):
-        listed = "\n".join(_plain(one) for one in skipped)
-        sheet.page.details(f"{count_of(len(skipped), 'file')} skipped", listed)
+        columns = [TableColumn("Held by"), *(TableColumn(SPLIT_LABELS[split].capitalize(), True) for split in splits)]
+        writer.page.add_table(columns, rows, "Examples")
+    if skipped := site_data.get("skipped"):
+        skipped_text = "\n".join(_format_skipped(skipped_file) for skipped_file in skipped)
+        writer.page.add_details(f"{format_count(len(skipped), 'file')} skipped", skipped_text)
 
 
-def _plain(value: Any) -> str:
+def _format_skipped(value: Any) -> str:
     return ": ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
 
 
-def communication(sheet: Sheet, record: Record) -> None:
-    up, down = record.traffic("up"), record.traffic("down")
-    if not up and not down:
+def add_communication_section(writer: ReportWriter, record: RunRecord) -> None:
+    uplink_bytes, downlink_bytes = record.traffic_bytes("up"), record.traffic_bytes("down")
+    if not uplink_bytes and not downlink_bytes:
         return
-    sheet.page.section("Traffic")
-    rounds = [int(line["round"]) for line in record.rounds]
-    ways = [[bytes_of(line, way) for line in record.rounds] for way in ("up", "down")]
-    sheet.draw("traffic", figures.traffic(rounds, *ways), "Megabytes moved so far, all sites together.")
-    trained = max(record.last_round, 1)
-    rows = [
-        [words, size(total), size(total / trained)]
-        for words, total in (("Up, sites to coordinator", up), ("Down", down))
+    writer.page.add_section("Traffic")
+    rounds = [int(round_record["round"]) for round_record in record.round_records]
+    bytes_by_direction = [
+        [round_traffic_bytes(round_record, direction) for round_record in record.round_records]
+        for direction in ("up", "down")
     ]
-    columns = [Column("Way"), Column("In all", True), Column("A round", True)]
-    encoded = chains(record)
-    spared = [saved(record, way) for way in ("up", "down")] if encoded else []
-    if any(spared):
-        columns += [Column("As float32", True), Column("Against float32", True)]
-        rows = [[*row, *(found or (UNDEFINED, UNDEFINED))] for row, found in zip(rows, spared, strict=True)]
-    sheet.page.table(columns, rows)
-    if encoded:
-        words = travel_words(encoded)
-        if any(spared):
-            words += " As float32: four bytes a parameter for every answer that counted (up) or was asked for (down)."
-        sheet.page.text(words)
+    writer.add_figure(
+        "traffic", figures.plot_traffic(rounds, *bytes_by_direction), "Megabytes moved so far, all sites together."
+    )
+    num_trained_rounds = max(record.last_round, 1)
+    rows = [
+        [description, format_bytes(total), format_bytes(total / num_trained_rounds)]
+        for description, total in (("Up, sites to coordinator", uplink_bytes), ("Down", downlink_bytes))
+    ]
+    columns = [TableColumn("Way"), TableColumn("In all", True), TableColumn("A round", True)]
+    chains = compression_chains(record)
+    savings = [describe_savings(record, direction) for direction in ("up", "down")] if chains else []
+    if any(savings):
+        columns += [TableColumn("As float32", True), TableColumn("Against float32", True)]
+        rows = [
+            [*row, *(saving or (UNDEFINED_TEXT, UNDEFINED_TEXT))] for row, saving in zip(rows, savings, strict=True)
+        ]
+    writer.page.add_table(columns, rows)
+    if chains:
+        description = describe_compression(chains)
+        if any(savings):
+            description += (
+                " As float32: four bytes a parameter for every answer that counted (up) or was asked for (down)."
+            )
+        writer.page.add_text(description)
 
 
-def provenance(sheet: Sheet, record: Record) -> None:
-    software: Json = (record.results or {}).get("software") or {}
-    if not software and not record.study:
+def add_provenance_section(writer: ReportWriter, record: RunRecord) -> None:
+    software: JsonObject = (record.results or {}).get("software") or {}
+    if not software and not record.study_toml:
         return
-    sheet.page.section("How this was made")
+    writer.page.add_section("How this was made")
     if software:
-        sheet.page.table(
-            [Column("Software"), Column("Version")], [[name, str(value)] for name, value in software.items()]
+        writer.page.add_table(
+            [TableColumn("Software"), TableColumn("Version")], [[name, str(value)] for name, value in software.items()]
         )
-    if record.study:
-        sheet.page.details("The study file, as resolved", record.study)
+    if record.study_toml:
+        writer.page.add_details("The study file, as resolved", record.study_toml)
 
 
 # Who was quarantined, in which rounds and why; part of the section on who took part.
 
-KIND = "quarantined"
-Reasons = Mapping[int, str]  # by round
+QUARANTINED_KIND = "quarantined"
+ReasonByRound = Mapping[int, str]  # by round
 
 
-def quarantine(sheet: Sheet, lines: Sequence[Json], sites: Sequence[str]) -> None:
-    cases = quarantined(lines)
+def add_quarantine_table(writer: ReportWriter, round_records: Sequence[JsonObject], sites: Sequence[str]) -> None:
+    cases = find_quarantined(round_records)
     if not cases:
         return
-    order = {site: place for place, site in enumerate(sites)}
-    rows: list[list[Cell]] = [
-        [site, ranges(list(reasons)), _reason(reasons)]
+    site_order = {site: index for index, site in enumerate(sites)}
+    rows: list[list[TableCell]] = [
+        [site, format_round_ranges(list(reasons)), _format_reason(reasons)]
         for (site, _), reasons in sorted(
-            cases.items(), key=lambda case: (order.get(case[0][0], len(order)), min(case[1]))
+            cases.items(), key=lambda case: (site_order.get(case[0][0], len(site_order)), min(case[1]))
         )
     ]
-    who = count_of(len({site for site, _ in cases}), "site")
-    caption = f"Quarantined: {who} whose answers were not believed, in the rounds named"
-    sheet.page.table([Column("Site"), Column("Rounds"), Column("Why", words=True)], rows, caption)
+    sites_text = format_count(len({site for site, _ in cases}), "site")
+    caption = f"Quarantined: {sites_text} whose answers were not believed, in the rounds named"
+    writer.page.add_table([TableColumn("Site"), TableColumn("Rounds"), TableColumn("Why", is_text=True)], rows, caption)
 
 
-def quarantined(lines: Sequence[Json]) -> dict[tuple[str, str], dict[int, str]]:
+def find_quarantined(round_records: Sequence[JsonObject]) -> dict[tuple[str, str], dict[int, str]]:
     """(site, the reason without its numbers) -> round -> the reason."""
-    found: dict[tuple[str, str], dict[int, str]] = {}
-    for line in lines:
-        for site, given in (line.get("missed") or {}).items():
-            kind, _, reason = str(given).partition(":")
-            if kind.strip() == KIND:
+    cases: dict[tuple[str, str], dict[int, str]] = {}
+    for round_record in round_records:
+        for site, recorded_reason in (round_record.get("missed") or {}).items():
+            kind, _, reason = str(recorded_reason).partition(":")
+            if kind.strip() == QUARANTINED_KIND:
                 reason = reason.strip().removeprefix(f"{site}: ")
-                found.setdefault((site, re.sub(r"[\d.e+-]*\d", "#", reason)), {})[int(line["round"])] = reason
-    return found
+                cases.setdefault((site, re.sub(r"[\d.e+-]*\d", "#", reason)), {})[int(round_record["round"])] = reason
+    return cases
 
 
-def _reason(reasons: Reasons) -> Cell:
-    turns = sorted(reasons)
-    first = reasons[turns[0]]
-    alike = len(set(reasons.values())) == 1
-    return first if alike else (first, f"as in round {turns[0]}; in the others the same with other numbers")
+def _format_reason(reason_by_round: ReasonByRound) -> TableCell:
+    round_numbers = sorted(reason_by_round)
+    first_reason = reason_by_round[round_numbers[0]]
+    is_same_reason = len(set(reason_by_round.values())) == 1
+    return (
+        first_reason
+        if is_same_reason
+        else (first_reason, f"as in round {round_numbers[0]}; in the others the same with other numbers")
+    )
 
 
-def ranges(turns: Sequence[int]) -> str:
+def format_round_ranges(round_numbers: Sequence[int]) -> str:
     """1, 2, 3, 7 -> 1–3, 7"""
-    found: list[list[int]] = []
-    for turn in sorted(turns):
-        if found and turn == found[-1][-1] + 1:
-            found[-1].append(turn)
+    runs: list[list[int]] = []
+    for round_number in sorted(round_numbers):
+        if runs and round_number == runs[-1][-1] + 1:
+            runs[-1].append(round_number)
         else:
-            found.append([turn])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
+            runs.append([round_number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -13,33 +13,33 @@ from typing import Any
 
 import httpx
 
-from pipeline.core.errors import BadService
+from pipeline.core.errors import ServiceError
 from pipeline.service.storage.home import CoordinatorHome
 
-URL, TOKEN, CA = "HEMOFED_URL", "HEMOFED_TOKEN", "HEMOFED_CA"
-SECONDS = 60.0  # a study is read before it is answered
-SILENCE = 30.0  # streams speak every ten seconds
+URL_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE = "HEMOFED_URL", "HEMOFED_TOKEN", "HEMOFED_CA"
+REQUEST_TIMEOUT_SECONDS = 60.0  # a study is read before it is answered
+STREAM_TIMEOUT_SECONDS = 30.0  # streams speak every ten seconds
 
 
 @dataclass(frozen=True)
-class Event:
+class StreamEvent:
     name: str
     data: Any
 
 
-class Client:
-    def __init__(self, url: str, token: str, context: ssl.SSLContext | bool, cure: str, near: bool) -> None:
+class ApiClient:
+    def __init__(self, url: str, token: str, ssl_context: ssl.SSLContext | bool, remedy: str, is_local: bool) -> None:
         """`near`: on this machine; no proxy leads there."""
-        self._cure = cure
+        self._remedy = remedy
         self._http = httpx.Client(
             base_url=url,
-            verify=context,
-            trust_env=not near,
-            timeout=httpx.Timeout(SECONDS, connect=10),
+            verify=ssl_context,
+            trust_env=not is_local,
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_SECONDS, connect=10),
             headers={"authorization": f"Bearer {token}"},
         )
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> ApiClient:
         return self
 
     def __exit__(
@@ -47,74 +47,86 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def get(self, path: str, **query: Any) -> Any:
-        return self._told("GET", path, params=query)
+    def get(self, path: str, **params: Any) -> Any:
+        return self._request("GET", path, params=params)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return self._told("POST", path, json=dict(body or {}))
+        return self._request("POST", path, json=dict(body or {}))
 
-    def events(self, path: str, after: int) -> Iterator[Event]:
+    def stream_events(self, path: str, after_round: int) -> Iterator[StreamEvent]:
         """Until the service ends the stream; a connection that is lost is an error of httpx, for the caller to retry."""
-        with self._http.stream("GET", path, params={"after": after}, timeout=SILENCE) as answer:
-            if answer.status_code != httpx.codes.OK:
-                answer.read()
-                raise _refusal(answer)
+        with self._http.stream("GET", path, params={"after": after_round}, timeout=STREAM_TIMEOUT_SECONDS) as response:
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                raise _service_error(response)
             name = "message"
-            for line in answer.iter_lines():
+            for line in response.iter_lines():
                 field, _, value = line.partition(": ")
                 if field == "event":
                     name = value
                 elif field == "data":
-                    yield Event(name, json.loads(value))
+                    yield StreamEvent(name, json.loads(value))
 
-    def _told(self, method: str, path: str, **more: Any) -> Any:
+    def _request(self, method: str, path: str, **request_options: Any) -> Any:
         try:
-            answer = self._http.request(method, path, **more)
+            response = self._http.request(method, path, **request_options)
         except httpx.TransportError as error:
-            raise BadService(f"{self._http.base_url} does not answer ({_short(error)}); {self._cure}") from error
-        if answer.is_error:
-            raise _refusal(answer)
-        return answer.json()
+            raise ServiceError(
+                f"{self._http.base_url} does not answer ({_describe_error(error)}); {self._remedy}"
+            ) from error
+        if response.is_error:
+            raise _service_error(response)
+        return response.json()
 
 
-def connect(home: Path | None) -> Client:
+def connect(home: Path | None) -> ApiClient:
     """The service of a home on this machine, or the one that the environment names."""
     env = os.environ
-    if url := env.get(URL):
-        token = env.get(TOKEN) or (_token(CoordinatorHome.open(home)) if home else "")
+    if url := env.get(URL_VARIABLE):
+        token = env.get(TOKEN_VARIABLE) or (_read_token(CoordinatorHome.open(home)) if home else "")
         if not token:
-            raise BadService(f"{URL} is set and {TOKEN} is not; set it to the token that the lead gave you")
-        ca = env.get(CA)
-        return Client(url, token, _context(Path(ca)) if ca else True, f"is {URL} right, and the machine on the network?", near=False)  # fmt: skip
+            raise ServiceError(
+                f"{URL_VARIABLE} is set and {TOKEN_VARIABLE} is not; set it to the token that the lead gave you"
+            )
+        ca_path = env.get(CA_VARIABLE)
+        return ApiClient(url, token, _create_ssl_context(Path(ca_path)) if ca_path else True, f"is {URL_VARIABLE} right, and the machine on the network?", is_local=False)  # fmt: skip
     if home is None:
-        raise BadService(f"name the coordinator's home, or set {URL}, {TOKEN} and {CA} to reach one elsewhere")
-    own = CoordinatorHome.open(home)
-    cure = f"start it with: hemofed coordinator serve {home}"
-    return Client(f"https://127.0.0.1:{own.port}", _token(own), _context(home / "ca.pem"), cure, near=True)
+        raise ServiceError(
+            f"name the coordinator's home, or set {URL_VARIABLE}, {TOKEN_VARIABLE} and {CA_VARIABLE} to reach one elsewhere"
+        )
+    coordinator_home = CoordinatorHome.open(home)
+    remedy = f"start it with: hemofed coordinator serve {home}"
+    return ApiClient(
+        f"https://127.0.0.1:{coordinator_home.port}",
+        _read_token(coordinator_home),
+        _create_ssl_context(home / "ca.pem"),
+        remedy,
+        is_local=True,
+    )
 
 
-def _token(home: CoordinatorHome) -> str:
-    if not home.token.is_file():
-        raise BadService(f"{home.token} is not there; put a lead's token into it, or set {TOKEN}")
-    return home.token.read_text("utf-8").strip()
+def _read_token(home: CoordinatorHome) -> str:
+    if not home.token_path.is_file():
+        raise ServiceError(f"{home.token_path} is not there; put a lead's token into it, or set {TOKEN_VARIABLE}")
+    return home.token_path.read_text("utf-8").strip()
 
 
-def _context(ca: Path) -> ssl.SSLContext:
+def _create_ssl_context(ca_path: Path) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=str(ca))
+        return ssl.create_default_context(cafile=str(ca_path))
     except (OSError, ssl.SSLError) as error:
-        raise BadService(
-            f"{ca} is no certificate of an authority ({error}); copy ca.pem from the coordinator"
+        raise ServiceError(
+            f"{ca_path} is no certificate of an authority ({error}); copy ca.pem from the coordinator"
         ) from error
 
 
-def _refusal(answer: httpx.Response) -> BadService:
+def _service_error(response: httpx.Response) -> ServiceError:
     try:
-        text = str(answer.json()["error"])
+        text = str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
-        text = f"the service answered {answer.status_code}"
-    return BadService(text)
+        text = f"the service answered {response.status_code}"
+    return ServiceError(text)
 
 
-def _short(error: httpx.TransportError) -> str:
+def _describe_error(error: httpx.TransportError) -> str:
     return str(error) or type(error).__name__

@@ -7,75 +7,79 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.core.errors import BadStudy
+from pipeline.core.errors import StudyError
 from pipeline.core.files import write_atomically
-from pipeline.service.storage.database import Run
-from pipeline.service.web.context import Parts
+from pipeline.service.storage.database import RunRow
+from pipeline.service.web.context import ServiceContext
 
-LONGEST = 60  # of a study's name in a run's
+MAX_STUDY_NAME_CHARS = 60  # of a study's name in a run's
 
 
-def launch(parts: Parts, text: str, wanted: Sequence[str] | None, fewest: int | None, by: str) -> Run:
+def create_run(
+    context: ServiceContext, study_toml: str, site_names: Sequence[str] | None, min_sites: int | None, actor: str
+) -> RunRow:
     """The row comes last: a run that is there is there with all its files."""
     from pipeline.coordinator.run_folder import RunFolder
-    from pipeline.study.offer import offer
-    from pipeline.study.toml_file import read_study
+    from pipeline.study.offer import create_offer
+    from pipeline.study.toml_file import parse_study
 
-    study = read_study(text, "the study", {})
-    parts.check(study)
-    keys = _chosen(parts, wanted)
-    least = max(1, study.waiting.quorum) if fewest is None else fewest
-    if not 1 <= least <= len(keys):
-        raise BadStudy(
-            f"the run is for {len(keys)} sites and asks for the approval of at least {least}; set `fewest` or "
-            "waiting.quorum between 1 and the number of sites"
+    study = parse_study(study_toml, "the study", {})
+    context.check_study(study)
+    key_by_site = _select_sites(context, site_names)
+    num_required = max(1, study.round.quorum) if min_sites is None else min_sites
+    if not 1 <= num_required <= len(key_by_site):
+        raise StudyError(
+            f"the run is for {len(key_by_site)} sites and asks for the approval of at least {num_required}; set `fewest` or "
+            "round.quorum between 1 and the number of sites"
         )
-    run = f"{study.name[:LONGEST]}-{secrets.token_hex(3)}"
-    proposed = offer(run, study, keys, parts.public)
-    folder = RunFolder.create(parts.home.runs / run, study)
-    write_atomically(folder.path / "offer.json", proposed.model_dump_json(indent=1).encode())
-    write_control(parts, run, "run")
-    return parts.store.add_run(run, name=study.name, strategy=study.strategy.name, rounds=study.rounds,
-                               digest=proposed.digest, fewest=least, sites=keys, by=by)  # fmt: skip
+    run_id = f"{study.name[:MAX_STUDY_NAME_CHARS]}-{secrets.token_hex(3)}"
+    run_offer = create_offer(run_id, study, key_by_site, context.public_key)
+    folder = RunFolder.create(context.home.runs_folder / run_id, study)
+    write_atomically(folder.path / "offer.json", run_offer.model_dump_json(indent=1).encode())
+    write_control(context, run_id, "run")
+    return context.store.add_run(run_id, name=study.name, strategy=study.strategy.name, rounds=study.rounds,
+                               digest=run_offer.digest, min_sites=num_required, sites=key_by_site, actor=actor)  # fmt: skip
 
 
-def write_control(parts: Parts, run: str, want: str) -> None:
+def write_control(context: ServiceContext, run_id: str, desired_state: str) -> None:
     """What the run's process reads between rounds."""
-    write_atomically(parts.home.runs / run / "control.json", json.dumps({"want": want}).encode())
+    write_atomically(context.home.runs_folder / run_id / "control.json", json.dumps({"want": desired_state}).encode())
 
 
-def act(parts: Parts, run: str, action: str, by: str) -> Run:
-    return parts.store.act(run, action, by, tell=lambda row: write_control(parts, row.id, row.want))
+def apply_run_action(context: ServiceContext, run_id: str, action: str, actor: str) -> RunRow:
+    return context.store.apply_action(
+        run_id, action, actor, on_change=lambda row: write_control(context, row.id, row.desired_state)
+    )
 
 
-def _chosen(parts: Parts, wanted: Sequence[str] | None) -> dict[str, str]:
-    enrolled = {site.name: site.key for site in parts.store.sites() if site.left is None}
-    if wanted is None:
-        if not enrolled:
-            raise BadStudy("no site is enrolled; invite one with `hemofed coordinator invite SITE`")
-        return enrolled
-    if not wanted or len(set(wanted)) != len(wanted):
-        raise BadStudy("name every site once, and at least one; without `sites` all that are enrolled take part")
-    if unknown := [name for name in wanted if name not in enrolled]:
-        raise BadStudy(f"not enrolled: {', '.join(unknown)}; enrolled are {', '.join(enrolled) or 'none'}")
-    return {name: enrolled[name] for name in wanted}
+def _select_sites(context: ServiceContext, site_names: Sequence[str] | None) -> dict[str, str]:
+    key_by_site = {site.name: site.key for site in context.store.list_sites() if site.left is None}
+    if site_names is None:
+        if not key_by_site:
+            raise StudyError("no site is enrolled; invite one with `hemofed coordinator invite SITE`")
+        return key_by_site
+    if not site_names or len(set(site_names)) != len(site_names):
+        raise StudyError("name every site once, and at least one; without `sites` all that are enrolled take part")
+    if unknown := [name for name in site_names if name not in key_by_site]:
+        raise StudyError(f"not enrolled: {', '.join(unknown)}; enrolled are {', '.join(key_by_site) or 'none'}")
+    return {name: key_by_site[name] for name in site_names}
 
 
-def plain_words(study: dict[str, Any]) -> list[str]:
+def describe_study(study: dict[str, Any]) -> list[str]:
     """What a study does, for who does not read TOML. `study`: the resolved file."""
     data, model, local = study.get("data", {}), study.get("model", {}), study.get("local", {})
-    privacy, share = study.get("privacy", {}), study.get("selection", {}).get("fraction", 1.0)
-    much = (
+    privacy, fraction = study.get("privacy", {}), study.get("client_sampling", {}).get("fraction", 1.0)
+    work_text = (
         f"{local['steps']} steps"
         if "steps" in local
         else ("1 epoch" if local.get("epochs", 1) == 1 else f"{local['epochs']} epochs")
     )
-    asked = "every site" if share == 1.0 else f"{share:.0%} of the sites"
+    sites_text = "every site" if fraction == 1.0 else f"{fraction:.0%} of the sites"
     lines = [
-        study.get("about", ""),
+        study.get("description", ""),
         f"Sites train a {model.get('name')} network on {data.get('name')} data; no image leaves a site.",
-        f"{study.get('strategy', {}).get('name')}, {study.get('rounds')} rounds: each asks {asked} for {much} of training.",
-        "The coordinator sees only sums over sites." if privacy.get("secure_sum") else "",
+        f"{study.get('strategy', {}).get('name')}, {study.get('rounds')} rounds: each asks {sites_text} for {work_text} of training.",
+        "The coordinator sees only sums over sites." if privacy.get("secure_aggregation") else "",
         "" if privacy else "No privacy budget is set: updates are not noised.",
     ]
     return [line for line in lines if line]

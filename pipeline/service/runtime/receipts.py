@@ -8,23 +8,25 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.core.errors import BadLedger, HemofedError
+from pipeline.core.errors import HemofedError, LedgerError
 from privacy.ledger import keys
-from privacy.ledger.countersigner import Countersigner
-from privacy.ledger.receipts import Request
-from privacy.ledger.records import Receipt
+from privacy.ledger.countersigner import LedgerCountersigner
+from privacy.ledger.receipts import ReceiptRequest
+from privacy.ledger.records import LedgerReceipt
 
 
-def countersigned(home: Path, site: str, asked: str, note: Callable[[Receipt], None] | None = None) -> str:
+def countersign_request(
+    home: Path, site: str, request_json: str, on_receipt: Callable[[LedgerReceipt], None] | None = None
+) -> str:
     """`site`: whose connection it came by; a request in another's name is refused. `note`: for the coordinator's tables."""
     try:
-        request = Request.model_validate_json(asked)
+        request = ReceiptRequest.model_validate_json(request_json)
         if request.site != site:
-            raise BadLedger(f"{site} asks for a receipt in the name of {request.site}")
-        signer = Countersigner(home / "receipts", keys.load(home / "key.pem"))
+            raise LedgerError(f"{site} asks for a receipt in the name of {request.site}")
+        signer = LedgerCountersigner(home / "receipts", keys.load_key(home / "key.pem"))
         receipt = signer.countersign(request)
-        if note is not None:
-            note(receipt)
+        if on_receipt is not None:
+            on_receipt(receipt)
         return json.dumps({"receipt": receipt.model_dump(mode="json")})
     except ValidationError:
         return json.dumps({"refused": "this is no request for a receipt; is the site of the same version?"})
@@ -32,11 +34,11 @@ def countersigned(home: Path, site: str, asked: str, note: Callable[[Receipt], N
         return json.dumps({"refused": str(error)})
 
 
-def read_receipt(answer: str) -> Receipt:
+def read_receipt(reply: str) -> LedgerReceipt:
     try:
-        told = json.loads(answer)
-        if "refused" in told:
-            raise BadLedger(f"the coordinator refuses its receipt: {told['refused']}")
-        return Receipt.model_validate_json(json.dumps(told["receipt"]))
+        content = json.loads(reply)
+        if "refused" in content:
+            raise LedgerError(f"the coordinator refuses its receipt: {content['refused']}")
+        return LedgerReceipt.model_validate_json(json.dumps(content["receipt"]))
     except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise BadLedger("the coordinator's answer is no receipt; is it of the same version?") from error
+        raise LedgerError("the coordinator's answer is no receipt; is it of the same version?") from error

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import BadRun
-from pipeline.core.files import read_rounds
+from pipeline.core.errors import RunFolderError
+from pipeline.core.files import load_round_records
 
 # what may be downloaded, and as what. Never checkpoints, single sites' models or pictures of cells
-SHOWN = {
+DOWNLOADABLE_FILES = {
     "models/global.safetensors": "model",
     "models/group/*.safetensors": "model",
     "report.html": "report",
@@ -26,83 +26,85 @@ SHOWN = {
     "plots/*.png": "plot",
     "plots/*.svg": "plot",
 }
-MODELS = "models"
-ENDING = ".safetensors"
+MODELS_FOLDER = "models"
+MODEL_SUFFIX = ".safetensors"
 
 
 @dataclass
-class Folders:
+class RunFiles:
     """Of all runs, below one folder."""
 
     root: Path
-    _kept: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)
+    _cache: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)
 
-    def rounds(self, run: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._cached(self.root / run / "rounds.jsonl", _rounds) or []
-        return found
+    def load_rounds(self, run: str) -> list[dict[str, Any]]:
+        rounds: list[dict[str, Any]] = self._load_cached(self.root / run / "rounds.jsonl", _load_rounds) or []
+        return rounds
 
-    def json(self, run: str, name: str) -> Any:
+    def load_json(self, run: str, name: str) -> Any:
         """None if the run has no such file, or one that cannot be read yet."""
-        return self._cached(self.root / run / name, _json)
+        return self._load_cached(self.root / run / name, _load_json)
 
-    def text(self, run: str, name: str) -> str:
+    def read_text(self, run: str, name: str) -> str:
         file = self.root / run / name
         return file.read_text("utf-8") if file.is_file() else ""
 
-    def files(self, run: str) -> dict[str, str]:
+    def list_files(self, run: str) -> dict[str, str]:
         """Path within the run -> kind. Only what stands here is ever sent, so no path leads out of the folder."""
         folder = self.root / run
-        found = {
+        kind_by_path = {
             file.relative_to(folder).as_posix(): kind
-            for pattern, kind in SHOWN.items()
+            for pattern, kind in DOWNLOADABLE_FILES.items()
             for file in sorted(folder.glob(pattern))
-            if file.is_file() and _inside(file, folder)
+            if file.is_file() and _is_inside(file, folder)
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(kind_by_path.items()))
 
-    def models_of(self, run: str, site: str) -> list[str]:
+    def models_for_site(self, run: str, site: str) -> list[str]:
         """Those that this site may have: the common one, and its own group's."""
-        grouped: dict[str, str] = next((r["groups"] for r in reversed(self.rounds(run)) if r.get("groups")), {})
-        mine = ["global"] + ([f"group/{grouped[site]}"] if site in grouped else [])
-        there = self.files(run)
-        return [name for name in mine if f"{MODELS}/{name}{ENDING}" in there]
+        cluster_by_site: dict[str, str] = next(
+            (r["groups"] for r in reversed(self.load_rounds(run)) if r.get("groups")), {}
+        )
+        allowed = ["global"] + ([f"group/{cluster_by_site[site]}"] if site in cluster_by_site else [])
+        existing = self.list_files(run)
+        return [name for name in allowed if f"{MODELS_FOLDER}/{name}{MODEL_SUFFIX}" in existing]
 
-    def model(self, run: str, name: str) -> Path:
-        return self.root / run / MODELS / f"{name}{ENDING}"
+    def model_path(self, run: str, name: str) -> Path:
+        return self.root / run / MODELS_FOLDER / f"{name}{MODEL_SUFFIX}"
 
-    def _cached(self, file: Path, read: Callable[[Path], Any]) -> Any:
+    def _load_cached(self, file: Path, read: Callable[[Path], Any]) -> Any:
         try:
-            about = file.stat()
+            file_stat = file.stat()
         except OSError:
             return None
-        stamp = (about.st_mtime_ns, about.st_size)
-        kept = self._kept.get(file)
-        if kept is None or kept[0] != stamp:
-            kept = (stamp, read(file))
-            self._kept[file] = kept
-        return kept[1]
+        stamp = (file_stat.st_mtime_ns, file_stat.st_size)
+        cached = self._cache.get(file)
+        if cached is None or cached[0] != stamp:
+            cached = (stamp, read(file))
+            self._cache[file] = cached
+        return cached[1]
 
 
-def _rounds(file: Path) -> list[dict[str, Any]]:
+def _load_rounds(file: Path) -> list[dict[str, Any]]:
     try:
-        found: list[dict[str, Any]] = _without_nan(read_rounds(file))
-        return found
-    except (BadRun, OSError):
+        rounds: list[dict[str, Any]] = _replace_nan(load_round_records(file))
+        return rounds
+    except (RunFolderError, OSError):
         return []
 
 
-def _json(file: Path) -> Any:
+def _load_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text("utf-8"), parse_constant=lambda name: None)
     except (OSError, ValueError):
         return None
 
 
-def _without_nan(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     """A diverged loss is no JSON for a browser."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
-def _inside(file: Path, folder: Path) -> bool:
+def _is_inside(file: Path, folder: Path) -> bool:
     """A link may lead anywhere."""
     return file.resolve().is_relative_to(folder.resolve())

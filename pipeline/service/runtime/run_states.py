@@ -6,41 +6,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pipeline.core.errors import BadService
+from pipeline.core.errors import ServiceError
 
-State = Literal[
+LifecycleState = Literal[
     "offered", "starting", "running", "waiting", "pausing", "paused", "stopping", "stopped", "finished", "failed"
 ]
-Want = Literal["run", "pause", "stop", "regroup"]
-STATES: tuple[State, ...] = get_args(State)
-STOPPING: State = "stopping"
-OVER: frozenset[str] = frozenset({"stopped", "finished", "failed"})
+DesiredState = Literal["run", "pause", "stop", "regroup"]
+LIFECYCLE_STATES: tuple[LifecycleState, ...] = get_args(LifecycleState)
+STOPPING: LifecycleState = "stopping"
+TERMINAL_STATES: frozenset[str] = frozenset({"stopped", "finished", "failed"})
 
 
-class NotNow(BadService):
+class InvalidStateError(ServiceError):
     """What is asked makes no sense in the run's state; the text says the cure."""
 
 
 @dataclass(frozen=True)
-class Action:
+class RunAction:
     """`moves`: from a state to the next; a run that is in one of these states already is left as it is."""
 
-    want: Want
-    moves: Mapping[str, State]
-    already: frozenset[str]
-    cures: Mapping[str, str] = field(default_factory=dict)
+    desired_state: DesiredState
+    transitions: Mapping[str, LifecycleState]
+    no_op_states: frozenset[str]
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
-    def after(self, name: str, run: str, state: str) -> State | None:
+    def next_state(self, action_name: str, run: str, state: str) -> LifecycleState | None:
         """None: nothing to do."""
-        if state in self.already:
+        if state in self.no_op_states:
             return None
-        if state not in self.moves:
-            raise NotNow(f"{run} is {state} and cannot {name}: {self.cures.get(state, 'wait until it is over')}")
-        return self.moves[state]
+        if state not in self.transitions:
+            raise InvalidStateError(
+                f"{run} is {state} and cannot {action_name}: {self.remedies.get(state, 'wait until it is over')}"
+            )
+        return self.transitions[state]
 
 
-ACTIONS: Mapping[str, Action] = {
-    "begin": Action(
+RUN_ACTIONS: Mapping[str, RunAction] = {
+    "begin": RunAction(
         "run",
         {"offered": "starting"},
         frozenset({"starting", "running", "waiting"}),
@@ -48,21 +50,21 @@ ACTIONS: Mapping[str, Action] = {
         | dict.fromkeys(("paused", "stopped", "failed"), "resume it")
         | {"finished": "make a new run of the study"},
     ),
-    "pause": Action(
+    "pause": RunAction(
         "pause",
         dict.fromkeys(("starting", "running", "waiting"), "pausing"),
         frozenset({"pausing", "paused"}),
         {"offered": "it has not begun; stop it to take the offer back"}
         | dict.fromkeys(("stopping", "stopped", "finished", "failed"), "nothing runs that could pause"),
     ),
-    "resume": Action(
+    "resume": RunAction(
         "run",
         dict.fromkeys(("paused", "stopped", "failed"), "starting"),
         frozenset({"offered", "starting", "running", "waiting"}),
         dict.fromkeys(("pausing", "stopping"), "wait until it has, then resume it")
         | {"finished": "make a new run of the study"},
     ),
-    "stop": Action(
+    "stop": RunAction(
         "stop",
         {
             **dict.fromkeys(("starting", "running", "waiting", "pausing"), STOPPING),

@@ -13,94 +13,94 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from pipeline.core.errors import BadService
-from pipeline.core.files import alone_in, write_atomically
+from pipeline.core.errors import ServiceError
+from pipeline.core.files import exclusive_lock, write_atomically
 from pipeline.engines.flare_server import FlareServer
-from pipeline.ops.certificates import Authority, write_private
-from pipeline.ops.child_processes import Kept, Restarting, sweep
-from pipeline.ops.json_log import Log, open_log
-from pipeline.runs.federated import check_hospital_study
-from pipeline.service.runtime.supervisor import Supervisor
-from pipeline.service.runtime.tls_router import Front
+from pipeline.ops.certificates import CertificateAuthority, write_private_file
+from pipeline.ops.child_processes import ChildProcess, RestartingProcess, kill_by_mark
+from pipeline.ops.json_log import JsonLog, open_log
+from pipeline.runs.federated import validate_federated_study
+from pipeline.service.runtime.supervisor import RunSupervisor
+from pipeline.service.runtime.tls_router import TlsRouter
 from pipeline.service.storage.home import CoordinatorHome
-from pipeline.service.storage.store import Store
-from pipeline.service.web.app import make_app
+from pipeline.service.storage.store import CoordinatorStore
+from pipeline.service.web.app import create_app
 
 LOOPBACK = "127.0.0.1"
-Say = Callable[[str], None]
+StatusCallback = Callable[[str], None]
 
 
 @dataclass
-class Served:
+class RunningService:
     """Everything that runs while the coordinator does."""
 
     home: CoordinatorHome
-    front: Front
+    router: TlsRouter
     url: str
 
 
-def serve(path: Path, bind: str, say: Say, stop: threading.Event | None = None) -> None:
+def serve_coordinator(path: Path, bind: str, on_status: StatusCallback, stop: threading.Event | None = None) -> None:
     """Until SIGTERM, Ctrl-C or `stop`; leaves no process behind."""
-    over = stop or threading.Event()
+    stop_event = stop or threading.Event()
     with contextlib.suppress(ValueError):  # not in the main thread: whoever started us stops us
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: over.set())
-    with serving(path, bind) as served:
-        say(f"{served.home.name}: {served.url}")
-        over.wait()
-        say("stopping; runs go on when the coordinator is served again")
+            signal.signal(number, lambda *_: stop_event.set())
+    with running_service(path, bind) as service:
+        on_status(f"{service.home.name}: {service.url}")
+        stop_event.wait()
+        on_status("stopping; runs go on when the coordinator is served again")
 
 
 @contextlib.contextmanager
-def serving(path: Path, bind: str = "0.0.0.0") -> Iterator[Served]:
+def running_service(path: Path, bind: str = "0.0.0.0") -> Iterator[RunningService]:
     home = CoordinatorHome.open(path)
-    mark = f"coordinator-{home.path.resolve()}"
-    with alone_in(home.path), contextlib.ExitStack() as stack:
-        log = open_log(home.log)
-        if swept := sweep(mark):
-            log.event("swept", "warning", processes=swept, why="left by a coordinator that was killed")
-        _renewed(home, log)
-        store = Store(home.database)
+    process_mark = f"coordinator-{home.path.resolve()}"
+    with exclusive_lock(home.path), contextlib.ExitStack() as stack:
+        log = open_log(home.log_path)
+        if num_killed := kill_by_mark(process_mark):
+            log.write_event("swept", "warning", processes=num_killed, why="left by a coordinator that was killed")
+        _renew_certificate(home, log)
+        store = CoordinatorStore(home.database_url)
         stack.callback(store.close)
-        ports = free_ports(2)
+        ports = find_free_ports(2)
         flare = FlareServer(home.path.resolve(), ports[0], home.host)
-        front = _front(bind, home.port, ports)
-        stack.callback(front.stop)
-        supervisor = Supervisor(home.runs, store, flare, log)
-        app = make_app(home, store, lambda: supervisor.registered, check_hospital_study, log,
-                       lambda host, port: front.peer(port) or host)  # fmt: skip
-        stack.enter_context(_web(app, home, ports[1]))
+        router = _create_router(bind, home.port, ports)
+        stack.callback(router.stop)
+        supervisor = RunSupervisor(home.runs_folder, store, flare, log)
+        app = create_app(home, store, lambda: supervisor.registered_sites, validate_federated_study, log,
+                       lambda host, port: router.peer_address(port) or host)  # fmt: skip
+        stack.enter_context(_run_web_server(app, home, ports[1]))
         stack.callback(app.state.parts.streams.close)
-        front.start()
-        stack.enter_context(_supervised(supervisor, flare, log, mark))
-        log.event("serving", url=home.url, pid=threading.get_native_id())
-        yield Served(home, front, home.url)
-        log.event("stopped")
+        router.start()
+        stack.enter_context(_run_supervisor(supervisor, flare, log, process_mark))
+        log.write_event("serving", url=home.url, pid=threading.get_native_id())
+        yield RunningService(home, router, home.url)
+        log.write_event("stopped")
 
 
-def _renewed(home: CoordinatorHome, log: Log) -> None:
+def _renew_certificate(home: CoordinatorHome, log: JsonLog) -> None:
     """The web certificate, before it expires; agents and browsers know the authority, which lasts longer."""
-    authority, file = Authority.open(home.path), home.path / "web.crt"
-    if authority.stands(file.read_text("utf-8")):
+    authority, certificate_file = CertificateAuthority.open(home.path), home.path / "web.crt"
+    if authority.is_current(certificate_file.read_text("utf-8")):
         return
     issued = authority.issue_server([home.host, "localhost", LOOPBACK])
     (home.path / "web.key").unlink(missing_ok=True)
-    write_private(home.path / "web.key", issued.key.encode())
-    write_atomically(file, issued.certificate.encode())
-    log.event("web certificate renewed")
+    write_private_file(home.path / "web.key", issued.key_pem.encode())
+    write_atomically(certificate_file, issued.certificate_pem.encode())
+    log.write_event("web certificate renewed")
 
 
-def _front(bind: str, port: int, ports: list[int]) -> Front:
+def _create_router(bind: str, port: int, ports: list[int]) -> TlsRouter:
     try:
-        return Front(bind, port, (LOOPBACK, ports[1]), (LOOPBACK, ports[0]))
+        return TlsRouter(bind, port, (LOOPBACK, ports[1]), (LOOPBACK, ports[0]))
     except OSError as error:
-        raise BadService(
+        raise ServiceError(
             f"port {port} cannot be opened ({error.strerror}); is another coordinator served, or does it need root?"
         ) from error
 
 
 @contextlib.contextmanager
-def _web(app: FastAPI, home: CoordinatorHome, port: int) -> Iterator[None]:
+def _run_web_server(app: FastAPI, home: CoordinatorHome, port: int) -> Iterator[None]:
     config = uvicorn.Config(
         app, host=LOOPBACK, port=port, ssl_certfile=str(home.path / "web.crt"), ssl_keyfile=str(home.path / "web.key"),
         log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False,
@@ -111,7 +111,7 @@ def _web(app: FastAPI, home: CoordinatorHome, port: int) -> Iterator[None]:
     while not server.started and thread.is_alive():
         thread.join(0.02)
     if not server.started:
-        raise BadService(f"the web service did not start; {home.log} may say why")
+        raise ServiceError(f"the web service did not start; {home.log_path} may say why")
     try:
         yield
     finally:
@@ -120,44 +120,48 @@ def _web(app: FastAPI, home: CoordinatorHome, port: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _supervised(supervisor: Supervisor, flare: FlareServer, log: Log, mark: str) -> Iterator[None]:
-    over = threading.Event()
+def _run_supervisor(supervisor: RunSupervisor, flare: FlareServer, log: JsonLog, process_mark: str) -> Iterator[None]:
+    stop_event = threading.Event()
 
-    def start() -> Kept:
-        flare.lay_out()
-        return flare.start(mark)
+    def start_flare() -> ChildProcess:
+        flare.provision_kits()
+        return flare.start(process_mark)
 
-    child = Restarting(start, most=10.0)
+    flare_process = RestartingProcess(start_flare, max_delay=10.0)
 
-    def keep() -> None:
-        known = None
-        while not over.wait(0.5):
+    def keep_flare_running() -> None:
+        last_process = None
+        while not stop_event.wait(0.5):
             try:
-                kept = child.tick()
+                process = flare_process.tick()
             except OSError as error:
-                log.event("FLARE's server cannot be started", "error", why=str(error))
+                log.write_event("FLARE's server cannot be started", "error", why=str(error))
                 continue
-            if kept is not known:
-                log.event("FLARE's server", "info" if known is None else "warning", pid=kept.pid if kept else None)
-                supervisor.server_died()
-                known = kept
+            if process is not last_process:
+                log.write_event(
+                    "FLARE's server",
+                    "info" if last_process is None else "warning",
+                    pid=process.pid if process else None,
+                )
+                supervisor.on_server_died()
+                last_process = process
 
-    threads = [threading.Thread(target=keep, name="keeper", daemon=True),
-               threading.Thread(target=supervisor.watch, args=(over,), name="supervisor", daemon=True)]  # fmt: skip
+    threads = [threading.Thread(target=keep_flare_running, name="keeper", daemon=True),
+               threading.Thread(target=supervisor.poll_until_stopped, args=(stop_event,), name="supervisor", daemon=True)]  # fmt: skip
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop_event.set()
         for thread in threads:
             thread.join(15)
         flare.close()
-        child.stop(3.0)
-        sweep(mark)
+        flare_process.stop(3.0)
+        kill_by_mark(process_mark)
 
 
-def free_ports(count: int) -> list[int]:
+def find_free_ports(count: int) -> list[int]:
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

@@ -15,162 +15,179 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.coordinator.live_status import Want, read_live, want, wanted
+from pipeline.coordinator.live_status import DesiredState, read_live_status, request_state, requested_state
 from pipeline.core.errors import HemofedError
-from pipeline.ops.json_log import Log
-from pipeline.service.runtime.run_states import OVER
-from pipeline.service.storage.database import Run
-from pipeline.service.storage.store import Store
+from pipeline.ops.json_log import JsonLog
+from pipeline.service.runtime.run_states import TERMINAL_STATES
+from pipeline.service.storage.database import RunRow
+from pipeline.service.storage.store import CoordinatorStore
 
-EVERY = 1.0  # seconds between two looks
-PATIENCE = 10.0  # seconds that a run waits for the last sites once enough are there
-ASKED: Mapping[str, Want] = {"pausing": "pause", "stopping": "stop"}
-SLOWEST = 60.0  # seconds between two attempts
-TROUBLES = 8  # attempts in a row that ended without a new round: then a person has to look
+POLL_SECONDS = 1.0  # seconds between two looks
+JOIN_GRACE_SECONDS = 10.0  # seconds that a run waits for the last sites once enough are there
+DESIRED_BY_STATE: Mapping[str, DesiredState] = {"pausing": "pause", "stopping": "stop"}
+MAX_RETRY_SECONDS = 60.0  # seconds between two attempts
+MAX_FAILED_ATTEMPTS = 8  # attempts in a row that ended without a new round: then a person has to look
 
 
-class Jobs(Protocol):
+class JobRunner(Protocol):
     """What the supervisor needs of FLARE's server."""
 
-    def connected(self) -> set[str]: ...
-    def submit(self, run: str, digest: str, sites: list[str], fewest: int) -> str: ...
-    def over(self, job_id: str) -> bool: ...
-    def abort(self, job_id: str) -> None: ...
+    def connected_sites(self) -> set[str]: ...
+    def submit_job(self, run: str, digest: str, sites: list[str], min_sites: int) -> str: ...
+    def has_ended(self, job_id: str) -> bool: ...
+    def abort_job(self, job_id: str) -> None: ...
 
 
 @dataclass
-class Attempt:
-    job: str
+class RunAttempt:
+    job_id: str
     sites: list[str]
-    round: int  # at which it began
-    since: float = field(default_factory=time.monotonic)
+    start_round: int  # at which it began
+    started_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass
-class Supervisor:
-    runs: Path
-    store: Store
-    jobs: Jobs
-    log: Log
-    attempts: dict[str, Attempt] = field(default_factory=dict)
-    troubles: dict[str, int] = field(default_factory=dict)
-    enough_since: dict[str, float] = field(default_factory=dict)
-    not_before: dict[str, float] = field(default_factory=dict)
-    registered: set[str] | None = None  # with FLARE's server, at the last look; None: it did not say
+class RunSupervisor:
+    runs_folder: Path
+    store: CoordinatorStore
+    job_runner: JobRunner
+    log: JsonLog
+    attempts: dict[str, RunAttempt] = field(default_factory=dict)
+    failed_attempts: dict[str, int] = field(default_factory=dict)
+    quorum_since: dict[str, float] = field(default_factory=dict)
+    retry_after: dict[str, float] = field(default_factory=dict)
+    registered_sites: set[str] | None = None  # with FLARE's server, at the last look; None: it did not say
 
-    def watch(self, stop: threading.Event) -> None:
-        while not stop.wait(EVERY):
+    def poll_until_stopped(self, stop_event: threading.Event) -> None:
+        while not stop_event.wait(POLL_SECONDS):
             try:
-                self.look()
+                self.poll_runs()
             except HemofedError as error:  # such as a server that is just being started again
-                self.log.event("supervisor", "warning", why=str(error))
+                self.log.write_event("supervisor", "warning", why=str(error))
             except Exception as error:
-                self.log.event("supervisor failed", "error", why=repr(error))
+                self.log.write_event("supervisor failed", "error", why=repr(error))
 
-    def server_died(self) -> None:
+    def on_server_died(self) -> None:
         """All jobs are gone with it."""
         self.attempts.clear()
 
-    def look(self) -> None:
-        self.registered = None
-        self.registered = self.jobs.connected()
-        for run in self.store.runs():
-            if run.state in OVER or run.state == "paused":
+    def poll_runs(self) -> None:
+        self.registered_sites = None
+        self.registered_sites = self.job_runner.connected_sites()
+        for run in self.store.list_runs():
+            if run.state in TERMINAL_STATES or run.state == "paused":
                 continue
             if run.id in self.attempts:
-                self._follow(run, self.attempts[run.id])
+                self._follow_attempt(run, self.attempts[run.id])
             elif run.state in ("pausing", "stopping"):
-                self._rest(run, "paused" if run.state == "pausing" else "stopped")
+                self._settle_run(run, "paused" if run.state == "pausing" else "stopped")
             elif run.state == "offered":
-                if self.store.approved(run.id) >= set(run.sites):
-                    self.store.state(run.id, "starting", "all sites have approved", only=["offered"])
-            elif time.monotonic() >= self.not_before.get(run.id, 0.0):
-                self._begin(run)
+                if self.store.approved_sites(run.id) >= set(run.sites):
+                    self.store.set_run_state(run.id, "starting", "all sites have approved", expected_states=["offered"])
+            elif time.monotonic() >= self.retry_after.get(run.id, 0.0):
+                self._start_attempt(run)
 
-    def _begin(self, run: Run) -> None:
-        approved = self.store.approved(run.id)
-        ready = [site for site in run.sites if site in approved & (self.registered or set())]
-        if len(ready) < run.fewest:
-            self.enough_since.pop(run.id, None)
-            missing = ", ".join(self._why_not(site, approved) for site in run.sites if site not in ready)
-            self._move(run, "waiting", f"{len(ready)} of at least {run.fewest} sites are ready; {missing}")
+    def _start_attempt(self, run: RunRow) -> None:
+        approved_sites = self.store.approved_sites(run.id)
+        ready_sites = [site for site in run.sites if site in approved_sites & (self.registered_sites or set())]
+        if len(ready_sites) < run.min_sites:
+            self.quorum_since.pop(run.id, None)
+            missing = ", ".join(
+                self._missing_reason(site, approved_sites) for site in run.sites if site not in ready_sites
+            )
+            self._set_run_state(
+                run, "waiting", f"{len(ready_sites)} of at least {run.min_sites} sites are ready; {missing}"
+            )
             return
-        since = self.enough_since.setdefault(run.id, time.monotonic())
-        if len(ready) < len(run.sites) and time.monotonic() - since < PATIENCE:
+        ready_since = self.quorum_since.setdefault(run.id, time.monotonic())
+        if len(ready_sites) < len(run.sites) and time.monotonic() - ready_since < JOIN_GRACE_SECONDS:
             return
-        self.enough_since.pop(run.id, None)
-        folder = self.runs / run.id
+        self.quorum_since.pop(run.id, None)
+        folder = self.runs_folder / run.id
         for name in ("ended.json", "live.json"):  # of the attempt before
             (folder / name).unlink(missing_ok=True)
-        want(folder, "run")
-        job = self.jobs.submit(run.id, run.digest, ready, run.fewest)
-        self.attempts[run.id] = Attempt(job, ready, self._round(run))
-        self.log.event("attempt", run=run.id, job=job, sites=ready)
-        self._move(run, "running", "")
+        request_state(folder, "run")
+        job_id = self.job_runner.submit_job(run.id, run.digest, ready_sites, run.min_sites)
+        self.attempts[run.id] = RunAttempt(job_id, ready_sites, self._checkpoint_round(run))
+        self.log.write_event("attempt", run=run.id, job=job_id, sites=ready_sites)
+        self._set_run_state(run, "running", "")
 
-    def _why_not(self, site: str, approved: set[str]) -> str:
-        return f"{site} {'is not connected' if site in approved else 'has not approved'}"
+    def _missing_reason(self, site: str, approved_sites: set[str]) -> str:
+        return f"{site} {'is not connected' if site in approved_sites else 'has not approved'}"
 
-    def _follow(self, run: Run, attempt: Attempt) -> None:
-        ended = _ended(self.runs / run.id)
-        if ended is None and not self.jobs.over(attempt.job):
-            if run.state in ASKED and wanted(self.runs / run.id) != ASKED[run.state]:
-                want(self.runs / run.id, ASKED[run.state])  # the lead spoke while the attempt was being made
-            self._take_in(run, attempt)
+    def _follow_attempt(self, run: RunRow, attempt: RunAttempt) -> None:
+        run_outcome = _read_outcome(self.runs_folder / run.id)
+        if run_outcome is None and not self.job_runner.has_ended(attempt.job_id):
+            if (
+                run.state in DESIRED_BY_STATE
+                and requested_state(self.runs_folder / run.id) != DESIRED_BY_STATE[run.state]
+            ):
+                request_state(
+                    self.runs_folder / run.id, DESIRED_BY_STATE[run.state]
+                )  # the lead spoke while the attempt was being made
+            self._regroup_returned_sites(run, attempt)
             return
         del self.attempts[run.id]
-        how, why = ended or ("lost", "the run's process ended")
-        self.log.event("attempt over", run=run.id, job=attempt.job, how=how, why=why)
-        self.jobs.abort(attempt.job)  # whatever of it is left
-        if how == "finished":
-            self._rest(run, "finished")
-        elif how == "failed":
-            self._rest(run, "failed", why)
-        elif how == "halted" and why in ("pause", "stop"):
-            self._rest(run, "paused" if why == "pause" else "stopped")
+        outcome, reason = run_outcome or ("lost", "the run's process ended")
+        self.log.write_event("attempt over", run=run.id, job=attempt.job_id, how=outcome, why=reason)
+        self.job_runner.abort_job(attempt.job_id)  # whatever of it is left
+        if outcome == "finished":
+            self._settle_run(run, "finished")
+        elif outcome == "failed":
+            self._settle_run(run, "failed", reason)
+        elif outcome == "halted" and reason in ("pause", "stop"):
+            self._settle_run(run, "paused" if reason == "pause" else "stopped")
         else:
-            self._again(run, attempt, why)
+            self._schedule_retry(run, attempt, reason)
 
-    def _again(self, run: Run, attempt: Attempt, why: str) -> None:
+    def _schedule_retry(self, run: RunRow, attempt: RunAttempt, reason: str) -> None:
         """From the last checkpoint; not for ever if that leads nowhere."""
-        stuck = self._round(run) <= attempt.round and why != "regroup"
-        self.troubles[run.id] = self.troubles.get(run.id, 0) + 1 if stuck else 0
-        if self.troubles[run.id] >= TROUBLES:
-            self._rest(run, "failed", f"{TROUBLES} attempts in a row came to nothing; the last one: {why}")
+        is_stuck = self._checkpoint_round(run) <= attempt.start_round and reason != "regroup"
+        self.failed_attempts[run.id] = self.failed_attempts.get(run.id, 0) + 1 if is_stuck else 0
+        if self.failed_attempts[run.id] >= MAX_FAILED_ATTEMPTS:
+            self._settle_run(
+                run, "failed", f"{MAX_FAILED_ATTEMPTS} attempts in a row came to nothing; the last one: {reason}"
+            )
             return
-        self.not_before[run.id] = time.monotonic() + (min(SLOWEST, 2.0 ** self.troubles[run.id]) if stuck else 0.0)
+        self.retry_after[run.id] = time.monotonic() + (
+            min(MAX_RETRY_SECONDS, 2.0 ** self.failed_attempts[run.id]) if is_stuck else 0.0
+        )
         if run.state not in ("pausing", "stopping"):
-            self._move(run, "waiting", "" if why == "regroup" else f"{why}; it goes on from round {self._round(run)}")
+            self._set_run_state(
+                run,
+                "waiting",
+                "" if reason == "regroup" else f"{reason}; it goes on from round {self._checkpoint_round(run)}",
+            )
 
-    def _take_in(self, run: Run, attempt: Attempt) -> None:
+    def _regroup_returned_sites(self, run: RunRow, attempt: RunAttempt) -> None:
         """Sites that came, or came back, since the attempt began are in the next one."""
-        if run.state != "running" or time.monotonic() - attempt.since < PATIENCE:
+        if run.state != "running" or time.monotonic() - attempt.started_at < JOIN_GRACE_SECONDS:
             return
-        live = read_live(self.runs / run.id) or {}
-        outside = {site for site in run.sites if site not in attempt.sites} | set(live.get("lost", []))
-        back = outside & (self.registered or set()) & self.store.approved(run.id)
-        if back:
-            self.log.event("taking in", run=run.id, sites=sorted(back))
-            attempt.since = time.monotonic()
-            want(self.runs / run.id, "regroup")
+        live = read_live_status(self.runs_folder / run.id) or {}
+        absent_sites = {site for site in run.sites if site not in attempt.sites} | set(live.get("lost", []))
+        returned_sites = absent_sites & (self.registered_sites or set()) & self.store.approved_sites(run.id)
+        if returned_sites:
+            self.log.write_event("taking in", run=run.id, sites=sorted(returned_sites))
+            attempt.started_at = time.monotonic()
+            request_state(self.runs_folder / run.id, "regroup")
 
-    def _rest(self, run: Run, state: str, why: str = "") -> None:
-        self.troubles.pop(run.id, None)
-        self.not_before.pop(run.id, None)
-        self.store.state(run.id, state, why)  # type: ignore[arg-type]
+    def _settle_run(self, run: RunRow, state: str, reason: str = "") -> None:
+        self.failed_attempts.pop(run.id, None)
+        self.retry_after.pop(run.id, None)
+        self.store.set_run_state(run.id, state, reason)  # type: ignore[arg-type]
 
-    def _move(self, run: Run, state: str, why: str) -> None:
-        if (run.state, run.reason) != (state, why):
-            self.store.state(run.id, state, why, only=["starting", "waiting", "running"])  # type: ignore[arg-type]
+    def _set_run_state(self, run: RunRow, state: str, reason: str) -> None:
+        if (run.state, run.reason) != (state, reason):
+            self.store.set_run_state(run.id, state, reason, expected_states=["starting", "waiting", "running"])  # type: ignore[arg-type]
 
-    def _round(self, run: Run) -> int:
-        rounds = sorted((self.runs / run.id / "checkpoint").glob("round-*.safetensors"))
+    def _checkpoint_round(self, run: RunRow) -> int:
+        rounds = sorted((self.runs_folder / run.id / "checkpoint").glob("round-*.safetensors"))
         return int(rounds[-1].stem.partition("-")[2]) if rounds else -1
 
 
-def _ended(folder: Path) -> tuple[str, str] | None:
+def _read_outcome(folder: Path) -> tuple[str, str] | None:
     try:
-        told = json.loads((folder / "ended.json").read_text("utf-8"))
-        return str(told["how"]), str(told["why"])
+        record = json.loads((folder / "ended.json").read_text("utf-8"))
+        return str(record["how"]), str(record["why"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

@@ -1,0 +1,1 @@
+"""What survives a restart: database, accounts, the coordinator's home folder, backups."""

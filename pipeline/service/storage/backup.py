@@ -23,118 +23,123 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import delete
 
-from pipeline.core.errors import BadKey, BadRun
-from pipeline.core.files import alone_in, read_rounds
-from pipeline.ops.encrypted_archive import pack, unpack
-from pipeline.service.storage.database import Database, Event, Invitation, Login
+from pipeline.core.errors import KeyFileError, RunFolderError
+from pipeline.core.files import exclusive_lock, load_round_records
+from pipeline.ops.encrypted_archive import pack_archive, unpack_archive
+from pipeline.service.storage.database import Database, EventRow, InvitationRow, LoginRow
 from pipeline.service.storage.home import CoordinatorHome
 from privacy.ledger import keys
-from privacy.ledger.countersigner import Known
+from privacy.ledger.countersigner import CountersignedState
 from privacy.ledger.ledger import utc_now
 
-DATABASE, RUNS, RECEIPTS, LAST = "hemofed.db", "runs", "receipts", "coordinator.toml"
+DATABASE_FILE, RUNS_FOLDER, RECEIPTS_FOLDER, SETTINGS_FILE = "hemofed.db", "runs", "receipts", "coordinator.toml"
 # logs; and what the service lays out itself whenever it starts
-LEFT_OUT = frozenset({"log", "kit", "admin", "flare", DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"})
-OF_A_MOMENT = frozenset({"live.json", "ended.json", ".lock"})
-TRIES = 20  # checkpoints are cleared away while they are read
+EXCLUDED_NAMES = frozenset(
+    {"log", "kit", "admin", "flare", DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm"}
+)
+TRANSIENT_NAMES = frozenset({"live.json", "ended.json", ".lock"})
+MAX_CHECKPOINT_TRIES = 20  # checkpoints are cleared away while they are read
 
-Piece = tuple[str, bytes, int]  # name, content, mode
+ArchiveEntry = tuple[str, bytes, int]  # name, content, mode
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredHome:
     name: str
-    made: str  # when the backup was
-    files: int
-    database: bool  # whether the backup's is in force; else the home's, being newer, stayed
-    runs: tuple[str, ...]  # that came from the backup
-    receipts: int  # that came from the backup
-    newer: int  # receipts of the home that stayed because the backup's were older
+    backup_time: str  # when the backup was
+    num_files: int
+    is_database_restored: bool  # whether the backup's is in force; else the home's, being newer, stayed
+    restored_runs: tuple[str, ...]  # that came from the backup
+    num_receipts: int  # that came from the backup
+    num_newer_receipts: int  # receipts of the home that stayed because the backup's were older
 
 
-def backup(path: Path, out: Path, passphrase: str | None = None) -> dict[str, Any]:
+def backup_home(home_path: Path, out: Path, passphrase: str | None = None) -> dict[str, Any]:
     """What is in it."""
-    home = CoordinatorHome.open(path)
-    if out.resolve().is_relative_to(path.resolve()):
-        raise BadRun(f"{out} lies in the home itself; a backup belongs on another disk")
-    about = {
+    home = CoordinatorHome.open(home_path)
+    if out.resolve().is_relative_to(home_path.resolve()):
+        raise RunFolderError(f"{out} lies in the home itself; a backup belongs on another disk")
+    manifest = {
         "kind": "coordinator",
         "name": home.name,
-        "key": keys.public_hex(home.key),
+        "key": keys.public_hex(home.signing_key),
         "made": utc_now().isoformat(timespec="seconds"),
         "version": version("hemofed"),
     }
-    pack(out, _contents(path), about, passphrase)
-    return about | {"file": str(out), "bytes": out.stat().st_size}
+    pack_archive(out, _iter_home_entries(home_path), manifest, passphrase)
+    return manifest | {"file": str(out), "bytes": out.stat().st_size}
 
 
-def _contents(home: Path) -> Iterator[Piece]:
-    for place in sorted(home.iterdir()):
-        if place.is_file() and not place.is_symlink() and not _passing(place) and place.name not in LEFT_OUT:
-            yield from _piece(home, place)
-    yield DATABASE, _snapshot(home / DATABASE), 0o600
-    for run in sorted((home / RUNS).iterdir()):
+def _iter_home_entries(home: Path) -> Iterator[ArchiveEntry]:
+    for path in sorted(home.iterdir()):
+        if path.is_file() and not path.is_symlink() and not _is_transient(path) and path.name not in EXCLUDED_NAMES:
+            yield from _read_entry(home, path)
+    yield DATABASE_FILE, _copy_database(home / DATABASE_FILE), 0o600
+    for run in sorted((home / RUNS_FOLDER).iterdir()):
         if run.is_dir() and not run.is_symlink():
-            yield from _run(home, run)
-    for receipt in sorted((home / RECEIPTS).glob("*.json")):
-        yield from _piece(home, receipt)
+            yield from _iter_run_entries(home, run)
+    for receipt in sorted((home / RECEIPTS_FOLDER).glob("*.json")):
+        yield from _read_entry(home, receipt)
 
 
-def _run(home: Path, run: Path) -> Iterator[Piece]:
+def _iter_run_entries(home: Path, run: Path) -> Iterator[ArchiveEntry]:
     """The checkpoint first: whatever rounds it knows of were written down before it was."""
-    yield from _checkpoint(home, run)
-    for folder, below, names in os.walk(run):
-        below[:] = sorted(d for d in below if Path(folder, d) != run / "checkpoint")
+    yield from _iter_checkpoint_entries(home, run)
+    for folder, subfolders, names in os.walk(run):
+        subfolders[:] = sorted(d for d in subfolders if Path(folder, d) != run / "checkpoint")
         for name in sorted(names):
             file = Path(folder, name)
-            if not _passing(file) and not file.is_symlink():
-                yield from _piece(home, file)
+            if not _is_transient(file) and not file.is_symlink():
+                yield from _read_entry(home, file)
 
 
-def _checkpoint(home: Path, run: Path) -> Iterator[Piece]:
+def _iter_checkpoint_entries(home: Path, run: Path) -> Iterator[ArchiveEntry]:
     """The newest one, then the number of the attempt: read before it, it could be one that is given again."""
     folder = run / "checkpoint"
-    for _ in range(TRIES):
-        found = sorted(folder.glob("round-*.safetensors"))
-        if not found:
+    for _ in range(MAX_CHECKPOINT_TRIES):
+        checkpoints = sorted(folder.glob("round-*.safetensors"))
+        if not checkpoints:
             return
-        if piece := list(_piece(home, found[-1])):
-            yield from piece
-            yield from _piece(home, folder / "attempt.json")
+        if entries := list(_read_entry(home, checkpoints[-1])):
+            yield from entries
+            yield from _read_entry(home, folder / "attempt.json")
             return
-    raise BadRun(f"{folder} changes faster than it can be read; try again, or pause the run first")
+    raise RunFolderError(f"{folder} changes faster than it can be read; try again, or pause the run first")
 
 
-def _piece(home: Path, file: Path) -> Iterator[Piece]:
+def _read_entry(home: Path, file: Path) -> Iterator[ArchiveEntry]:
     with contextlib.suppress(FileNotFoundError):  # gone meanwhile: the coordinator works on
         yield file.relative_to(home).as_posix(), file.read_bytes(), file.stat().st_mode
 
 
-def _passing(file: Path) -> bool:
-    return file.name in OF_A_MOMENT or file.name.endswith(".tmp")
+def _is_transient(file: Path) -> bool:
+    return file.name in TRANSIENT_NAMES or file.name.endswith(".tmp")
 
 
-def _snapshot(file: Path) -> bytes:
+def _copy_database(file: Path) -> bytes:
     """As of one moment, whoever writes meanwhile."""
     with tempfile.TemporaryDirectory() as folder:  # mode 0700
-        copy = Path(folder, DATABASE)
-        with contextlib.closing(sqlite3.connect(file)) as source, contextlib.closing(sqlite3.connect(copy)) as sink:
-            source.backup(sink)
-            sink.execute("PRAGMA journal_mode=DELETE")  # all of it in the one file
+        copy = Path(folder, DATABASE_FILE)
+        with (
+            contextlib.closing(sqlite3.connect(file)) as source_database,
+            contextlib.closing(sqlite3.connect(copy)) as target_database,
+        ):
+            source_database.backup(target_database)
+            target_database.execute("PRAGMA journal_mode=DELETE")  # all of it in the one file
         return copy.read_bytes()
 
 
-def restore(file: Path, home: Path, passphrase: str | None = None) -> Restored:
+def restore_home(file: Path, home: Path, passphrase: str | None = None) -> RestoredHome:
     home.absolute().parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=home.absolute().parent, prefix=f".{home.name}.restoring-"))  # mode 0700
     try:
-        about = unpack(file, staging, passphrase)
-        if about.get("kind") != "coordinator" or not (staging / LAST).is_file():
-            raise BadRun(f"{file} is no backup of a coordinator's home")
+        manifest = unpack_archive(file, staging, passphrase)
+        if manifest.get("kind") != "coordinator" or not (staging / SETTINGS_FILE).is_file():
+            raise RunFolderError(f"{file} is no backup of a coordinator's home")
         home.mkdir(exist_ok=True, mode=0o700)
-        with alone_in(home):
+        with exclusive_lock(home):
             _check_owner(file, staging, home)
-            return _merge(staging, home, about)
+            return _merge_backup(staging, home, manifest)
     finally:
         shutil.rmtree(staging)
 
@@ -143,71 +148,88 @@ def _check_owner(file: Path, staging: Path, home: Path) -> None:
     if not (home / "key.pem").exists():
         return
     try:
-        own = keys.public_hex(keys.load(home / "key.pem"))
-    except BadKey as error:
-        raise BadRun(f"{error}; move it away, and the backup's is restored") from error
-    if own != keys.public_hex(keys.load(staging / "key.pem")):
-        raise BadRun(f"{home} is the home of another coordinator than the one in {file}; restore into a new folder")
+        home_key = keys.public_hex(keys.load_key(home / "key.pem"))
+    except KeyFileError as error:
+        raise RunFolderError(f"{error}; move it away, and the backup's is restored") from error
+    if home_key != keys.public_hex(keys.load_key(staging / "key.pem")):
+        raise RunFolderError(
+            f"{home} is the home of another coordinator than the one in {file}; restore into a new folder"
+        )
 
 
-def _merge(staging: Path, home: Path, about: dict[str, Any]) -> Restored:
+def _merge_backup(staging: Path, home: Path, manifest: dict[str, Any]) -> RestoredHome:
     """Receipts first and the settings last: a home that is half restored is none, and to restore once more does it all."""
-    names = sorted(receipt.name for receipt in (staging / RECEIPTS).glob("*.json"))
-    ours = [name for name in names if _older(home, staging, name)]
-    stayed = len(names) - len(ours)
-    files = [_move(staging, home, Path(RECEIPTS, name)) for name in ours]
-    runs = [run.name for run in sorted((staging / RUNS).glob("*")) if _further(run, home / RUNS / run.name)]
+    names = sorted(receipt.name for receipt in (staging / RECEIPTS_FOLDER).glob("*.json"))
+    names_to_restore = [name for name in names if _is_home_receipt_older(home, staging, name)]
+    num_kept = len(names) - len(names_to_restore)
+    files = [_move_file(staging, home, Path(RECEIPTS_FOLDER, name)) for name in names_to_restore]
+    runs = [
+        run.name
+        for run in sorted((staging / RUNS_FOLDER).glob("*"))
+        if _is_further_along(run, home / RUNS_FOLDER / run.name)
+    ]
     for run in runs:
         files += _move_run(staging, home, run)
-    database = _last_event(staging / DATABASE) > _last_event(home / DATABASE)
-    if database:
-        _tidy(staging / DATABASE, about)
-        for beside in ("-wal", "-shm"):  # of the one that goes: they would be taken for the new one's
-            (home / f"{DATABASE}{beside}").unlink(missing_ok=True)
-        files.append(_move(staging, home, Path(DATABASE)))
-    rest = [p.relative_to(staging) for p in staging.iterdir() if p.is_file() and p.name != DATABASE]
-    for name in sorted(rest, key=lambda name: name.name == LAST):
+    should_restore_database = _last_event_time(staging / DATABASE_FILE) > _last_event_time(home / DATABASE_FILE)
+    if should_restore_database:
+        _void_logins_and_invitations(staging / DATABASE_FILE, manifest)
+        for suffix in ("-wal", "-shm"):  # of the one that goes: they would be taken for the new one's
+            (home / f"{DATABASE_FILE}{suffix}").unlink(missing_ok=True)
+        files.append(_move_file(staging, home, Path(DATABASE_FILE)))
+    other_files = [p.relative_to(staging) for p in staging.iterdir() if p.is_file() and p.name != DATABASE_FILE]
+    for name in sorted(other_files, key=lambda name: name.name == SETTINGS_FILE):
         if not (home / name).exists():
-            files.append(_move(staging, home, name))
-    for folder in (RUNS, RECEIPTS, "log"):
+            files.append(_move_file(staging, home, name))
+    for folder in (RUNS_FOLDER, RECEIPTS_FOLDER, "log"):
         (home / folder).mkdir(exist_ok=True)
-    return Restored(str(about["name"]), str(about["made"]), len(files), database, tuple(runs), len(ours), stayed)
+    return RestoredHome(
+        str(manifest["name"]),
+        str(manifest["made"]),
+        len(files),
+        should_restore_database,
+        tuple(runs),
+        len(names_to_restore),
+        num_kept,
+    )
 
 
-def _older(home: Path, staging: Path, name: str) -> bool:
+def _is_home_receipt_older(home: Path, staging: Path, name: str) -> bool:
     """Whether the home's receipt is: of one ledger by index, of two by time, for the second continues the first."""
-    mine, theirs = _known(home / RECEIPTS / name), _known(staging / RECEIPTS / name)
-    if theirs is None or mine is None:
-        return theirs is not None
-    if mine.keys.ledger == theirs.keys.ledger:
-        return mine.receipt.index < theirs.receipt.index
-    return mine.receipt.time < theirs.receipt.time
+    home_state, backup_state = (
+        _read_countersigned_state(home / RECEIPTS_FOLDER / name),
+        _read_countersigned_state(staging / RECEIPTS_FOLDER / name),
+    )
+    if backup_state is None or home_state is None:
+        return backup_state is not None
+    if home_state.keys.ledger_id == backup_state.keys.ledger_id:
+        return home_state.receipt.index < backup_state.receipt.index
+    return home_state.receipt.time < backup_state.receipt.time
 
 
-def _known(file: Path) -> Known | None:
+def _read_countersigned_state(file: Path) -> CountersignedState | None:
     """None as well if it is damaged: then the backup's is better than nothing."""
     try:
-        return Known.model_validate_json(file.read_bytes())
+        return CountersignedState.model_validate_json(file.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
 
 
-def _further(run: Path, own: Path) -> bool:
-    return _progress(run) > _progress(own)
+def _is_further_along(run: Path, home_run: Path) -> bool:
+    return _run_progress(run) > _run_progress(home_run)
 
 
-def _progress(run: Path) -> tuple[bool, bool, int, int]:
+def _run_progress(run: Path) -> tuple[bool, bool, int, int]:
     """There, finished, the last checkpoint's round, rounds written down."""
-    points = sorted((run / "checkpoint").glob("round-*.safetensors"))
+    checkpoints = sorted((run / "checkpoint").glob("round-*.safetensors"))
     try:
-        rounds = len(read_rounds(run / "rounds.jsonl"))
-    except BadRun:
+        rounds = len(load_round_records(run / "rounds.jsonl"))
+    except RunFolderError:
         rounds = 0
-    last = int(points[-1].stem.partition("-")[2]) if points else -1
-    return (run / "study.toml").is_file(), (run / "results.json").is_file(), last, rounds
+    last_round = int(checkpoints[-1].stem.partition("-")[2]) if checkpoints else -1
+    return (run / "study.toml").is_file(), (run / "results.json").is_file(), last_round, rounds
 
 
-def _last_event(file: Path) -> str:
+def _last_event_time(file: Path) -> str:
     """When something was last written into its journal; empty if it is not there, or damaged."""
     if not file.is_file():
         return ""
@@ -220,35 +242,35 @@ def _last_event(file: Path) -> str:
         return ""
 
 
-def _tidy(file: Path, about: dict[str, Any]) -> None:
+def _void_logins_and_invitations(file: Path, manifest: dict[str, Any]) -> None:
     """Invitations may have been used since, and browsers logged out: neither counts any more."""
     database = Database(f"sqlite:///{file}")
     try:
-        with database.writing() as session:
-            session.execute(delete(Login))
-            session.execute(delete(Invitation).where(Invitation.used.is_(None)))
-            session.add(Event(time=utc_now(), who="restore", what="restored", about={"made": about["made"]}))
+        with database.write_session() as session:
+            session.execute(delete(LoginRow))
+            session.execute(delete(InvitationRow).where(InvitationRow.used.is_(None)))
+            session.add(EventRow(time=utc_now(), who="restore", what="restored", about={"made": manifest["made"]}))
     finally:
         database.close()
 
 
-def _move(staging: Path, home: Path, name: Path) -> Path:
+def _move_file(staging: Path, home: Path, name: Path) -> Path:
     (home / name).parent.mkdir(parents=True, exist_ok=True)
     return (staging / name).replace(home / name)
 
 
 def _move_run(staging: Path, home: Path, run: str) -> list[Path]:
     """As a whole: half of one and half of another could not go on. What was there is put back if that fails."""
-    source, target = staging / RUNS / run, home / RUNS / run
-    aside = staging / f"replaced-{run}"
+    source, target = staging / RUNS_FOLDER / run, home / RUNS_FOLDER / run
+    replaced = staging / f"replaced-{run}"
     target.parent.mkdir(parents=True, exist_ok=True)
     files = [p for p in source.rglob("*") if p.is_file()]
     if target.exists():
-        target.replace(aside)
+        target.replace(replaced)
     try:
         source.replace(target)
     except OSError:
-        if aside.exists():
-            aside.replace(target)
+        if replaced.exists():
+            replaced.replace(target)
         raise
     return files

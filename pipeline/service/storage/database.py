@@ -15,11 +15,11 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
-BUSY_SECONDS = 10
-WRITES = "hemofed_writes"
+BUSY_TIMEOUT_SECONDS = 10
+WRITE_OPTION = "hemofed_writes"
 
 
-class Utc(TypeDecorator[datetime]):
+class UtcDateTime(TypeDecorator[datetime]):
     """As text of one length, so that the database orders times rightly whatever it is."""
 
     impl = String(32)
@@ -32,11 +32,11 @@ class Utc(TypeDecorator[datetime]):
         return None if value is None else datetime.fromisoformat(value)
 
 
-class Base(DeclarativeBase):
-    type_annotation_map = {datetime: Utc, dict[str, Any]: JSON}  # noqa: RUF012 (SQLAlchemy's own name and kind)
+class TableBase(DeclarativeBase):
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: JSON}  # noqa: RUF012 (SQLAlchemy's own name and kind)
 
 
-class User(Base):
+class UserRow(TableBase):
     __tablename__ = "users"
     name: Mapped[str] = mapped_column(String(48), primary_key=True)
     role: Mapped[str] = mapped_column(String(16))
@@ -45,7 +45,7 @@ class User(Base):
     revoked: Mapped[datetime | None] = mapped_column(default=None)
 
 
-class Login(Base):
+class LoginRow(TableBase):
     """A browser's session."""
 
     __tablename__ = "logins"
@@ -54,7 +54,7 @@ class Login(Base):
     expires: Mapped[datetime]
 
 
-class Site(Base):
+class SiteRow(TableBase):
     __tablename__ = "sites"
     name: Mapped[str] = mapped_column(String(48), primary_key=True)
     key: Mapped[str] = mapped_column(String(64))  # the agent's public key
@@ -68,50 +68,50 @@ class Site(Base):
     removed: Mapped[bool] = mapped_column(default=False)  # by the lead: another key may take the name
 
 
-class Invitation(Base):
+class InvitationRow(TableBase):
     __tablename__ = "invitations"
     token: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256
     site: Mapped[str] = mapped_column(String(48), index=True)
-    made_by: Mapped[str] = mapped_column(String(48))
+    created_by: Mapped[str] = mapped_column(String(48))
     created: Mapped[datetime]
     expires: Mapped[datetime]
     used: Mapped[datetime | None] = mapped_column(default=None)
 
 
-class Run(Base):
+class RunRow(TableBase):
     __tablename__ = "runs"
     id: Mapped[str] = mapped_column(String(80), primary_key=True)
     name: Mapped[str] = mapped_column(String(80))
     strategy: Mapped[str] = mapped_column(String(80))
     rounds: Mapped[int]
     digest: Mapped[str] = mapped_column(String(64))  # of the offer, which approvals name
-    fewest: Mapped[int]
-    made_by: Mapped[str] = mapped_column(String(48))
+    min_sites: Mapped[int]
+    created_by: Mapped[str] = mapped_column(String(48))
     state: Mapped[str] = mapped_column(String(16))
-    want: Mapped[str] = mapped_column(String(16))
+    desired_state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(default="")
     created: Mapped[datetime]
     started: Mapped[datetime | None] = mapped_column(default=None)
     finished: Mapped[datetime | None] = mapped_column(default=None)
-    members: Mapped[list[Member]] = relationship(order_by="Member.place", lazy="selectin")
+    run_sites: Mapped[list[RunSiteRow]] = relationship(order_by="Member.place", lazy="selectin")
 
     @property
     def sites(self) -> list[str]:
         """In the order that the strategy knows them."""
-        return [member.site for member in self.members]
+        return [run_site.site for run_site in self.run_sites]
 
 
-class Member(Base):
+class RunSiteRow(TableBase):
     """A site of a run, by the key that the offer names."""
 
     __tablename__ = "members"
     run: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     site: Mapped[str] = mapped_column(ForeignKey("sites.name"), primary_key=True)
-    place: Mapped[int]
+    position: Mapped[int]
     key: Mapped[str] = mapped_column(String(64))
 
 
-class Approval(Base):
+class ApprovalRow(TableBase):
     """The last approval and the last withdrawal that a site has told of; the later one holds."""
 
     __tablename__ = "approvals"
@@ -119,19 +119,19 @@ class Approval(Base):
     site: Mapped[str] = mapped_column(ForeignKey("sites.name"), primary_key=True)
     key: Mapped[str] = mapped_column(String(64))  # the agent's that told of it
     officer: Mapped[str] = mapped_column(String(80))  # fingerprint
-    at: Mapped[datetime]
+    approved_at: Mapped[datetime]
     expires: Mapped[datetime | None]
-    withdrawn: Mapped[datetime | None] = mapped_column(default=None)
+    withdrawn_at: Mapped[datetime | None] = mapped_column(default=None)
 
-    def stands(self, now: datetime) -> bool:
-        return not self.taken_back and (self.expires is None or now < self.expires)
+    def is_valid(self, now: datetime) -> bool:
+        return not self.is_withdrawn and (self.expires is None or now < self.expires)
 
     @property
-    def taken_back(self) -> bool:
-        return self.withdrawn is not None and self.withdrawn >= self.at
+    def is_withdrawn(self) -> bool:
+        return self.withdrawn_at is not None and self.withdrawn_at >= self.approved_at
 
 
-class ReceiptNote(Base):
+class ReceiptRow(TableBase):
     """A ledger's head that the coordinator has countersigned; the receipts themselves are files."""
 
     __tablename__ = "receipts"
@@ -142,59 +142,61 @@ class ReceiptNote(Base):
     time: Mapped[str] = mapped_column(String(40))
 
 
-class Event(Base):
+class EventRow(TableBase):
     """Who did what: only ever added to."""
 
     __tablename__ = "events"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     time: Mapped[datetime]
-    who: Mapped[str] = mapped_column(String(80))
-    what: Mapped[str] = mapped_column(String(80))
-    about: Mapped[dict[str, Any]]
+    actor: Mapped[str] = mapped_column(String(80))
+    action: Mapped[str] = mapped_column(String(80))
+    details: Mapped[dict[str, Any]]
 
 
 class Database:
     """Rows that leave a transaction are copies: changing them changes nothing here."""
 
     def __init__(self, url: str) -> None:
-        lite = make_url(url).get_backend_name() == "sqlite"
+        is_sqlite = make_url(url).get_backend_name() == "sqlite"
         # an error's text would else hold what was to be written
-        self._engine = create_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS} if lite else {})
-        if lite:
-            _tame(self._engine)
-        self._writer = self._engine.execution_options(**{WRITES: True})
-        Base.metadata.create_all(self._writer)
+        self._engine = create_engine(
+            url, hide_parameters=True, connect_args={"timeout": BUSY_TIMEOUT_SECONDS} if is_sqlite else {}
+        )
+        if is_sqlite:
+            _configure_sqlite(self._engine)
+        self._write_engine = self._engine.execution_options(**{WRITE_OPTION: True})
+        TableBase.metadata.create_all(self._write_engine)
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Session]:
+    def read_session(self) -> Iterator[Session]:
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Session]:
+    def write_session(self) -> Iterator[Session]:
         """One transaction; no other writer is in it."""
-        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+        with Session(self._write_engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     def close(self) -> None:
         self._engine.dispose()
 
 
-def _tame(engine: Engine) -> None:
+def _configure_sqlite(engine: Engine) -> None:
     """SQLite: readers beside one writer, references that hold, and a writer that waits instead of failing half-way."""
 
     @event.listens_for(engine, "connect")
-    def connected(connection: Any, record: object) -> None:
+    def set_pragmas(connection: Any, record: object) -> None:
         connection.isolation_level = None  # the driver's own BEGIN comes too late: see `begin`
         for pragma in (
             "journal_mode=WAL",
             "synchronous=FULL",
             "foreign_keys=ON",
-            f"busy_timeout={BUSY_SECONDS * 1000}",
+            f"busy_timeout={BUSY_TIMEOUT_SECONDS * 1000}",
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(WRITES)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    def begin_transaction(connection: Connection) -> None:
+        is_write = connection.get_execution_options().get(WRITE_OPTION)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")

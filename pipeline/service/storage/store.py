@@ -9,55 +9,61 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from pipeline.core.errors import BadRun
-from pipeline.service.runtime.run_states import ACTIONS, OVER, NotNow, State, Want
-from pipeline.service.storage.accounts import Accounts
-from pipeline.service.storage.database import Approval, Database, Event, Member, ReceiptNote, Run, Site
+from pipeline.core.errors import RunFolderError
+from pipeline.service.runtime.run_states import (
+    RUN_ACTIONS,
+    TERMINAL_STATES,
+    DesiredState,
+    InvalidStateError,
+    LifecycleState,
+)
+from pipeline.service.storage.accounts import AccountStore
+from pipeline.service.storage.database import ApprovalRow, Database, EventRow, ReceiptRow, RunRow, RunSiteRow, SiteRow
 from privacy.ledger.ledger import Clock, utc_now
-from privacy.ledger.records import Receipt
+from privacy.ledger.records import LedgerReceipt
 
 
-class Store:
+class CoordinatorStore:
     def __init__(self, url: str, clock: Clock = utc_now) -> None:
         self.clock = clock
         self._database = Database(url)
-        self.accounts = Accounts(self._database, clock)
+        self.accounts = AccountStore(self._database, clock)
 
     def close(self) -> None:
         self._database.close()
 
     # sites
 
-    def sites(self) -> list[Site]:
-        with self._database.reading() as session:
-            return list(session.scalars(select(Site).order_by(Site.name)))
+    def list_sites(self) -> list[SiteRow]:
+        with self._database.read_session() as session:
+            return list(session.scalars(select(SiteRow).order_by(SiteRow.name)))
 
-    def seen(self, site: str, status: Mapping[str, Any], version: str = "") -> None:
-        with self._database.writing() as session:
-            row = _site(session, site)
+    def record_heartbeat(self, site: str, status: Mapping[str, Any], version: str = "") -> None:
+        with self._database.write_session() as session:
+            row = _require_site(session, site)
             row.last_seen, row.status, row.version = self.clock(), dict(status), version or row.version
 
-    def leave(self, site: str, by: str = "", removed: bool = False) -> bool:
+    def record_departure(self, site: str, actor: str = "", removed: bool = False) -> bool:
         """Its credential is void from now on. `removed` by the lead, the name is free for another key."""
         now = self.clock()
-        with self._database.writing() as session:
-            row = session.get(Site, site)
+        with self._database.write_session() as session:
+            row = session.get(SiteRow, site)
             if row is None or (row.left is not None and row.removed >= removed):
                 return False
             row.left, row.removed = row.left or now, removed
-            _note(session, now, by or site, "site removed" if removed else "site left", site=site)
+            _record_event(session, now, actor or site, "site removed" if removed else "site left", site=site)
         return True
 
     # runs
 
-    def runs(self) -> list[Run]:
+    def list_runs(self) -> list[RunRow]:
         """The newest first."""
-        with self._database.reading() as session:
-            return list(session.scalars(select(Run).order_by(Run.created.desc(), Run.id)))
+        with self._database.read_session() as session:
+            return list(session.scalars(select(RunRow).order_by(RunRow.created.desc(), RunRow.id)))
 
-    def run(self, id: str) -> Run | None:
-        with self._database.reading() as session:
-            return session.get(Run, id)
+    def find_run(self, id: str) -> RunRow | None:
+        with self._database.read_session() as session:
+            return session.get(RunRow, id)
 
     def add_run(
         self,
@@ -67,141 +73,155 @@ class Store:
         strategy: str,
         rounds: int,
         digest: str,
-        fewest: int,
+        min_sites: int,
         sites: Mapping[str, str],
-        by: str,
-    ) -> Run:
+        actor: str,
+    ) -> RunRow:
         """`sites`: the agents' public keys, in the strategy's order."""
         now = self.clock()
-        run = Run(id=id, name=name, strategy=strategy, rounds=rounds, digest=digest, fewest=fewest, made_by=by,
+        run = RunRow(id=id, name=name, strategy=strategy, rounds=rounds, digest=digest, fewest=min_sites, made_by=actor,
                   state="offered", want="run", created=now)  # fmt: skip
-        run.members = [Member(site=site, place=place, key=key) for place, (site, key) in enumerate(sites.items())]
-        with self._database.writing() as session:
+        run.run_sites = [
+            RunSiteRow(site=site, place=position, key=key) for position, (site, key) in enumerate(sites.items())
+        ]
+        with self._database.write_session() as session:
             session.add(run)
-            _note(session, now, by, "run offered", run=id, sites=list(sites), fewest=fewest)
+            _record_event(session, now, actor, "run offered", run=id, sites=list(sites), fewest=min_sites)
         return run
 
-    def want(self, id: str, want: Want) -> None:
-        with self._database.writing() as session:
-            _run(session, id).want = want
+    def set_desired_state(self, id: str, desired_state: DesiredState) -> None:
+        with self._database.write_session() as session:
+            _require_run(session, id).desired_state = desired_state
 
-    def state(self, id: str, state: State, reason: str = "", only: Collection[str] | None = None) -> bool:
+    def set_run_state(
+        self, id: str, state: LifecycleState, reason: str = "", expected_states: Collection[str] | None = None
+    ) -> bool:
         """`only`: unless the run is in one of these states any more, because a lead was quicker, nothing is changed."""
-        with self._database.writing() as session:
-            run = _run(session, id)
-            if only is not None and run.state not in only:
+        with self._database.write_session() as session:
+            run = _require_run(session, id)
+            if expected_states is not None and run.state not in expected_states:
                 return False
-            self._move(session, run, state, "coordinator", reason)
+            self._change_state(session, run, state, "coordinator", reason)
         return True
 
-    def act(self, id: str, action: str, by: str, tell: Callable[[Run], None] = lambda run: None) -> Run:
+    def apply_action(
+        self, id: str, action: str, actor: str, on_change: Callable[[RunRow], None] = lambda run: None
+    ) -> RunRow:
         """What a lead asks for. `tell` the run's process before anybody sees the new state."""
-        with self._database.writing() as session:
-            run = _run(session, id)
-            after = ACTIONS[action].after(action, id, run.state)
-            if action == "begin" and after is not None:
-                ready = _approved(session, run, self.clock())
-                if len(ready) < run.fewest:
-                    raise NotNow(
-                        f"{id} needs the approval of {run.fewest} sites and has {len(ready)}; wait for more officers, or "
+        with self._database.write_session() as session:
+            run = _require_run(session, id)
+            next_state = RUN_ACTIONS[action].next_state(action, id, run.state)
+            if action == "begin" and next_state is not None:
+                approved_sites = _approved_sites(session, run, self.clock())
+                if len(approved_sites) < run.min_sites:
+                    raise InvalidStateError(
+                        f"{id} needs the approval of {run.min_sites} sites and has {len(approved_sites)}; wait for more officers, or "
                         "offer it anew with a smaller `fewest`"
                     )
-            if action == "resume" and after is not None and run.started is None:
-                after = "offered"
-            if after is not None:
-                run.want = ACTIONS[action].want
-                tell(run)
-                self._move(session, run, after, by, "")
+            if action == "resume" and next_state is not None and run.started is None:
+                next_state = "offered"
+            if next_state is not None:
+                run.desired_state = RUN_ACTIONS[action].desired_state
+                on_change(run)
+                self._change_state(session, run, next_state, actor, "")
             return run
 
-    def _move(self, session: Session, run: Run, state: State, by: str, reason: str) -> None:
+    def _change_state(self, session: Session, run: RunRow, state: LifecycleState, actor: str, reason: str) -> None:
         now = self.clock()
         if state in ("starting", "running") and run.started is None:
             run.started = now
-        run.finished = (run.finished or now) if state in OVER else None
+        run.finished = (run.finished or now) if state in TERMINAL_STATES else None
         if state != run.state:
-            _note(session, now, by, f"run {state}", run=run.id, **({"reason": reason} if reason else {}))
+            _record_event(session, now, actor, f"run {state}", run=run.id, **({"reason": reason} if reason else {}))
         run.state, run.reason = state, reason
 
     # approvals
 
-    def approvals(self) -> list[Approval]:
-        with self._database.reading() as session:
-            return list(session.scalars(select(Approval)))
+    def list_approvals(self) -> list[ApprovalRow]:
+        with self._database.read_session() as session:
+            return list(session.scalars(select(ApprovalRow)))
 
-    def approve(self, run: str, site: str, digest: str, at: datetime, expires: datetime | None, officer: str) -> bool:
+    def record_approval(
+        self, run: str, site: str, digest: str, approved_at: datetime, expires: datetime | None, officer: str
+    ) -> bool:
         """Whether it is for this run as offered to this site. Told again, it changes nothing; all there, the run begins."""
-        with self._database.writing() as session:
-            offered, member = session.get(Run, run), session.get(Member, (run, site))
-            agent = _site(session, site)
-            if offered is None or member is None or offered.digest != digest or member.key != agent.key:
+        with self._database.write_session() as session:
+            offered_run, run_site = session.get(RunRow, run), session.get(RunSiteRow, (run, site))
+            site_row = _require_site(session, site)
+            if offered_run is None or run_site is None or offered_run.digest != digest or run_site.key != site_row.key:
                 return False
-            row = session.get(Approval, (run, site))
-            if row is None or row.at < at:
-                fresh = {"key": agent.key, "officer": officer, "at": at, "expires": expires}
-                session.merge(Approval(run=run, site=site, **fresh))
-                _note(session, self.clock(), site, "approved", run=run, officer=officer)
+            row = session.get(ApprovalRow, (run, site))
+            if row is None or row.approved_at < approved_at:
+                approval_fields = {"key": site_row.key, "officer": officer, "at": approved_at, "expires": expires}
+                session.merge(ApprovalRow(run=run, site=site, **approval_fields))
+                _record_event(session, self.clock(), site, "approved", run=run, officer=officer)
                 session.flush()
-            if offered.state == "offered" and _approved(session, offered, self.clock()) == set(offered.sites):
-                self._move(session, offered, "starting", "coordinator", "")
+            if offered_run.state == "offered" and _approved_sites(session, offered_run, self.clock()) == set(
+                offered_run.sites
+            ):
+                self._change_state(session, offered_run, "starting", "coordinator", "")
         return True
 
-    def withdraw(self, run: str, site: str, at: datetime) -> bool:
-        with self._database.writing() as session:
-            row = session.get(Approval, (run, site))
+    def record_withdrawal(self, run: str, site: str, withdrawn_at: datetime) -> bool:
+        with self._database.write_session() as session:
+            row = session.get(ApprovalRow, (run, site))
             if row is None:
                 return False
-            if row.withdrawn is None or row.withdrawn < at:
-                row.withdrawn = at
-                _note(session, self.clock(), site, "approval withdrawn", run=run)
+            if row.withdrawn_at is None or row.withdrawn_at < withdrawn_at:
+                row.withdrawn_at = withdrawn_at
+                _record_event(session, self.clock(), site, "approval withdrawn", run=run)
         return True
 
-    def approved(self, run: str) -> set[str]:
+    def approved_sites(self, run: str) -> set[str]:
         """Sites whose approval is there, has not expired and was not withdrawn, and which have not left."""
-        with self._database.reading() as session:
-            return _approved(session, _run(session, run), self.clock())
+        with self._database.read_session() as session:
+            return _approved_sites(session, _require_run(session, run), self.clock())
 
     # receipts and the journal
 
-    def note_receipt(self, receipt: Receipt) -> None:
-        with self._database.writing() as session:
-            session.merge(ReceiptNote(site=receipt.site, dataset_id=receipt.dataset_id, index=receipt.index,
+    def record_receipt(self, receipt: LedgerReceipt) -> None:
+        with self._database.write_session() as session:
+            session.merge(ReceiptRow(site=receipt.site, dataset_id=receipt.dataset_id, index=receipt.index,
                                       head=receipt.head, time=receipt.time))  # fmt: skip
 
-    def receipts(self) -> list[ReceiptNote]:
-        with self._database.reading() as session:
-            return list(session.scalars(select(ReceiptNote).order_by(ReceiptNote.site, ReceiptNote.index)))
+    def list_receipts(self) -> list[ReceiptRow]:
+        with self._database.read_session() as session:
+            return list(session.scalars(select(ReceiptRow).order_by(ReceiptRow.site, ReceiptRow.index)))
 
-    def note(self, who: str, what: str, **about: Any) -> None:
-        with self._database.writing() as session:
-            _note(session, self.clock(), who, what, **about)
+    def record_event(self, actor: str, action: str, **details: Any) -> None:
+        with self._database.write_session() as session:
+            _record_event(session, self.clock(), actor, action, **details)
 
-    def events(self, last: int = 200) -> list[Event]:
-        with self._database.reading() as session:
-            return list(session.scalars(select(Event).order_by(Event.id.desc()).limit(last)))[::-1]
+    def list_events(self, count: int = 200) -> list[EventRow]:
+        with self._database.read_session() as session:
+            return list(session.scalars(select(EventRow).order_by(EventRow.id.desc()).limit(count)))[::-1]
 
 
-def _approved(session: Session, run: Run, now: datetime) -> set[str]:
+def _approved_sites(session: Session, run: RunRow, now: datetime) -> set[str]:
     rows = session.execute(
-        select(Approval, Member, Site)
-        .join(Member, (Member.run == Approval.run) & (Member.site == Approval.site))
-        .join(Site, Site.name == Approval.site)
-        .where(Approval.run == run.id, Site.left.is_(None))
+        select(ApprovalRow, RunSiteRow, SiteRow)
+        .join(RunSiteRow, (RunSiteRow.run == ApprovalRow.run) & (RunSiteRow.site == ApprovalRow.site))
+        .join(SiteRow, SiteRow.name == ApprovalRow.site)
+        .where(ApprovalRow.run == run.id, SiteRow.left.is_(None))
     )
-    return {a.site for a, member, site in rows if a.stands(now) and a.key == member.key == site.key}
+    return {
+        approval.site
+        for approval, run_site, site_row in rows
+        if approval.is_valid(now) and approval.key == run_site.key == site_row.key
+    }
 
 
-def _run(session: Session, id: str) -> Run:
-    if (run := session.get(Run, id)) is None:
-        raise BadRun(f"there is no run {id!r}; `hemofed coordinator status` lists them")
+def _require_run(session: Session, id: str) -> RunRow:
+    if (run := session.get(RunRow, id)) is None:
+        raise RunFolderError(f"there is no run {id!r}; `hemofed coordinator status` lists them")
     return run
 
 
-def _site(session: Session, name: str) -> Site:
-    if (site := session.get(Site, name)) is None:
-        raise BadRun(f"no site {name!r} is enrolled; `hemofed coordinator invite` asks one to join")
+def _require_site(session: Session, name: str) -> SiteRow:
+    if (site := session.get(SiteRow, name)) is None:
+        raise RunFolderError(f"no site {name!r} is enrolled; `hemofed coordinator invite` asks one to join")
     return site
 
 
-def _note(session: Session, now: datetime, who: str, what: str, **about: Any) -> None:
-    session.add(Event(time=now, who=who, what=what, about=about))
+def _record_event(session: Session, now: datetime, actor: str, action: str, **details: Any) -> None:
+    session.add(EventRow(time=now, actor=actor, action=action, details=details))

@@ -1,0 +1,1 @@
+"""HTTP: routes, roles, authentication, server-sent events and the dashboard's files."""

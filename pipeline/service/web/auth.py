@@ -9,94 +9,100 @@ from typing import Annotated, Literal
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import APIKeyCookie, HTTPBearer
 
-from pipeline.service.storage.accounts import ROLES, Accounts
-from pipeline.service.web.context import Parts
+from pipeline.service.storage.accounts import USER_ROLES, AccountStore
+from pipeline.service.web.context import ServiceContext
 
-COOKIE = "hemofed"
-HEADER = "x-hemofed"
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-Need = Literal["anyone", "viewer", "officer", "lead", "site"]
+SESSION_COOKIE = "hemofed"
+CSRF_HEADER = "x-hemofed"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+RequiredRole = Literal["anyone", "viewer", "officer", "lead", "site"]
 
 
 @dataclass(frozen=True)
-class Caller:
+class AuthenticatedCaller:
     name: str
-    role: Need
+    role: RequiredRole
 
 
 # for the OpenAPI page only: `gate` reads the headers itself
-CREDENTIAL = Depends(HTTPBearer(auto_error=False, scheme_name="credential of a site"))
-PERSONAL = (
+SITE_SCHEME = Depends(HTTPBearer(auto_error=False, scheme_name="credential of a site"))
+USER_SCHEMES = (
     Depends(HTTPBearer(auto_error=False, scheme_name="token")),
-    Depends(APIKeyCookie(name=COOKIE, auto_error=False, scheme_name="session")),
+    Depends(APIKeyCookie(name=SESSION_COOKIE, auto_error=False, scheme_name="session")),
 )
-DECLARED = {"anyone": (), "site": (CREDENTIAL,), "viewer": PERSONAL, "officer": PERSONAL, "lead": PERSONAL}
+SECURITY_SCHEMES = {
+    "anyone": (),
+    "site": (SITE_SCHEME,),
+    "viewer": USER_SCHEMES,
+    "officer": USER_SCHEMES,
+    "lead": USER_SCHEMES,
+}
 
 
-def gate(need: Need) -> Callable[[Request], None]:
+def require_role(role: RequiredRole) -> Callable[[Request], None]:
     """A dependency that lets through whoever the route is for; endpoints read who it is with `Who`."""
 
-    def enter(request: Request) -> None:
-        parts: Parts = request.app.state.parts
-        if need != "anyone":
-            request.state.caller = _let_in(request, need, parts.store.accounts)
-        elif request.method not in SAFE and request.url.path.startswith("/api/"):
+    def authorize(request: Request) -> None:
+        context: ServiceContext = request.app.state.parts
+        if role != "anyone":
+            request.state.caller = _authenticate(request, role, context.store.accounts)
+        elif request.method not in SAFE_METHODS and request.url.path.startswith("/api/"):
             _check_origin(request)
 
-    return enter
+    return authorize
 
 
-def caller(request: Request) -> Caller:
-    found: Caller = request.state.caller
-    return found
+def get_caller(request: Request) -> AuthenticatedCaller:
+    caller: AuthenticatedCaller = request.state.caller
+    return caller
 
 
-Who = Annotated[Caller, Depends(caller)]
+CurrentCaller = Annotated[AuthenticatedCaller, Depends(get_caller)]
 
 
-def still(request: Request) -> bool:
+def is_still_authorized(request: Request) -> bool:
     """Whether who opened a stream may go on reading it: tokens are revoked, sessions end."""
     try:
-        _let_in(request, "viewer", request.app.state.parts.store.accounts)
+        _authenticate(request, "viewer", request.app.state.parts.store.accounts)
     except HTTPException:
         return False
     return True
 
 
-def _let_in(request: Request, need: Need, accounts: Accounts) -> Caller:
-    bearer, cookie = _bearer(request), request.cookies.get(COOKIE)
-    if need == "site":
-        site = accounts.site(bearer) if bearer else None
+def _authenticate(request: Request, role: RequiredRole, accounts: AccountStore) -> AuthenticatedCaller:
+    token, cookie = _bearer_token(request), request.cookies.get(SESSION_COOKIE)
+    if role == "site":
+        site = accounts.find_site(token) if token else None
         if site is None:
-            raise _nobody("this needs a site's credential; enrol with an invitation: `hemofed site join`")
-        return Caller(site.name, "site")
-    user = accounts.user(bearer) if bearer else accounts.session(cookie) if cookie else None
+            raise _unauthorized("this needs a site's credential; enrol with an invitation: `hemofed site join`")
+        return AuthenticatedCaller(site.name, "site")
+    user = accounts.find_user(token) if token else accounts.find_login_user(cookie) if cookie else None
     if user is None:
-        raise _nobody("this needs a token or a login; the lead hands out tokens: `hemofed coordinator users`")
-    if not bearer and request.method not in SAFE:
+        raise _unauthorized("this needs a token or a login; the lead hands out tokens: `hemofed coordinator users`")
+    if not token and request.method not in SAFE_METHODS:
         _check_origin(request)
-    request.state.caller = Caller(user.name, user.role)  # type: ignore[arg-type]
-    if _rank(user.role) < _rank(need):
-        raise HTTPException(403, f"{user.name} is {user.role}, and this is for {need}; ask the study lead")
-    found: Caller = request.state.caller
-    return found
+    request.state.caller = AuthenticatedCaller(user.name, user.role)  # type: ignore[arg-type]
+    if _role_rank(user.role) < _role_rank(role):
+        raise HTTPException(403, f"{user.name} is {user.role}, and this is for {role}; ask the study lead")
+    caller: AuthenticatedCaller = request.state.caller
+    return caller
 
 
 def _check_origin(request: Request) -> None:
     """Another site's page can make a browser send its cookie, but neither this header nor JSON without our leave."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if request.headers.get(HEADER) != "1" and kind != "application/json":
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.headers.get(CSRF_HEADER) != "1" and content_type != "application/json":
         raise HTTPException(403, "a browser's request needs the header `X-Hemofed: 1` or a JSON body")
 
 
-def _bearer(request: Request) -> str:
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
+def _bearer_token(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _rank(role: str) -> int:
-    return ROLES.index(role)
+def _role_rank(role: str) -> int:
+    return USER_ROLES.index(role)
 
 
-def _nobody(text: str) -> HTTPException:
+def _unauthorized(text: str) -> HTTPException:
     return HTTPException(401, text, {"WWW-Authenticate": "Bearer"})

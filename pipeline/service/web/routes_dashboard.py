@@ -9,183 +9,193 @@ from typing import Annotated, Any, NoReturn
 from fastapi import HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from pipeline.protocol.invitations import invitation
-from pipeline.service.runtime.create_run import act, launch, plain_words
-from pipeline.service.storage.accounts import SESSION, Role
-from pipeline.service.web.auth import COOKIE, Who
-from pipeline.service.web.context import Held, Parts
-from pipeline.service.web.serializers import Shown, iso, user_view
-from pipeline.study.offer import RUN_NAME, SITE_NAME, SiteName
+from pipeline.protocol.invitations import format_invitation
+from pipeline.service.runtime.create_run import apply_run_action, create_run, describe_study
+from pipeline.service.storage.accounts import SESSION_LIFETIME, UserRole
+from pipeline.service.web.auth import SESSION_COOKIE, CurrentCaller
+from pipeline.service.web.context import ContextDep, ServiceContext
+from pipeline.service.web.serializers import ResponseJson, format_time, serialize_user
+from pipeline.study.offer import RUN_NAME_PATTERN, SITE_NAME_PATTERN, SiteName
 from privacy.ledger import keys
 
-RunId = Annotated[str, Path(pattern=RUN_NAME)]
-SiteId = Annotated[str, Path(pattern=SITE_NAME)]
-Token = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+RunIdPath = Annotated[str, Path(pattern=RUN_NAME_PATTERN)]
+SiteNamePath = Annotated[str, Path(pattern=SITE_NAME_PATTERN)]
+TokenText = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-class Login(Body):
-    token: Token
+class LoginRequest(RequestBody):
+    token: TokenText
 
 
-class NewRun(Body):
+class OfferRunRequest(RequestBody):
     study: str = Field(max_length=200_000)
     sites: list[SiteName] | None = None  # all that are enrolled
-    fewest: int | None = Field(None, ge=1, le=100_000)
+    min_sites: int | None = Field(None, ge=1, le=100_000)
 
 
-class Invite(Body):
+class InvitationRequest(RequestBody):
     hours: float = Field(48, gt=0, le=24 * 90)
 
 
-class NewUser(Body):
+class AddUserRequest(RequestBody):
     name: SiteName
-    role: Role
+    role: UserRole
 
 
-def login(body: Login, request: Request, response: Response, parts: Held) -> Shown:
-    user = parts.store.accounts.user(body.token)
+def login(body: LoginRequest, request: Request, response: Response, context: ContextDep) -> ResponseJson:
+    user = context.store.accounts.find_user(body.token)
     if user is None:
-        refuse(parts, request, "login refused", "somebody", HTTPException(401, "the token is wrong or was revoked"))
+        reject_credentials(
+            context, request, "login refused", "somebody", HTTPException(401, "the token is wrong or was revoked")
+        )
     response.set_cookie(
-        COOKIE, parts.store.accounts.login(user), max_age=int(SESSION.total_seconds()), httponly=True, secure=True, samesite="strict"
+        SESSION_COOKIE, context.store.accounts.create_login(user), max_age=int(SESSION_LIFETIME.total_seconds()), httponly=True, secure=True, samesite="strict"
     )  # fmt: skip
-    parts.log.event("login", user=user.name, address=parts.address(request))
+    context.log.write_event("login", user=user.name, address=context.client_address(request))
     return {"name": user.name, "role": user.role}
 
 
-def logout(request: Request, response: Response, parts: Held) -> Shown:
-    if cookie := request.cookies.get(COOKIE):
-        parts.store.accounts.logout(cookie)
-    response.delete_cookie(COOKIE, httponly=True, secure=True, samesite="strict")
+def logout(request: Request, response: Response, context: ContextDep) -> ResponseJson:
+    if cookie := request.cookies.get(SESSION_COOKIE):
+        context.store.accounts.delete_login(cookie)
+    response.delete_cookie(SESSION_COOKIE, httponly=True, secure=True, samesite="strict")
     return {"ok": True}
 
 
-def me(who: Who, parts: Held) -> Shown:
-    own = {"name": parts.home.name, "fingerprint": keys.fingerprint(bytes.fromhex(parts.public))}
-    return {"name": who.name, "role": who.role, "version": version("hemofed"), "coordinator": own}
+def get_current_user(caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    coordinator = {"name": context.home.name, "fingerprint": keys.fingerprint(bytes.fromhex(context.public_key))}
+    return {"name": caller.name, "role": caller.role, "version": version("hemofed"), "coordinator": coordinator}
 
 
-def runs(parts: Held) -> list[Shown]:
-    return parts.views.runs()
+def list_runs(context: ContextDep) -> list[ResponseJson]:
+    return context.serializers.list_runs()
 
 
-def run(id: RunId, parts: Held) -> Shown:
-    study = parts.folders.text(id, "study.toml")
-    more = {"study": study, "offer": parts.folders.json(id, "offer.json"), "about": plain_words(tomllib.loads(study))}
-    return found_run(parts, id) | more
+def get_run(id: RunIdPath, context: ContextDep) -> ResponseJson:
+    study = context.run_files.read_text(id, "study.toml")
+    details = {
+        "study": study,
+        "offer": context.run_files.load_json(id, "offer.json"),
+        "about": describe_study(tomllib.loads(study)),
+    }
+    return require_run(context, id) | details
 
 
-def new_run(body: NewRun, who: Who, parts: Held) -> Shown:
-    made = launch(parts, body.study, body.sites, body.fewest, who.name)
-    parts.log.event("run offered", user=who.name, run=made.id, sites=made.sites)
-    return found_run(parts, made.id)
+def offer_run(body: OfferRunRequest, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    run = create_run(context, body.study, body.sites, body.min_sites, caller.name)
+    context.log.write_event("run offered", user=caller.name, run=run.id, sites=run.sites)
+    return require_run(context, run.id)
 
 
-def begin(id: RunId, who: Who, parts: Held) -> Shown:
-    return _act(parts, id, "begin", who.name)
+def begin_run(id: RunIdPath, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    return _change_run_state(context, id, "begin", caller.name)
 
 
-def pause(id: RunId, who: Who, parts: Held) -> Shown:
-    return _act(parts, id, "pause", who.name)
+def pause_run(id: RunIdPath, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    return _change_run_state(context, id, "pause", caller.name)
 
 
-def resume(id: RunId, who: Who, parts: Held) -> Shown:
-    return _act(parts, id, "resume", who.name)
+def resume_run(id: RunIdPath, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    return _change_run_state(context, id, "resume", caller.name)
 
 
-def stop(id: RunId, who: Who, parts: Held) -> Shown:
-    return _act(parts, id, "stop", who.name)
+def stop_run(id: RunIdPath, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    return _change_run_state(context, id, "stop", caller.name)
 
 
-def rounds(id: RunId, parts: Held, after: Annotated[int, Query(ge=-1)] = -1) -> list[Shown]:
-    found_run(parts, id)
-    return [record for record in parts.folders.rounds(id) if record["round"] > after]
+def list_rounds(id: RunIdPath, context: ContextDep, after: Annotated[int, Query(ge=-1)] = -1) -> list[ResponseJson]:
+    require_run(context, id)
+    return [record for record in context.run_files.load_rounds(id) if record["round"] > after]
 
 
-def results(id: RunId, parts: Held) -> Any:
-    return _written(parts, id, "results.json")
+def get_results(id: RunIdPath, context: ContextDep) -> Any:
+    return _load_run_file(context, id, "results.json")
 
 
-def privacy(id: RunId, parts: Held) -> Any:
-    return _written(parts, id, "privacy.json")
+def get_privacy(id: RunIdPath, context: ContextDep) -> Any:
+    return _load_run_file(context, id, "privacy.json")
 
 
-def sites(parts: Held) -> list[Shown]:
-    return parts.views.sites()
+def list_sites(context: ContextDep) -> list[ResponseJson]:
+    return context.serializers.list_sites()
 
 
-def invite(name: SiteId, body: Invite, who: Who, parts: Held) -> Shown:
-    token, until = parts.store.accounts.invite(name, body.hours, who.name)
-    parts.log.event("invitation", user=who.name, site=name, expires=iso(until))
-    return {"token": invitation(token, parts.authority.pem), "expires": iso(until)}
+def invite_site(
+    name: SiteNamePath, body: InvitationRequest, caller: CurrentCaller, context: ContextDep
+) -> ResponseJson:
+    token, expires = context.store.accounts.create_invitation(name, body.hours, caller.name)
+    context.log.write_event("invitation", user=caller.name, site=name, expires=format_time(expires))
+    return {"token": format_invitation(token, context.authority.pem), "expires": format_time(expires)}
 
 
-def remove(name: SiteId, who: Who, parts: Held) -> Shown:
-    if not parts.store.leave(name, who.name, removed=True):
+def remove_site(name: SiteNamePath, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    if not context.store.record_departure(name, caller.name, removed=True):
         raise HTTPException(404, f"no site {name!r} is enrolled")
-    parts.log.event("site removed", user=who.name, site=name)
+    context.log.write_event("site removed", user=caller.name, site=name)
     return {"ok": True}
 
 
-def approvals(parts: Held) -> list[Shown]:
-    return parts.views.approvals()
+def list_approvals(context: ContextDep) -> list[ResponseJson]:
+    return context.serializers.list_approvals()
 
 
-def users(parts: Held) -> list[Shown]:
-    return [user_view(user) for user in parts.store.accounts.users()]
+def list_users(context: ContextDep) -> list[ResponseJson]:
+    return [serialize_user(user) for user in context.store.accounts.list_users()]
 
 
-def new_user(body: NewUser, who: Who, parts: Held) -> Shown:
-    token = parts.store.accounts.add_user(body.name, body.role, who.name)
+def add_user(body: AddUserRequest, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    token = context.store.accounts.add_user(body.name, body.role, caller.name)
     if token is None:
         raise HTTPException(409, f"there is a user {body.name}; revoke it first, or choose another name")
-    parts.log.event("user added", user=who.name, name=body.name, role=body.role)
+    context.log.write_event("user added", user=caller.name, name=body.name, role=body.role)
     return {"name": body.name, "role": body.role, "token": token}
 
 
-def revoke(name: SiteId, who: Who, parts: Held) -> Shown:
-    done = parts.store.accounts.revoke_user(name, who.name)
-    if done == "unknown":
+def revoke_user(name: SiteNamePath, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    outcome = context.store.accounts.revoke_user(name, caller.name)
+    if outcome == "unknown":
         raise HTTPException(404, f"there is no user {name!r}")
-    if done == "last lead":
+    if outcome == "last lead":
         raise HTTPException(409, f"{name} is the only lead; add another one first")
-    parts.log.event("user revoked", user=who.name, name=name)
+    context.log.write_event("user revoked", user=caller.name, name=name)
     return {"ok": True}
 
 
-def log(parts: Held, last: Annotated[int, Query(ge=1, le=5000)] = 200) -> list[Shown]:
-    return parts.log.last(last)
+def list_log_entries(context: ContextDep, last: Annotated[int, Query(ge=1, le=5000)] = 200) -> list[ResponseJson]:
+    return context.log.read_last(last)
 
 
-def found_run(parts: Parts, id: str) -> Shown:
-    shown = parts.views.run(id)
-    if shown is None:
+def require_run(context: ServiceContext, id: str) -> ResponseJson:
+    run_view = context.serializers.find_run(id)
+    if run_view is None:
         raise HTTPException(404, f"there is no run {id!r}")
-    return shown
+    return run_view
 
 
-def refuse(parts: Parts, request: Request, what: str, who: str, error: HTTPException) -> NoReturn:
+def reject_credentials(
+    context: ServiceContext, request: Request, action: str, actor: str, error: HTTPException
+) -> NoReturn:
     """Writes down who failed to get in, unless there were so many that writing would be the harm."""
-    address = parts.address(request)
-    if parts.failures.add(address):
+    address = context.client_address(request)
+    if context.auth_failures.record_failure(address):
         raise HTTPException(429, "too many wrong tokens; wait five minutes", {"Retry-After": "300"})
-    parts.store.note(who, what, address=address)
+    context.store.record_event(actor, action, address=address)
     raise error
 
 
-def _act(parts: Parts, id: str, action: str, by: str) -> Shown:
-    found_run(parts, id)
-    state = act(parts, id, action, by).state
-    parts.log.event(f"run: {action}", user=by, run=id, state=state)
-    return found_run(parts, id)
+def _change_run_state(context: ServiceContext, id: str, action: str, actor: str) -> ResponseJson:
+    require_run(context, id)
+    state = apply_run_action(context, id, action, actor).state
+    context.log.write_event(f"run: {action}", user=actor, run=id, state=state)
+    return require_run(context, id)
 
 
-def _written(parts: Parts, id: str, name: str) -> Any:
-    found_run(parts, id)
-    if (found := parts.folders.json(id, name)) is None:
+def _load_run_file(context: ServiceContext, id: str, name: str) -> Any:
+    require_run(context, id)
+    if (content := context.run_files.load_json(id, name)) is None:
         raise HTTPException(404, f"{id} has no {name} yet")
-    return found
+    return content

@@ -7,63 +7,68 @@ from typing import Annotated
 from fastapi import Header, HTTPException, Query, Request
 from fastapi.responses import FileResponse, StreamingResponse
 
-from pipeline.service.web.auth import still
-from pipeline.service.web.context import Held
-from pipeline.service.web.middleware import REPORT
-from pipeline.service.web.routes_dashboard import RunId, found_run
-from pipeline.service.web.serializers import Shown
+from pipeline.service.web.auth import is_still_authorized
+from pipeline.service.web.context import ContextDep
+from pipeline.service.web.middleware import REPORT_CSP
+from pipeline.service.web.routes_dashboard import RunIdPath, require_run
+from pipeline.service.web.serializers import ResponseJson
 
-EVENTS = "text/event-stream"
-TYPES = {".html": "text/html", ".png": "image/png", ".svg": "image/svg+xml", ".json": "application/json",
+EVENT_STREAM_TYPE = "text/event-stream"
+MEDIA_TYPES = {".html": "text/html", ".png": "image/png", ".svg": "image/svg+xml", ".json": "application/json",
          ".pdf": "application/pdf", ".csv": "text/csv", ".toml": "text/plain"}  # fmt: skip
-BYTES = "application/octet-stream"
+BINARY_TYPE = "application/octet-stream"
 
 
-def files(id: RunId, parts: Held) -> list[Shown]:
-    found_run(parts, id)
-    folder = parts.home.runs / id
+def list_files(id: RunIdPath, context: ContextDep) -> list[ResponseJson]:
+    require_run(context, id)
+    folder = context.home.runs_folder / id
     return [
         {"path": path, "bytes": (folder / path).stat().st_size, "kind": kind}
-        for path, kind in parts.folders.files(id).items()
+        for path, kind in context.run_files.list_files(id).items()
     ]
 
 
-def file(id: RunId, path: str, parts: Held) -> FileResponse:
+def download_file(id: RunIdPath, path: str, context: ContextDep) -> FileResponse:
     """Only what is listed. A page of ours is shown, in a sandbox; the rest is saved."""
-    found_run(parts, id)
-    kind = parts.folders.files(id).get(path)
+    require_run(context, id)
+    kind = context.run_files.list_files(id).get(path)
     if kind is None:
         raise HTTPException(404, f"{id} has no file {path!r} to download")
-    place = parts.home.runs / id / path
-    shown = kind in ("report", "plot")
+    file_path = context.home.runs_folder / id / path
+    is_inline = kind in ("report", "plot")
     return FileResponse(
-        place,
-        media_type=TYPES.get(place.suffix, BYTES),
+        file_path,
+        media_type=MEDIA_TYPES.get(file_path.suffix, BINARY_TYPE),
         filename=f"{id}-{path.replace('/', '-')}",
-        content_disposition_type="inline" if shown else "attachment",
-        headers={"content-security-policy": REPORT} if shown else {},
+        content_disposition_type="inline" if is_inline else "attachment",
+        headers={"content-security-policy": REPORT_CSP} if is_inline else {},
     )
 
 
-def run_events(
-    id: RunId,
+def stream_run_events(
+    id: RunIdPath,
     request: Request,
-    parts: Held,
+    context: ContextDep,
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[int, Query(ge=-1)] = -1,
 ) -> StreamingResponse:
-    found_run(parts, id)
-    known = (
+    require_run(context, id)
+    after_round = (
         int(last_event_id)
         if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit()
         else after
     )
-    stream = parts.streams.run(
-        lambda: found_run(parts, id), lambda: parts.folders.rounds(id), known, lambda: still(request)
+    stream = context.event_stream.stream_run(
+        lambda: require_run(context, id),
+        lambda: context.run_files.load_rounds(id),
+        after_round,
+        lambda: is_still_authorized(request),
     )
-    return StreamingResponse(stream, media_type=EVENTS)
+    return StreamingResponse(stream, media_type=EVENT_STREAM_TYPE)
 
 
-def events(request: Request, parts: Held) -> StreamingResponse:
-    looks = {"runs": parts.views.runs, "sites": parts.views.sites}
-    return StreamingResponse(parts.streams.changes(looks, lambda: still(request)), media_type=EVENTS)
+def stream_events(request: Request, context: ContextDep) -> StreamingResponse:
+    readers = {"runs": context.serializers.list_runs, "sites": context.serializers.list_sites}
+    return StreamingResponse(
+        context.event_stream.stream_changes(readers, lambda: is_still_authorized(request)), media_type=EVENT_STREAM_TYPE
+    )

@@ -7,126 +7,137 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pipeline.service.runtime.run_files import Folders
-from pipeline.service.runtime.run_states import OVER
-from pipeline.service.storage.database import Approval, Run, Site, User
-from pipeline.service.storage.store import Store
+from pipeline.service.runtime.run_files import RunFiles
+from pipeline.service.runtime.run_states import TERMINAL_STATES
+from pipeline.service.storage.database import ApprovalRow, RunRow, SiteRow, UserRow
+from pipeline.service.storage.store import CoordinatorStore
 from privacy.ledger import keys
 
-CONNECTED = timedelta(seconds=15)
-Shown = dict[str, Any]
+CONNECTED_WITHIN = timedelta(seconds=15)
+ResponseJson = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Views:
-    store: Store
-    folders: Folders
+class ApiSerializers:
+    store: CoordinatorStore
+    run_files: RunFiles
 
-    def runs(self) -> list[Shown]:
-        return self._runs(self.store.runs())
+    def list_runs(self) -> list[ResponseJson]:
+        return self._serialize_runs(self.store.list_runs())
 
-    def run(self, id: str) -> Shown | None:
-        found = self.store.run(id)
-        return None if found is None else self._runs([found])[0]
+    def find_run(self, id: str) -> ResponseJson | None:
+        row = self.store.find_run(id)
+        return None if row is None else self._serialize_runs([row])[0]
 
-    def sites(self) -> list[Shown]:
+    def list_sites(self) -> list[ResponseJson]:
         now = self.store.clock()
         return [
             {
                 "site": site.name,
                 "fingerprint": keys.fingerprint(bytes.fromhex(site.key)),
                 "officer": keys.fingerprint(bytes.fromhex(site.officer)),
-                "enrolled": iso(site.enrolled),
-                "last_seen": iso(site.last_seen),
-                "connected": connected(site, now),
+                "enrolled": format_time(site.enrolled),
+                "last_seen": format_time(site.last_seen),
+                "connected": is_connected(site, now),
                 "version": site.version,
                 "status": site.status,
-                "left": iso(site.left),
+                "left": format_time(site.left),
             }
-            for site in self.store.sites()
+            for site in self.store.list_sites()
         ]
 
-    def approvals(self) -> list[Shown]:
+    def list_approvals(self) -> list[ResponseJson]:
         """Of a run that is over nobody waits for an approval any more."""
-        given, now = _by_place(self.store.approvals()), self.store.clock()
-        shown = [
-            {"run": run.id, "site": site, "state": standing(row, now), "at": row and iso(row.at), "expires": row and iso(row.expires)}
-            for run in self.store.runs()
+        approval_by_site, now = _index_approvals(self.store.list_approvals()), self.store.clock()
+        items = [
+            {"run": run.id, "site": site, "state": approval_state(row, now), "at": row and format_time(row.approved_at), "expires": row and format_time(row.expires)}
+            for run in self.store.list_runs()
             for site in run.sites
-            for row in [given.get((run.id, site))]
-            if row is not None or run.state not in OVER
+            for row in [approval_by_site.get((run.id, site))]
+            if row is not None or run.state not in TERMINAL_STATES
         ]  # fmt: skip
-        return shown
+        return items
 
-    def _runs(self, runs: Iterable[Run]) -> list[Shown]:
-        given, now = _by_place(self.store.approvals()), self.store.clock()
-        sites = {site.name: site for site in self.store.sites()}
-        return [self._run(run, given, sites, now) for run in runs]
+    def _serialize_runs(self, runs: Iterable[RunRow]) -> list[ResponseJson]:
+        approval_by_site, now = _index_approvals(self.store.list_approvals()), self.store.clock()
+        site_by_name = {site.name: site for site in self.store.list_sites()}
+        return [self._serialize_run(run, approval_by_site, site_by_name, now) for run in runs]
 
-    def _run(
-        self, run: Run, given: Mapping[tuple[str, str], Approval], sites: Mapping[str, Site], now: datetime
-    ) -> Shown:
-        rounds = self.folders.rounds(run.id)
+    def _serialize_run(
+        self,
+        run: RunRow,
+        approval_by_site: Mapping[tuple[str, str], ApprovalRow],
+        site_by_name: Mapping[str, SiteRow],
+        now: datetime,
+    ) -> ResponseJson:
+        rounds = self.run_files.load_rounds(run.id)
         return {
             "id": run.id,
             "name": run.name,
             "strategy": run.strategy,
             "state": run.state,
-            "want": run.want,
+            "want": run.desired_state,
             "reason": run.reason,
-            "created": iso(run.created),
-            "started": iso(run.started),
-            "finished": iso(run.finished),
+            "created": format_time(run.created),
+            "started": format_time(run.started),
+            "finished": format_time(run.finished),
             "round": rounds[-1]["round"] if rounds else 0,
             "rounds": run.rounds,
-            "fewest": run.fewest,
-            "sites": [_member(given.get((run.id, name)), sites[name], now) for name in run.sites],
-            "live": self.folders.json(run.id, "live.json"),
-            "headline": self._headline(run.id, rounds),
+            "fewest": run.min_sites,
+            "sites": [
+                _serialize_run_site(approval_by_site.get((run.id, name)), site_by_name[name], now) for name in run.sites
+            ],
+            "live": self.run_files.load_json(run.id, "live.json"),
+            "headline": self._headline_score(run.id, rounds),
         }
 
-    def _headline(self, run: str, rounds: list[Shown]) -> Shown | None:
+    def _headline_score(self, run: str, rounds: list[ResponseJson]) -> ResponseJson | None:
         """Of the test, once it was looked at; else of the last round that was judged."""
-        results = self.folders.json(run, "results.json") or {}
+        results = self.run_files.load_json(run, "results.json") or {}
         records = [{"metrics": {"test": results.get("test")}}, *reversed(rounds)]
         for record in records:
             for split in ("val", "test", "train"):
                 entry = record.get("metrics", {}).get(split) or {}
-                seen = entry.get("coordinator") or entry.get("pooled") or {}
-                metric = "positive_auroc" if "positive_auroc" in seen else "accuracy"
-                if seen.get(metric) is not None:
-                    return {"split": split, "metric": metric, "value": seen[metric]}
+                metrics = entry.get("coordinator") or entry.get("pooled") or {}
+                metric = "positive_auroc" if "positive_auroc" in metrics else "accuracy"
+                if metrics.get(metric) is not None:
+                    return {"split": split, "metric": metric, "value": metrics[metric]}
         return None
 
 
-def user_view(user: User) -> Shown:
-    return {"name": user.name, "role": user.role, "created": iso(user.created), "revoked": iso(user.revoked)}
-
-
-def standing(row: Approval | None, now: datetime) -> str:
-    if row is None:
-        return "pending"
-    return "withdrawn" if row.taken_back else "approved" if row.stands(now) else "expired"
-
-
-def connected(site: Site, now: datetime) -> bool:
-    return site.left is None and site.last_seen is not None and now - site.last_seen <= CONNECTED
-
-
-def iso(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat(timespec="milliseconds")
-
-
-def _member(row: Approval | None, site: Site, now: datetime) -> Shown:
+def serialize_user(user: UserRow) -> ResponseJson:
     return {
-        "site": site.name,
-        "approved": iso(row.at) if row else None,
-        "expires": iso(row.expires) if row else None,
-        "withdrawn": iso(row.withdrawn) if row and row.taken_back else None,
-        "connected": connected(site, now),
-        "last_seen": iso(site.last_seen),
+        "name": user.name,
+        "role": user.role,
+        "created": format_time(user.created),
+        "revoked": format_time(user.revoked),
     }
 
 
-def _by_place(rows: Iterable[Approval]) -> dict[tuple[str, str], Approval]:
+def approval_state(row: ApprovalRow | None, now: datetime) -> str:
+    if row is None:
+        return "pending"
+    return "withdrawn" if row.is_withdrawn else "approved" if row.is_valid(now) else "expired"
+
+
+def is_connected(site: SiteRow, now: datetime) -> bool:
+    return site.left is None and site.last_seen is not None and now - site.last_seen <= CONNECTED_WITHIN
+
+
+def format_time(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat(timespec="milliseconds")
+
+
+def _serialize_run_site(row: ApprovalRow | None, site: SiteRow, now: datetime) -> ResponseJson:
+    return {
+        "site": site.name,
+        "approved": format_time(row.approved_at) if row else None,
+        "expires": format_time(row.expires) if row else None,
+        "withdrawn": format_time(row.withdrawn_at) if row and row.is_withdrawn else None,
+        "connected": is_connected(site, now),
+        "last_seen": format_time(site.last_seen),
+    }
+
+
+def _index_approvals(rows: Iterable[ApprovalRow]) -> dict[tuple[str, str], ApprovalRow]:
     return {(row.run, row.site): row for row in rows}

@@ -11,86 +11,95 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from pipeline.service.runtime.run_states import OVER
+from pipeline.service.runtime.run_states import TERMINAL_STATES
 
-POLL = 0.5  # seconds
-KEEP_ALIVE = 10.0
-QUIET = ": still here\n\n"
-Look = Callable[[], Any]
+POLL_SECONDS = 0.5  # seconds
+KEEP_ALIVE_SECONDS = 10.0
+KEEP_ALIVE_COMMENT = ": still here\n\n"
+StateReader = Callable[[], Any]
 
 
 @dataclass
-class Streams:
+class EventStream:
     """`close` ends all of them: a server that shuts down would else wait for its listeners."""
 
-    poll: float = POLL
-    keep_alive: float = KEEP_ALIVE
-    closed: bool = False
+    poll_seconds: float = POLL_SECONDS
+    keep_alive_seconds: float = KEEP_ALIVE_SECONDS
+    is_closed: bool = False
 
     def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
 
-    async def changes(self, looks: dict[str, Look], welcome: Look) -> AsyncIterator[str]:
+    async def stream_changes(self, readers: dict[str, StateReader], is_authorized: StateReader) -> AsyncIterator[str]:
         """Each of several things, whenever it has changed."""
-        last: dict[str, str] = {}
+        last_texts: dict[str, str] = {}
 
-        def look() -> list[str]:
-            found = {name: _text(one()) for name, one in looks.items()}
-            news = [_event(name, text) for name, text in found.items() if last.get(name) != text]
-            last.update(found)
-            return news
+        def collect_events() -> list[str]:
+            texts = {name: _to_json(read_state()) for name, read_state in readers.items()}
+            events = [_format_event(name, text) for name, text in texts.items() if last_texts.get(name) != text]
+            last_texts.update(texts)
+            return events
 
-        async for text in self._paced(look, welcome, lambda: False):
+        async for text in self._stream_paced(collect_events, is_authorized, lambda: False):
             yield text
 
-    async def run(
-        self, run: Look, rounds: Callable[[], list[dict[str, Any]]], after: int, welcome: Look
+    async def stream_run(
+        self,
+        read_run: StateReader,
+        read_rounds: Callable[[], list[dict[str, Any]]],
+        after_round: int,
+        is_authorized: StateReader,
     ) -> AsyncIterator[str]:
         """A run until it is over. `after`: the last round that the listener has."""
-        last = {"round": after, "run": "", "live": "null", "over": False}
+        last_sent = {"round": after_round, "run": "", "live": "null", "over": False}
 
-        def look() -> list[str]:
-            shown = run()
-            live = _text(shown.get("live"))
-            rest = _text(shown | {"live": None})
+        def collect_events() -> list[str]:
+            run_view = read_run()
+            live_text = _to_json(run_view.get("live"))
+            run_text = _to_json(run_view | {"live": None})
             # the state is read before the rounds: when it says that all is over, no round comes any more
-            fresh = [record for record in rounds() if record["round"] > last["round"]]
-            state = [_event("run", _text(shown))] if rest != last["run"] else []
-            records = [_event("round", _text(record), record["round"]) for record in fresh]
+            new_records = [record for record in read_rounds() if record["round"] > last_sent["round"]]
+            state_events = [_format_event("run", _to_json(run_view))] if run_text != last_sent["run"] else []
+            round_events = [_format_event("round", _to_json(record), record["round"]) for record in new_records]
             # who comes hears first what the run is; later a round is told before what it led to
-            news = [*records, *state] if last["run"] else [*state, *records]
-            news += [_event("live", live)] if live != last["live"] else []
-            over = shown["state"] in OVER
-            last.update(run=rest, live=live, over=over, round=fresh[-1]["round"] if fresh else last["round"])
-            return [*news, _event("end", _text({"state": shown["state"]}))] if over else news
+            events = [*round_events, *state_events] if last_sent["run"] else [*state_events, *round_events]
+            events += [_format_event("live", live_text)] if live_text != last_sent["live"] else []
+            is_over = run_view["state"] in TERMINAL_STATES
+            last_sent.update(
+                run=run_text,
+                live=live_text,
+                over=is_over,
+                round=new_records[-1]["round"] if new_records else last_sent["round"],
+            )
+            return [*events, _format_event("end", _to_json({"state": run_view["state"]}))] if is_over else events
 
-        async for text in self._paced(look, welcome, lambda: bool(last["over"])):
+        async for text in self._stream_paced(collect_events, is_authorized, lambda: bool(last_sent["over"])):
             yield text
 
-    async def _paced(
-        self, look: Callable[[], list[str]], welcome: Look, over: Callable[[], bool]
+    async def _stream_paced(
+        self, collect_events: Callable[[], list[str]], is_authorized: StateReader, is_over: Callable[[], bool]
     ) -> AsyncIterator[str]:
         """Who is not welcome any more hears nothing more."""
-        spoke = checked = time.monotonic()
-        while not self.closed:
-            for text in await run_in_threadpool(look):
-                spoke = time.monotonic()
+        last_sent_time = last_checked_time = time.monotonic()
+        while not self.is_closed:
+            for text in await run_in_threadpool(collect_events):
+                last_sent_time = time.monotonic()
                 yield text
-            if over():
+            if is_over():
                 return
-            if time.monotonic() - spoke >= self.keep_alive:
-                spoke = time.monotonic()
-                yield QUIET
-            if time.monotonic() - checked >= self.keep_alive:
-                checked = time.monotonic()
-                if not await run_in_threadpool(welcome):
+            if time.monotonic() - last_sent_time >= self.keep_alive_seconds:
+                last_sent_time = time.monotonic()
+                yield KEEP_ALIVE_COMMENT
+            if time.monotonic() - last_checked_time >= self.keep_alive_seconds:
+                last_checked_time = time.monotonic()
+                if not await run_in_threadpool(is_authorized):
                     return
-            await asyncio.sleep(self.poll)
+            await asyncio.sleep(self.poll_seconds)
 
 
-def _text(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value)
 
 
-def _event(name: str, data: str, id: int | None = None) -> str:
-    return f"event: {name}\n" + ("" if id is None else f"id: {id}\n") + f"data: {data}\n\n"
+def _format_event(name: str, data: str, event_id: int | None = None) -> str:
+    return f"event: {name}\n" + ("" if event_id is None else f"id: {event_id}\n") + f"data: {data}\n\n"

@@ -6,96 +6,121 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.reports.document.blocks import Block, Chapter, Drawing, Report, Table, Words, answers, eps
-from pipeline.reports.document.formatting import whole
-from pipeline.reports.document.page import Cell, Column
-from privacy.audit.document.attack_chapter import attacks
-from privacy.audit.document.dpia_forms import forms
-from privacy.audit.document.figures import MOST_BARS, budgets
-from privacy.audit.document.officer_page import officer
-from privacy.audit.document.site_chapters import site_chapter
+from pipeline.reports.document.blocks import (
+    FigureBlock,
+    ReportBlock,
+    ReportChapter,
+    ReportDocument,
+    TableBlock,
+    TextBlock,
+    format_epsilon,
+    question_table,
+)
+from pipeline.reports.document.formatting import format_integer
+from pipeline.reports.document.page import TableCell, TableColumn
+from privacy.audit.document.attack_chapter import build_attack_chapter
+from privacy.audit.document.dpia_forms import build_dpia_chapter
+from privacy.audit.document.figures import MAX_BARS, plot_budgets
+from privacy.audit.document.officer_page import build_officer_chapter
+from privacy.audit.document.site_chapters import build_site_chapter
 
 Json = Mapping[str, Any]
-MOST_SITES = 24  # that get a page of their own; all are in audit.json
+MAX_SITE_CHAPTERS = 24  # that get a page of their own; all are in audit.json
 
 
-def report(facts: Json, run: Path) -> Report:
+def build_report(facts: Json, run_folder: Path) -> ReportDocument:
     """`run`: the folder, where the pictures of attacks lie."""
     study = facts["study"]
-    notice = "" if facts["ok"] else f"This run is not in order: {_some(facts['problems'])}."
-    written = facts["written"].replace("T", " ").replace("+00:00", " UTC")
-    subtitle = f"Run {facts['run']} · plan {study['hash'][:16]} · written {written}"
-    chapters = [officer(facts), _left(facts), attacks(facts, run), forms(facts), *_sites(facts), _origin(facts)]
-    return Report(f"Privacy audit of {study['name']}", subtitle, notice, chapters)
-
-
-def _some(problems: list[str]) -> str:
-    rest = len(problems) - 4
-    return "; ".join(problems[:4]) + (f"; and {rest} more, see audit.json" if rest > 0 else "")
-
-
-def _left(facts: Json) -> Chapter:
-    words = "All that travels from a site, and what a run folder holds besides. Nothing else leaves a site; images never do."
-    columns = [
-        Column("What"),
-        Column("Who learns it", words=True),
-        Column("About whom"),
-        Column("Protected by", words=True),
+    notice = "" if facts["ok"] else f"This run is not in order: {_summarize_problems(facts['problems'])}."
+    written_at = facts["written"].replace("T", " ").replace("+00:00", " UTC")
+    subtitle = f"Run {facts['run']} · plan {study['hash'][:16]} · written {written_at}"
+    chapters = [
+        build_officer_chapter(facts),
+        _disclosure_chapter(facts),
+        build_attack_chapter(facts, run_folder),
+        build_dpia_chapter(facts),
+        *_site_chapters(facts),
+        _fingerprint_chapter(facts),
     ]
-    rows: list[list[Cell]] = [
+    return ReportDocument(f"Privacy audit of {study['name']}", subtitle, notice, chapters)
+
+
+def _summarize_problems(problems: list[str]) -> str:
+    num_more = len(problems) - 4
+    return "; ".join(problems[:4]) + (f"; and {num_more} more, see audit.json" if num_more > 0 else "")
+
+
+def _disclosure_chapter(facts: Json) -> ReportChapter:
+    text = "All that travels from a site, and what a run folder holds besides. Nothing else leaves a site; images never do."
+    columns = [
+        TableColumn("What"),
+        TableColumn("Who learns it", is_text=True),
+        TableColumn("About whom"),
+        TableColumn("Protected by", is_text=True),
+    ]
+    rows: list[list[TableCell]] = [
         [(row["what"], row["detail"]), row["whom"], row["about"], row["mechanism"]] for row in facts["disclosures"]
     ]
-    return Chapter(
-        "What left the sites", [Words([words]), Table(columns, rows, widths=(0.33, 0.19, 0.14, 0.34))], page=True
+    return ReportChapter(
+        "What left the sites",
+        [TextBlock([text]), TableBlock(columns, rows, column_shares=(0.33, 0.19, 0.14, 0.34))],
+        starts_new_page=True,
     )
 
 
-def _sites(facts: Json) -> Iterator[Chapter]:
+def _site_chapters(facts: Json) -> Iterator[ReportChapter]:
     sites = facts["sites"]
-    with_budget = {site: found for site, found in sites.items() if found.get("budget")}
-    blocks: list[Block] = []
+    with_budget = {site: site_facts for site, site_facts in sites.items() if site_facts.get("budget")}
+    blocks: list[ReportBlock] = []
     if len(with_budget) > 1:
         caption = "Epsilon spent at each site, of its budget, over all studies on its data."
-        more = f" The first {MOST_BARS} sites." if len(with_budget) > MOST_BARS else ""
-        blocks.append(Drawing("budgets", budgets(with_budget), caption + more))
-    if any(found["ledger"] for found in sites.values()):
-        yield Chapter("Budgets and ledgers", [*blocks, _overview(sites)], page=bool(blocks))
-    if facts["protection"]["at_site"] and len(sites) <= MOST_SITES:
-        for number, (site, found) in enumerate(sites.items()):
-            yield site_chapter(number, site, found, facts)
+        more_text = f" The first {MAX_BARS} sites." if len(with_budget) > MAX_BARS else ""
+        blocks.append(FigureBlock("budgets", plot_budgets(with_budget), caption + more_text))
+    if any(site_facts["ledger"] for site_facts in sites.values()):
+        yield ReportChapter("Budgets and ledgers", [*blocks, _overview_table(sites)], starts_new_page=bool(blocks))
+    if facts["protection"]["dp_sgd"] and len(sites) <= MAX_SITE_CHAPTERS:
+        for number, (site, site_facts) in enumerate(sites.items()):
+            yield build_site_chapter(number, site, site_facts, facts)
 
 
-def _overview(sites: Mapping[str, Json]) -> Table:
-    amounts = [Column(title, True) for title in ("Budget", "Spent", "Left", "Rounds", "Sat out")]
-    rows = [_overview_row(site, found) for site, found in sites.items()]
+def _overview_table(sites: Mapping[str, Json]) -> TableBlock:
+    amount_columns = [TableColumn(title, True) for title in ("Budget", "Spent", "Left", "Rounds", "Sat out")]
+    rows = [_overview_row(site, site_facts) for site, site_facts in sites.items()]
     widths = (0.22, 0.11, 0.1, 0.1, 0.1, 0.1, 0.1, 0.17)
-    return Table([Column("Site"), Column("Unit"), *amounts, Column("Ledger")], rows, widths=widths)
+    return TableBlock(
+        [TableColumn("Site"), TableColumn("Unit"), *amount_columns, TableColumn("Ledger")], rows, column_shares=widths
+    )
 
 
-def _overview_row(site: str, found: Json) -> list[Cell]:
-    ledger, took, budget = found["ledger"], found["took"], found.get("budget")
-    verdict = "none" if not ledger else "verifies" if ledger["ok"] else "does not verify"
-    amounts = [eps(budget["epsilon"]), eps(found["spent"]), eps(found["left"])] if budget else ["–"] * 3
-    rounds = [whole(len(took["counted"])), whole(len(took["sat_out"]))]
-    return [site, str(found.get("unit") or "–"), *amounts, *rounds, verdict]
+def _overview_row(site: str, site_facts: Json) -> list[TableCell]:
+    ledger, participation, budget = site_facts["ledger"], site_facts["took"], site_facts.get("budget")
+    ledger_status = "none" if not ledger else "verifies" if ledger["ok"] else "does not verify"
+    amounts = (
+        [format_epsilon(budget["epsilon"]), format_epsilon(site_facts["spent"]), format_epsilon(site_facts["left"])]
+        if budget
+        else ["–"] * 3
+    )
+    rounds = [format_integer(len(participation["counted"])), format_integer(len(participation["sat_out"]))]
+    return [site, str(site_facts.get("unit") or "–"), *amounts, *rounds, ledger_status]
 
 
-def _origin(facts: Json) -> Chapter:
+def _fingerprint_chapter(facts: Json) -> ReportChapter:
     study, software = facts["study"], facts["software"]
     rows = [
         ("Plan", f"{study['hash']} (SHA-256 of all settings that decide the result)"),
         ("Data", str(facts["data"]["fingerprint"] or "unknown")),
-        ("Run with", _listed(software["run"]) or "unknown: the run has not finished"),
-        ("Audited with", _listed(software["audit"])),
+        ("Run with", _format_versions(software["run"]) or "unknown: the run has not finished"),
+        ("Audited with", _format_versions(software["audit"])),
         (
             "Privacy settings",
-            "; ".join(f"{part}: {_listed(given)}" for part, given in study["privacy"].items()) or "none",
+            "; ".join(f"{section}: {_format_versions(values)}" for section, values in study["privacy"].items())
+            or "none",
         ),
     ]
-    if masked := facts["protection"]["secure_sum"]:
-        rows.append(("Keys on the secure sum's roster", _listed(masked["fingerprints"])))
-    return Chapter("Fingerprints of software and data", [answers(rows)])
+    if secure_aggregation := facts["protection"]["secure_aggregation"]:
+        rows.append(("Keys on the secure sum's roster", _format_versions(secure_aggregation["fingerprints"])))
+    return ReportChapter("Fingerprints of software and data", [question_table(rows)])
 
 
-def _listed(values: Json) -> str:
+def _format_versions(values: Json) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())

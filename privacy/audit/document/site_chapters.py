@@ -5,147 +5,176 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.reports.document.blocks import Block, Chapter, Drawing, Table, Tiles, Words, answers, eps
-from pipeline.reports.document.formatting import count_of, whole
-from pipeline.reports.document.page import Cell, Column
-from privacy.accounting.privacy_filter import FILTER
-from privacy.audit.document.figures import spending
-from privacy.ledger.records import Approve
+from pipeline.reports.document.blocks import (
+    FigureBlock,
+    ReportBlock,
+    ReportChapter,
+    TableBlock,
+    TextBlock,
+    TileBlock,
+    format_epsilon,
+    question_table,
+)
+from pipeline.reports.document.formatting import format_count, format_integer
+from pipeline.reports.document.page import TableCell, TableColumn
+from privacy.accounting.privacy_filter import RDP_FILTER
+from privacy.audit.document.figures import plot_spending
+from privacy.ledger.records import StudyApproved
 
 Json = Mapping[str, Any]
 
 
-def site_chapter(number: int, site: str, found: Json, facts: Json) -> Chapter:
-    return Chapter(f"Site {site}", list(_blocks(number, site, found, facts)), page=True)
+def build_site_chapter(number: int, site: str, site_facts: Json, facts: Json) -> ReportChapter:
+    return ReportChapter(f"Site {site}", list(_site_blocks(number, site, site_facts, facts)), starts_new_page=True)
 
 
-def _blocks(number: int, site: str, found: Json, facts: Json) -> Iterator[Block]:
-    if found["problems"]:
-        yield Words([f"Not in order: {'; '.join(found['problems'])}."])
-    if found.get("budget"):
-        yield Tiles(list(_amounts(found)))
-    if found.get("curve"):
-        before = f"; {eps(found['before'])} had been spent before" if found["before"] else ""
-        caption = f"Epsilon spent on the data of {site} after each round of this study{before}."
-        yield Drawing(f"spending-{number}", spending(found), caption)
-    if found.get("recount"):
-        yield _recounted(found)
-    if found.get("charges"):
-        yield _charged(found["charges"])
-    yield _sent(found, facts)
-    if found["ledger"]:
-        yield answers(list(_ledger(found)), "Ledger and approvals")
+def _site_blocks(number: int, site: str, site_facts: Json, facts: Json) -> Iterator[ReportBlock]:
+    if site_facts["problems"]:
+        yield TextBlock([f"Not in order: {'; '.join(site_facts['problems'])}."])
+    if site_facts.get("budget"):
+        yield TileBlock(list(_budget_tiles(site_facts)))
+    if site_facts.get("curve"):
+        earlier_text = f"; {format_epsilon(site_facts['before'])} had been spent before" if site_facts["before"] else ""
+        caption = f"Epsilon spent on the data of {site} after each round of this study{earlier_text}."
+        yield FigureBlock(f"spending-{number}", plot_spending(site_facts), caption)
+    if site_facts.get("recount"):
+        yield _recomputed_table(site_facts)
+    if site_facts.get("charges"):
+        yield _charge_table(site_facts["charges"])
+    yield _disclosure_table(site_facts, facts)
+    if site_facts["ledger"]:
+        yield question_table(list(_ledger_answers(site_facts)), "Ledger and approvals")
 
 
-def _amounts(found: Json) -> Iterator[tuple[str, Cell]]:
-    budget, promise = found["budget"], found["promise"]
-    yield "Budget (epsilon)", (eps(budget["epsilon"]), f"delta {budget['delta']:g}")
-    yield "Spent", eps(found["spent"])
-    yield "Left", eps(found["left"])
-    if promise:
-        yield f"{promise['unit']}s trained on".capitalize(), whole(promise["units"])
-        yield "Noise", (f"{promise['noise']:.3f}", f"times the clip of {promise['clip']:g}")
-        yield "Chance to be in a step", f"{promise['rate']:.3f}"
+def _budget_tiles(site_facts: Json) -> Iterator[tuple[str, TableCell]]:
+    budget, privacy_plan = site_facts["budget"], site_facts["promise"]
+    yield "Budget (epsilon)", (format_epsilon(budget["epsilon"]), f"delta {budget['delta']:g}")
+    yield "Spent", format_epsilon(site_facts["spent"])
+    yield "Left", format_epsilon(site_facts["left"])
+    if privacy_plan:
+        yield f"{privacy_plan['unit']}s trained on".capitalize(), format_integer(privacy_plan["units"])
+        yield "Noise", (f"{privacy_plan['noise']:.3f}", f"times the clip of {privacy_plan['clip']:g}")
+        yield "Chance to be in a step", f"{privacy_plan['rate']:.3f}"
 
 
-def _recounted(found: Json) -> Table:
-    again = found["recount"]
-    rows: list[list[Cell]] = [
-        [("The ledger's own figure", "as written at the last charge"), eps(found["spent"])],
-        [("The same rule again", f"from the charges alone ({again['how']})"), eps(again["again"])],
-        [("Privacy loss distributions", "of dp_accounting"), eps(again["pld"])],
-        [("Rényi divergences", "of Opacus, converted here"), eps(again["rdp"])],
-        [("Rényi divergences, by others", "dp_accounting's own accountant"), eps(again["dp_accounting"])],
+def _recomputed_table(site_facts: Json) -> TableBlock:
+    recomputed = site_facts["recount"]
+    rows: list[list[TableCell]] = [
+        [("The ledger's own figure", "as written at the last charge"), format_epsilon(site_facts["spent"])],
+        [("The same rule again", f"from the charges alone ({recomputed['how']})"), format_epsilon(recomputed["again"])],
+        [("Privacy loss distributions", "of dp_accounting"), format_epsilon(recomputed["pld"])],
+        [("Rényi divergences", "of Opacus, converted here"), format_epsilon(recomputed["rdp"])],
+        [
+            ("Rényi divergences, by others", "dp_accounting's own accountant"),
+            format_epsilon(recomputed["dp_accounting"]),
+        ],
     ]
-    agreed = "They agree" if not again["problems"] else f"They do not agree: {'; '.join(again['problems'])}"
-    caption = f"Epsilon of all charges, recomputed. {agreed}; Rényi figures are looser bounds on the same loss."
-    if again["how"] == FILTER:
+    agreement = (
+        "They agree" if not recomputed["problems"] else f"They do not agree: {'; '.join(recomputed['problems'])}"
+    )
+    caption = f"Epsilon of all charges, recomputed. {agreement}; Rényi figures are looser bounds on the same loss."
+    if recomputed["how"] == RDP_FILTER:
         caption += (
             " Studies that follow each other, each knowing what came before, need a filter, which proves less: the lower "
             "figures would hold only had all charges been fixed beforehand."
         )
-    return Table([Column("Accountant"), Column("Epsilon", True)], rows, caption, (0.76, 0.24))
+    return TableBlock([TableColumn("Accountant"), TableColumn("Epsilon", True)], rows, caption, (0.76, 0.24))
 
 
-def _charged(charges: Sequence[Json]) -> Table:
+def _charge_table(charges: Sequence[Json]) -> TableBlock:
     """Charges alike, one after the other, in one row."""
-    alike = ("study", "plan", "noise", "rate", "steps", "mechanism")
-    runs: list[list[Json]] = []
+    same_keys = ("study", "plan", "noise", "rate", "steps", "mechanism")
+    charge_runs: list[list[Json]] = []
     for charge in charges:
-        if runs and all(runs[-1][-1][key] == charge[key] for key in alike):
-            runs[-1].append(charge)
+        if charge_runs and all(charge_runs[-1][-1][key] == charge[key] for key in same_keys):
+            charge_runs[-1].append(charge)
         else:
-            runs.append([charge])
-    numbers = [Column(title, True) for title in ("Noise", "Rate", "Steps each", "Epsilon after")]
-    columns = [Column("Study"), Column("Rounds"), Column("Mechanism", words=True), *numbers]
+            charge_runs.append([charge])
+    number_columns = [TableColumn(title, True) for title in ("Noise", "Rate", "Steps each", "Epsilon after")]
+    columns = [TableColumn("Study"), TableColumn("Rounds"), TableColumn("Mechanism", is_text=True), *number_columns]
     caption = "Charges, each made and receipted before the training that it pays for"
-    return Table(
+    return TableBlock(
         columns,
-        [_charge_row(one, len({c["plan"] for c in charges}) > 1) for one in runs],
+        [_charge_row(charge_run, len({c["plan"] for c in charges}) > 1) for charge_run in charge_runs],
         caption,
         (0.16, 0.13, 0.31, 0.09, 0.09, 0.1, 0.12),
     )
 
 
-def _charge_row(one: Sequence[Json], named: bool) -> list[Cell]:
-    first, last = one[0], one[-1]
-    span = str(first["turn"]) if len(one) == 1 else f"{first['turn']} to {last['turn']}"
-    turns = span if len(one) == last["turn"] - first["turn"] + 1 else f"{span} ({len(one)} times)"
-    numbers = [f"{first['noise']:.3f}", f"{first['rate']:.3f}", whole(first["steps"]), eps(last["epsilon"])]
-    study = (first["study"], f"plan {first['plan'][:8]}") if named else first["study"]
-    return [study, turns, first["mechanism"], *numbers]
+def _charge_row(charge_run: Sequence[Json], show_study_hash: bool) -> list[TableCell]:
+    first, last = charge_run[0], charge_run[-1]
+    rounds_span = str(first["turn"]) if len(charge_run) == 1 else f"{first['turn']} to {last['turn']}"
+    rounds_text = (
+        rounds_span
+        if len(charge_run) == last["turn"] - first["turn"] + 1
+        else f"{rounds_span} ({len(charge_run)} times)"
+    )
+    numbers = [
+        f"{first['noise']:.3f}",
+        f"{first['rate']:.3f}",
+        format_integer(first["steps"]),
+        format_epsilon(last["epsilon"]),
+    ]
+    study = (first["study"], f"plan {first['plan'][:8]}") if show_study_hash else first["study"]
+    return [study, rounds_text, first["mechanism"], *numbers]
 
 
-def _sent(found: Json, facts: Json) -> Table:
-    took = found["took"]
-    counts = dict.fromkeys(("update", "weight", "work", "loss", "group"), len(took["counted"]))
-    counts["excuse"] = len(took["sat_out"])
+def _disclosure_table(site_facts: Json, facts: Json) -> TableBlock:
+    participation = site_facts["took"]
+    counts = dict.fromkeys(("update", "weight", "work", "loss", "group"), len(participation["counted"]))
+    counts["excuse"] = len(participation["sat_out"])
     counts["profile"] = 2
     at_end = {"test": 1} if facts["released"] else {}
     for split in ("train", "val", "test"):
-        counts[f"scores/{split}"] = took["judged"].get(split, 0) + at_end.get(split, 0)
+        counts[f"scores/{split}"] = participation["judged"].get(split, 0) + at_end.get(split, 0)
     rows = [
-        [row["what"], whole(counts[row["key"]]), row["short"]] for row in facts["disclosures"] if counts.get(row["key"])
+        [row["what"], format_integer(counts[row["key"]]), row["short"]]
+        for row in facts["disclosures"]
+        if counts.get(row["key"])
     ]
-    columns = [Column("What left this site"), Column("Times", True), Column("Protected by", words=True)]
-    return Table(columns, rows, widths=(0.5, 0.1, 0.4))
+    columns = [
+        TableColumn("What left this site"),
+        TableColumn("Times", True),
+        TableColumn("Protected by", is_text=True),
+    ]
+    return TableBlock(columns, rows, column_shares=(0.5, 0.1, 0.4))
 
 
-def _ledger(found: Json) -> Iterator[tuple[str, str]]:
-    about = found["ledger"]
-    if about["ok"]:
-        end = "it ends where the coordinator last signed for it"
-        open_end = "the coordinator holds no receipt of it, so that a cut end would not be seen"
+def _ledger_answers(site_facts: Json) -> Iterator[tuple[str, str]]:
+    ledger = site_facts["ledger"]
+    if ledger["ok"]:
+        end_text = "it ends where the coordinator last signed for it"
+        open_end_text = "the coordinator holds no receipt of it, so that a cut end would not be seen"
         yield (
             "Verification",
-            f"{about['entries']} entries, chained and signed; {end if about['anchored'] else open_end}",
+            f"{ledger['entries']} entries, chained and signed; {end_text if ledger['anchored'] else open_end_text}",
         )
     else:
-        yield "Verification", "; ".join(about["problems"])
-    yield "Last entry", f"{about['head']} ({about['to']})"
-    if receipt := about["receipt"]:
+        yield "Verification", "; ".join(ledger["problems"])
+    yield "Last entry", f"{ledger['head']} ({ledger['to']})"
+    if receipt := ledger["receipt"]:
         yield "Last receipt", f"for entry {receipt['index']}, {receipt['time']}, by coordinator {receipt['key']}"
-    simulated = " (simulated: the officer's key lies beside the agent's)" if about["officer_is_here"] else ""
-    yield "Keys", f"agent {about['agent']}, officer {about['officer']}{simulated}"
+    simulated = " (simulated: the officer's key lies beside the agent's)" if ledger["officer_is_here"] else ""
+    yield "Keys", f"agent {ledger['agent']}, officer {ledger['officer']}{simulated}"
     yield (
         "Approvals",
-        "; ".join(map(_approval, found.get("approvals") or ()))
+        "; ".join(map(_describe_approval, site_facts.get("approvals") or ()))
         or f"none recorded{' (a simulation)' if simulated else ''}",
     )
-    for data in (found.get("data") or ())[-1:]:
-        amount = f"{count_of(data['examples'], 'training image')} of {count_of(data['units'], str(found['unit']))}"
-        yield "Data", f"{about['dataset_id']}: {amount}, fingerprint {data['fingerprint']}"
-    if refused := found.get("refusals"):
-        last = refused[-1]
+    for dataset in (site_facts.get("data") or ())[-1:]:
+        amount_text = f"{format_count(dataset['examples'], 'training image')} of {format_count(dataset['units'], str(site_facts['unit']))}"
+        yield "Data", f"{ledger['dataset_id']}: {amount_text}, fingerprint {dataset['fingerprint']}"
+    if refusals := site_facts.get("refusals"):
+        last_refusal = refusals[-1]
         yield (
             "Refused",
-            f"{count_of(len(refused), 'time')}; last: {last['study']}, round {last['turn']}: {last['reason']}",
+            f"{format_count(len(refusals), 'time')}; last: {last_refusal['study']}, round {last_refusal['turn']}: {last_refusal['reason']}",
         )
-    if found.get("forgotten"):
-        yield "Withdrawals", f"{count_of(found['forgotten'], 'unit')}, left out since"
+    if site_facts.get("forgotten"):
+        yield "Withdrawals", f"{format_count(site_facts['forgotten'], 'unit')}, left out since"
 
 
-def _approval(one: Json) -> str:
-    did = "approved" if one["kind"] == Approve.kind else "withdrew approval of"
-    who = f"officer {one['officer']}" if one["officer"] else "the agent"
-    return f"{one['time']}: {who} {did} plan {one['plan'][:16]}"
+def _describe_approval(approval: Json) -> str:
+    action = "approved" if approval["kind"] == StudyApproved.kind else "withdrew approval of"
+    signer = f"officer {approval['officer']}" if approval["officer"] else "the agent"
+    return f"{approval['time']}: {signer} {action} plan {approval['plan'][:16]}"

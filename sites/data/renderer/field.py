@@ -10,22 +10,22 @@ import cv2
 import numpy as np
 from numpy.random import Generator
 
-from sites.data.renderer.artefacts import clutter
-from sites.data.renderer.cell_appearance import RADIUS, look
-from sites.data.renderer.cell_outlines import TYPES, outline
-from sites.data.renderer.patients import SCHISTOCYTE, Patient, draw_patient
-from sites.data.renderer.polygons import Outline
-from sites.data.renderer.rasterize import AZURE, HAEMOGLOBIN, cell_patch, stamp
-from sites.data.renderer.stain_optics import develop, nudged
+from sites.data.renderer.artefacts import draw_artifacts
+from sites.data.renderer.cell_appearance import RADIUS_PIXELS, sample_appearance
+from sites.data.renderer.cell_outlines import CELL_TYPES, sample_outline
+from sites.data.renderer.patients import SCHISTOCYTE, PatientProfile, sample_patient
+from sites.data.renderer.polygons import CellOutline
+from sites.data.renderer.rasterize import AZURE_LAYER, HEMOGLOBIN_LAYER, add_patch, render_cell
+from sites.data.renderer.stain_optics import develop_image, perturb_stain
 
-WIDTH, HEIGHT = 640, 480
-PAD = 72  # drawn beyond the border, so that cells may cross it
-WINDOW = 72  # pixels about a label point that make a cell's picture
-INSET = 13  # labelled cells have their middle so far inside
+FIELD_WIDTH, FIELD_HEIGHT = 640, 480
+BORDER_PIXELS = 72  # drawn beyond the border, so that cells may cross it
+CROP_PIXELS = 72  # pixels about a label point that make a cell's picture
+CENTER_INSET_PIXELS = 13  # labelled cells have their middle so far inside
 
 
 @dataclass(frozen=True)
-class Field:
+class RenderedField:
     """What one photograph shows. The first `len(points)` cells are labelled; others may lie about, as in real ones."""
 
     image: np.ndarray  # (480, 640, 3) uint8 RGB
@@ -37,78 +37,84 @@ class Field:
 
 def render_field(
     seed: int | Generator,
-    patient: Patient | None = None,
+    patient: PatientProfile | None = None,
     types: Sequence[int] | np.ndarray | None = None,
-    others: int = 12,
-) -> Field:
+    num_unlabeled: int = 12,
+) -> RenderedField:
     """A field with labelled cells of these `types` (default: 40 to 98 of the patient's) and some unlabelled `others`."""
     rng = np.random.default_rng(seed)
-    patient = patient or draw_patient(rng)
+    patient = patient or sample_patient(rng)
     if types is None:
-        types = draw_types(patient, int(rng.integers(40, 99)), rng)
-    labelled = len(types)
-    kinds = np.concatenate([np.asarray(types, int), draw_types(patient, others, rng)])
-    outlines = np.stack([_outline(TYPES[kind], patient, rng) for kind in kinds])  # (cells, vertices, 2)
-    places = scatter(np.abs(outlines).max(1).mean(1), labelled, rng)
-    layers = np.zeros((3, HEIGHT + 2 * PAD, WIDTH + 2 * PAD), np.float32)
-    stain = nudged(patient.stain, rng)
-    for kind, shape, place in zip(kinds, outlines, places, strict=True):
-        _draw(layers, TYPES[kind], shape, place, rng)
-    clutter(layers, rng)
-    image = develop(layers[:, PAD:-PAD, PAD:-PAD], stain, rng)
-    placed = outlines[:labelled] + places[:labelled, None]
-    boxes = np.concatenate([placed.min(1), placed.max(1)], 1)
-    points = np.round((boxes[:, :2] + boxes[:, 2:]) / 2 + rng.normal(0, 2.7, (labelled, 2))).astype(int)
-    points = np.clip(points, 0, (WIDTH - 1, HEIGHT - 1))
-    return Field(image, points, kinds[:labelled], boxes, placed)
+        types = sample_types(patient, int(rng.integers(40, 99)), rng)
+    num_labeled = len(types)
+    cell_types = np.concatenate([np.asarray(types, int), sample_types(patient, num_unlabeled, rng)])
+    outlines = np.stack(
+        [_sample_cell_outline(CELL_TYPES[cell_type], patient, rng) for cell_type in cell_types]
+    )  # (cells, vertices, 2)
+    positions = scatter_cells(np.abs(outlines).max(1).mean(1), num_labeled, rng)
+    layers = np.zeros((3, FIELD_HEIGHT + 2 * BORDER_PIXELS, FIELD_WIDTH + 2 * BORDER_PIXELS), np.float32)
+    stain = perturb_stain(patient.stain, rng)
+    for cell_type, shape, position in zip(cell_types, outlines, positions, strict=True):
+        _draw_cell(layers, CELL_TYPES[cell_type], shape, position, rng)
+    draw_artifacts(layers, rng)
+    image = develop_image(layers[:, BORDER_PIXELS:-BORDER_PIXELS, BORDER_PIXELS:-BORDER_PIXELS], stain, rng)
+    placed_outlines = outlines[:num_labeled] + positions[:num_labeled, None]
+    boxes = np.concatenate([placed_outlines.min(1), placed_outlines.max(1)], 1)
+    points = np.round((boxes[:, :2] + boxes[:, 2:]) / 2 + rng.normal(0, 2.7, (num_labeled, 2))).astype(int)
+    points = np.clip(points, 0, (FIELD_WIDTH - 1, FIELD_HEIGHT - 1))
+    return RenderedField(image, points, cell_types[:num_labeled], boxes, placed_outlines)
 
 
-def crops(field: Field, size: int = WINDOW) -> np.ndarray:
+def crop_rendered_cells(field: RenderedField, size: int = CROP_PIXELS) -> np.ndarray:
     """(n, size, size, 3) uint8: windows about the label points, mirrored at the border."""
-    half = WINDOW // 2
+    half = CROP_PIXELS // 2
     padded = cv2.copyMakeBorder(field.image, half, half, half, half, cv2.BORDER_REFLECT_101)
-    cut = np.empty((len(field.points), size, size, 3), np.uint8)
+    crops = np.empty((len(field.points), size, size, 3), np.uint8)
     for i, (x, y) in enumerate(field.points):
-        cell = padded[y : y + WINDOW, x : x + WINDOW]
-        cut[i] = cell if size == WINDOW else cv2.resize(cell, (size, size), interpolation=cv2.INTER_AREA)
-    return cut
+        cell = padded[y : y + CROP_PIXELS, x : x + CROP_PIXELS]
+        crops[i] = cell if size == CROP_PIXELS else cv2.resize(cell, (size, size), interpolation=cv2.INTER_AREA)
+    return crops
 
 
-def draw_types(patient: Patient, count: int, rng: Generator) -> np.ndarray:
+def sample_types(patient: PatientProfile, count: int, rng: Generator) -> np.ndarray:
     """As the patient's blood has them: schistocytes too, up to 15 in 100."""
-    mix = patient.mix.copy()
-    mix[SCHISTOCYTE] = min(0.1 * patient.fragments, 0.15)
-    return rng.choice(len(TYPES), count, p=mix / mix.sum())
+    mix = patient.type_mix.copy()
+    mix[SCHISTOCYTE] = min(0.1 * patient.schistocyte_weight, 0.15)
+    return rng.choice(len(CELL_TYPES), count, p=mix / mix.sum())
 
 
-def scatter(reach: np.ndarray, inside: int, rng: Generator) -> np.ndarray:
+def scatter_cells(radii: np.ndarray, num_inside: int, rng: Generator) -> np.ndarray:
     """(n, 2) places: cells push each other away, but some pairs stick or overlap; the first `inside` stay in view."""
-    count = len(reach)
-    beyond = np.where(np.arange(count) < inside, -float(INSET), 18.0)
-    wide, high = WIDTH + beyond, HEIGHT + beyond
+    count = len(radii)
+    margin = np.where(np.arange(count) < num_inside, -float(CENTER_INSET_PIXELS), 18.0)
+    max_x, max_y = FIELD_WIDTH + margin, FIELD_HEIGHT + margin
     (a, b), (c, d) = rng.uniform(1.0, 2.1, (2, 2))  # denser at some place, as films are
-    place = -beyond + rng.beta(a, b, count) * (wide + beyond) + 1j * (-beyond + rng.beta(c, d, count) * (high + beyond))
-    loose = np.where(rng.random((count, count)) < 0.11, rng.uniform(0.5, 0.95, (count, count)), 1.05)
-    wanted = (reach[:, None] + reach) * np.minimum(loose, loose.T)
-    np.fill_diagonal(wanted, 0)
+    positions = (
+        -margin + rng.beta(a, b, count) * (max_x + margin) + 1j * (-margin + rng.beta(c, d, count) * (max_y + margin))
+    )
+    spacing = np.where(rng.random((count, count)) < 0.11, rng.uniform(0.5, 0.95, (count, count)), 1.05)
+    min_distance = (radii[:, None] + radii) * np.minimum(spacing, spacing.T)
+    np.fill_diagonal(min_distance, 0)
     for _ in range(12):
-        apart = place[:, None] - place
-        distance = np.abs(apart) + 1e-3
-        place = place + (apart * (np.maximum(wanted - distance, 0) * 0.4 / distance)).sum(1)
-        place = np.clip(place.real, -beyond, wide) + 1j * np.clip(place.imag, -beyond, high)
-    return np.stack([place.real, place.imag], 1)
+        separation = positions[:, None] - positions
+        distance = np.abs(separation) + 1e-3
+        positions = positions + (separation * (np.maximum(min_distance - distance, 0) * 0.4 / distance)).sum(1)
+        positions = np.clip(positions.real, -margin, max_x) + 1j * np.clip(positions.imag, -margin, max_y)
+    return np.stack([positions.real, positions.imag], 1)
 
 
-def _outline(kind: str, patient: Patient, rng: Generator) -> Outline:
-    median, spread = RADIUS[kind]
-    return outline(kind, rng) * (median * patient.size * math.exp(spread * rng.standard_normal()))
+def _sample_cell_outline(cell_type: str, patient: PatientProfile, rng: Generator) -> CellOutline:
+    median, spread = RADIUS_PIXELS[cell_type]
+    return sample_outline(cell_type, rng) * (
+        median * patient.cell_size_factor * math.exp(spread * rng.standard_normal())
+    )
 
 
-def _draw(layers: np.ndarray, kind: str, shape: Outline, place: np.ndarray, rng: Generator) -> None:
-    x, y = place.tolist()
+def _draw_cell(layers: np.ndarray, cell_type: str, shape: CellOutline, position: np.ndarray, rng: Generator) -> None:
+    x, y = position.tolist()
     left, top = math.floor(x), math.floor(y)
-    thick = cell_patch(shape, look(kind, rng), (x - left, y - top), rng)
-    thick *= math.exp(0.09 * rng.standard_normal())
-    stamp(layers, thick, left + PAD, top + PAD, HAEMOGLOBIN)
+    thickness = render_cell(shape, sample_appearance(cell_type, rng), (x - left, y - top), rng)
+    thickness *= math.exp(0.09 * rng.standard_normal())
+    add_patch(layers, thickness, left + BORDER_PIXELS, top + BORDER_PIXELS, HEMOGLOBIN_LAYER)
     if rng.random() < 0.2:  # young cells take up some blue
-        stamp(layers, thick * (0.08 * rng.random()), left + PAD, top + PAD, AZURE)
+        add_patch(layers, thickness * (0.08 * rng.random()), left + BORDER_PIXELS, top + BORDER_PIXELS, AZURE_LAYER)

@@ -13,105 +13,107 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-Outline = NDArray[np.float64]  # (n, 2)
+CellOutline = NDArray[np.float64]  # (n, 2)
 
-VERTICES = 128
-ANGLES = np.linspace(0, 2 * np.pi, VERTICES, endpoint=False)
-CIRCLE = np.stack([np.cos(ANGLES), np.sin(ANGLES)], 1)
-WAVES = np.arange(2, 10)
-FREQUENCIES = np.fft.fftfreq(VERTICES, 1 / VERTICES)
-HARMONICS = np.concatenate([np.cos(WAVES[:, None] * ANGLES), np.sin(WAVES[:, None] * ANGLES)])  # (2 waves, n)
+NUM_VERTICES = 128
+ANGLES = np.linspace(0, 2 * np.pi, NUM_VERTICES, endpoint=False)
+UNIT_CIRCLE = np.stack([np.cos(ANGLES), np.sin(ANGLES)], 1)
+WAVE_NUMBERS = np.arange(2, 10)
+FREQUENCIES = np.fft.fftfreq(NUM_VERTICES, 1 / NUM_VERTICES)
+HARMONICS = np.concatenate(
+    [np.cos(WAVE_NUMBERS[:, None] * ANGLES), np.sin(WAVE_NUMBERS[:, None] * ANGLES)]
+)  # (2 waves, n)
 
 
-def pick(rng: Generator, low: float, high: float) -> float:
+def sample_uniform(rng: Generator, low: float, high: float) -> float:
     return low + (high - low) * rng.random()  # a third of the time of rng.uniform
 
 
-def blob(rng: Generator, rough: float, fade: float = 1.5) -> Outline:
+def rough_circle(rng: Generator, roughness: float, decay: float = 1.5) -> CellOutline:
     """A circle with waves of 2 to 9 periods; `fade`: how much weaker the short ones are."""
-    radius = 1 + rough * (rng.standard_normal(2 * len(WAVES)) * _fading(fade)) @ HARMONICS
-    return np.asarray(CIRCLE * np.maximum(radius, 0.25)[:, None])
+    radius = 1 + roughness * (rng.standard_normal(2 * len(WAVE_NUMBERS)) * _wave_amplitudes(decay)) @ HARMONICS
+    return np.asarray(UNIT_CIRCLE * np.maximum(radius, 0.25)[:, None])
 
 
 @cache
-def _fading(fade: float) -> NDArray[np.float64]:
-    waves = np.concatenate([WAVES, WAVES])
-    return np.asarray((2 / waves) ** fade)
+def _wave_amplitudes(decay: float) -> NDArray[np.float64]:
+    waves = np.concatenate([WAVE_NUMBERS, WAVE_NUMBERS])
+    return np.asarray((2 / waves) ** decay)
 
 
-def normalised(shape: Outline) -> Outline:
+def normalize_area(shape: CellOutline) -> CellOutline:
     """Its box about the origin, with the area of the unit circle."""
     x, y = shape[:, 0], shape[:, 1]
     area = 0.5 * abs(x[:-1] @ y[1:] - y[:-1] @ x[1:] + x[-1] * y[0] - y[-1] * x[0])
-    middle = (shape.min(0) + shape.max(0)) / 2
-    return np.asarray((shape - middle) * math.sqrt(math.pi / max(area, 0.2)))
+    center = (shape.min(0) + shape.max(0)) / 2
+    return np.asarray((shape - center) * math.sqrt(math.pi / max(area, 0.2)))
 
 
-def turned(shape: Outline, angle: float) -> Outline:
+def rotate_outline(shape: CellOutline, angle: float) -> CellOutline:
     cos, sin = math.cos(angle), math.sin(angle)
     return np.asarray(shape @ np.array([[cos, sin], [-sin, cos]]))
 
 
-def stretched(shape: Outline, aspect: float) -> Outline:
+def stretch_outline(shape: CellOutline, aspect: float) -> CellOutline:
     return shape * (math.sqrt(aspect), 1 / math.sqrt(aspect))
 
 
-def bent(shape: Outline, curvature: float) -> Outline:
+def bend_outline(shape: CellOutline, curvature: float) -> CellOutline:
     """The x axis becomes a circle's arc."""
     if abs(curvature) < 1e-3:
         return shape
     angle = shape[:, 0] * curvature
-    reach = 1 / curvature - shape[:, 1]
-    return np.stack([reach * np.sin(angle), 1 / curvature - reach * np.cos(angle)], 1)
+    radii = 1 / curvature - shape[:, 1]
+    return np.stack([radii * np.sin(angle), 1 / curvature - radii * np.cos(angle)], 1)
 
 
-def cut(shape: Outline, angle: float, keep: float) -> Outline:
+def cut_straight(shape: CellOutline, angle: float, keep_fraction: float) -> CellOutline:
     """Straight; `keep`: how much of the reach in the direction `angle` is left."""
-    way = np.array([math.cos(angle), math.sin(angle)])
-    along = shape @ way
-    return np.asarray(shape - np.maximum(along - keep * along.max(), 0)[:, None] * way)
+    direction = np.array([math.cos(angle), math.sin(angle)])
+    projection = shape @ direction
+    return np.asarray(shape - np.maximum(projection - keep_fraction * projection.max(), 0)[:, None] * direction)
 
 
-def bitten(shape: Outline, angle: float, depth: float, radius: float) -> Outline:
+def bite_outline(shape: CellOutline, angle: float, depth: float, radius: float) -> CellOutline:
     """A round bite leaves two horns. Its centre stays outside, or vertices would be pushed the wrong way."""
-    way = np.array([math.cos(angle), math.sin(angle)])
-    centre = way * ((shape @ way).max() + max(radius - depth, 0.06))
-    away = shape - centre
-    reach = np.maximum(np.hypot(away[:, 0], away[:, 1]), 1e-6)
-    return np.where((reach < radius)[:, None], centre + away * (radius / reach)[:, None], shape)
+    direction = np.array([math.cos(angle), math.sin(angle)])
+    center = direction * ((shape @ direction).max() + max(radius - depth, 0.06))
+    offsets = shape - center
+    distances = np.maximum(np.hypot(offsets[:, 0], offsets[:, 1]), 1e-6)
+    return np.where((distances < radius)[:, None], center + offsets * (radius / distances)[:, None], shape)
 
 
-def horned(shape: Outline, angle: float, length: float, width: float) -> Outline:
+def add_horn(shape: CellOutline, angle: float, length: float, width: float) -> CellOutline:
     """A spike; `width` is its half angle."""
     gap = np.abs((np.arctan2(shape[:, 1], shape[:, 0]) - angle + np.pi) % (2 * np.pi) - np.pi)
     return shape * (1 + length * np.exp(-((gap / width) ** 1.4)))[:, None]
 
 
-def pinched(shape: Outline, depth: float, width: float, at: float = 0.0) -> Outline:
+def pinch_waist(shape: CellOutline, depth: float, width: float, center_x: float = 0.0) -> CellOutline:
     """A waist across the x axis: two lobes, or a knob if `at` is far out."""
-    waist = 1 - depth * np.exp(-(((shape[:, 0] - at) / width) ** 2))
+    waist = 1 - depth * np.exp(-(((shape[:, 0] - center_x) / width) ** 2))
     return shape * np.stack([np.ones(len(shape)), waist], 1)
 
 
-def pointed(shape: Outline, sharpness: float) -> Outline:
+def taper_ends(shape: CellOutline, sharpness: float) -> CellOutline:
     """Both ends of the x axis become tips, as of a leaf."""
     x = shape[:, 0] / np.abs(shape[:, 0]).max()
     return np.asarray(shape * np.stack([np.ones(len(shape)), (1 - x**2 + 1e-3) ** (sharpness / 2)], 1))
 
 
-def rounded(shape: Outline, waves: float) -> Outline:
+def smooth_outline(shape: CellOutline, max_waves: float) -> CellOutline:
     """Vertices evenly along the outline, then only about so many waves are kept: membranes have no sharp corners."""
     steps = np.hypot(*(np.roll(shape, -1, 0) - shape).T)
-    along = np.concatenate([[0.0], np.cumsum(steps)])
-    at = np.linspace(0, along[-1], VERTICES, endpoint=False)
-    even = np.interp(at, along, np.append(shape[:, 0], shape[0, 0]))
-    even = even + 1j * np.interp(at, along, np.append(shape[:, 1], shape[0, 1]))
-    smooth = np.fft.ifft(np.fft.fft(even) * np.exp(-((FREQUENCIES / waves) ** 2)))
-    return np.stack([smooth.real, smooth.imag], 1)
+    arc_length = np.concatenate([[0.0], np.cumsum(steps)])
+    positions = np.linspace(0, arc_length[-1], NUM_VERTICES, endpoint=False)
+    resampled = np.interp(positions, arc_length, np.append(shape[:, 0], shape[0, 0]))
+    resampled = resampled + 1j * np.interp(positions, arc_length, np.append(shape[:, 1], shape[0, 1]))
+    smoothed = np.fft.ifft(np.fft.fft(resampled) * np.exp(-((FREQUENCIES / max_waves) ** 2)))
+    return np.stack([smoothed.real, smoothed.imag], 1)
 
 
-def ragged(shape: Outline, rng: Generator, size: float) -> Outline:
+def roughen_edge(shape: CellOutline, rng: Generator, amplitude: float) -> CellOutline:
     """Torn: short irregular waves along the edge."""
-    noise = np.convolve(rng.standard_normal(VERTICES + 4), [0.3, 0.47, 0.59, 0.47, 0.3], "valid")
+    noise = np.convolve(rng.standard_normal(NUM_VERTICES + 4), [0.3, 0.47, 0.59, 0.47, 0.3], "valid")
     noise[-8:] += np.linspace(0, 1, 8) * (noise[0] - noise[-1])  # the ends meet
-    return shape * (1 + size * noise)[:, None]
+    return shape * (1 + amplitude * noise)[:, None]

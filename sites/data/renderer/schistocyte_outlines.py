@@ -8,131 +8,161 @@ import numpy as np
 from numpy.random import Generator
 
 from sites.data.renderer.polygons import (
-    VERTICES,
-    Outline,
-    bent,
-    bitten,
-    blob,
-    cut,
-    horned,
-    normalised,
-    pick,
-    pinched,
-    pointed,
-    ragged,
-    rounded,
-    stretched,
+    NUM_VERTICES,
+    CellOutline,
+    add_horn,
+    bend_outline,
+    bite_outline,
+    cut_straight,
+    normalize_area,
+    pinch_waist,
+    rough_circle,
+    roughen_edge,
+    sample_uniform,
+    smooth_outline,
+    stretch_outline,
+    taper_ends,
 )
 
 
-def helmet(rng: Generator) -> Outline:
-    shape = stretched(blob(rng, 0.04), pick(rng, 1, 1.35))
-    radius = pick(rng, 0.5, 1.6)
-    return bitten(shape, rng.normal(0, 1) + np.pi / 2, pick(rng, 0.45, 1.0) * min(1.0, radius), radius)
+def helmet_outline(rng: Generator) -> CellOutline:
+    shape = stretch_outline(rough_circle(rng, 0.04), sample_uniform(rng, 1, 1.35))
+    radius = sample_uniform(rng, 0.5, 1.6)
+    return bite_outline(shape, rng.normal(0, 1) + np.pi / 2, sample_uniform(rng, 0.45, 1.0) * min(1.0, radius), radius)
 
 
-def half(rng: Generator) -> Outline:
-    shape = cut(blob(rng, 0.05), pick(rng, 0, 6.3), pick(rng, -0.1, 0.5))
-    return bitten(shape, pick(rng, 0, 6.3), 0.1, 0.6) if rng.random() < 0.3 else shape
+def half_disc_outline(rng: Generator) -> CellOutline:
+    shape = cut_straight(rough_circle(rng, 0.05), sample_uniform(rng, 0, 6.3), sample_uniform(rng, -0.1, 0.5))
+    return bite_outline(shape, sample_uniform(rng, 0, 6.3), 0.1, 0.6) if rng.random() < 0.3 else shape
 
 
-def triangle(rng: Generator) -> Outline:
-    shape, angle = blob(rng, 0.06), pick(rng, 0, 6.3)
+def triangle_outline(rng: Generator) -> CellOutline:
+    shape, angle = rough_circle(rng, 0.06), sample_uniform(rng, 0, 6.3)
     for _ in range(3):
-        keep = pick(rng, 0.4, 0.75)
-        shape = cut(shape, angle, keep) if rng.random() < 0.6 else bitten(shape, angle, 1 - keep, pick(rng, 1, 3))
-        angle += pick(rng, 1.7, 2.5)
-    return stretched(shape, pick(rng, 1, 1.4))
+        keep = sample_uniform(rng, 0.4, 0.75)
+        shape = (
+            cut_straight(shape, angle, keep)
+            if rng.random() < 0.6
+            else bite_outline(shape, angle, 1 - keep, sample_uniform(rng, 1, 3))
+        )
+        angle += sample_uniform(rng, 1.7, 2.5)
+    return stretch_outline(shape, sample_uniform(rng, 1, 1.4))
 
 
-def crescent(rng: Generator) -> Outline:
-    shape = stretched(blob(rng, 0.07), pick(rng, 1.7, 3.8))
-    shape = pointed(shape, pick(rng, 0, 0.8)) if rng.random() < 0.5 else shape
-    return bent(shape * np.stack([np.ones(VERTICES), 1 + pick(rng, -0.3, 0.3) * shape[:, 0]], 1), pick(rng, 0.35, 1.15))
+def crescent_outline(rng: Generator) -> CellOutline:
+    shape = stretch_outline(rough_circle(rng, 0.07), sample_uniform(rng, 1.7, 3.8))
+    shape = taper_ends(shape, sample_uniform(rng, 0, 0.8)) if rng.random() < 0.5 else shape
+    return bend_outline(
+        shape * np.stack([np.ones(NUM_VERTICES), 1 + sample_uniform(rng, -0.3, 0.3) * shape[:, 0]], 1),
+        sample_uniform(rng, 0.35, 1.15),
+    )
 
 
-def leaf(rng: Generator) -> Outline:
-    shape = pointed(stretched(blob(rng, 0.05), pick(rng, 1.2, 2.6)), pick(rng, 0.3, 1.1))
-    return bent(shape, rng.normal(0, 0.25))
+def leaf_outline(rng: Generator) -> CellOutline:
+    shape = taper_ends(
+        stretch_outline(rough_circle(rng, 0.05), sample_uniform(rng, 1.2, 2.6)), sample_uniform(rng, 0.3, 1.1)
+    )
+    return bend_outline(shape, rng.normal(0, 0.25))
 
 
-def lobed(rng: Generator) -> Outline:
-    shape = stretched(blob(rng, 0.08), pick(rng, 1.3, 2.6))
-    shape = pinched(shape, pick(rng, 0.4, 0.8), pick(rng, 0.25, 0.6), rng.normal(0, 0.5))
-    return bent(shape, rng.normal(0, 0.35))
+def lobed_outline(rng: Generator) -> CellOutline:
+    shape = stretch_outline(rough_circle(rng, 0.08), sample_uniform(rng, 1.3, 2.6))
+    shape = pinch_waist(shape, sample_uniform(rng, 0.4, 0.8), sample_uniform(rng, 0.25, 0.6), rng.normal(0, 0.5))
+    return bend_outline(shape, rng.normal(0, 0.35))
 
 
-def keratocyte(rng: Generator) -> Outline:
+def keratocyte_outline(rng: Generator) -> CellOutline:
     """Two horns beside a notch."""
-    angle, wide = pick(rng, -np.pi, np.pi), pick(rng, 0.25, 0.6)
-    shape = bitten(blob(rng, 0.04), angle, pick(rng, 0.3, 0.65), pick(rng, 0.3, 0.65))
+    angle, half_width = sample_uniform(rng, -np.pi, np.pi), sample_uniform(rng, 0.25, 0.6)
+    shape = bite_outline(rough_circle(rng, 0.04), angle, sample_uniform(rng, 0.3, 0.65), sample_uniform(rng, 0.3, 0.65))
     for side in (-1, 1):
         if rng.random() < 0.75:
-            shape = horned(shape, angle + side * wide, pick(rng, 0.1, 0.45), pick(rng, 0.1, 0.2))
+            shape = add_horn(
+                shape, angle + side * half_width, sample_uniform(rng, 0.1, 0.45), sample_uniform(rng, 0.1, 0.2)
+            )
     return shape
 
 
-def nibbed(rng: Generator) -> Outline:
+def nibbed_outline(rng: Generator) -> CellOutline:
     """Nearly whole, with a corner, a nib or a small tooth."""
-    shape, angle = stretched(blob(rng, 0.035), pick(rng, 1, 1.3)), pick(rng, -np.pi, np.pi)
-    shape = horned(shape, angle, pick(rng, 0.2, 0.6), pick(rng, 0.12, 0.35))
+    shape, angle = (
+        stretch_outline(rough_circle(rng, 0.035), sample_uniform(rng, 1, 1.3)),
+        sample_uniform(rng, -np.pi, np.pi),
+    )
+    shape = add_horn(shape, angle, sample_uniform(rng, 0.2, 0.6), sample_uniform(rng, 0.12, 0.35))
     if rng.random() < 0.5:
-        shape = cut(shape, angle + rng.choice([-1, 1]) * pick(rng, 0.5, 1.2), pick(rng, 0.6, 0.9))
+        shape = cut_straight(
+            shape, angle + rng.choice([-1, 1]) * sample_uniform(rng, 0.5, 1.2), sample_uniform(rng, 0.6, 0.9)
+        )
     return shape
 
 
-def kidney(rng: Generator) -> Outline:
+def kidney_outline(rng: Generator) -> CellOutline:
     """Folded or dented: a smooth deep bay on one side."""
-    shape = bent(stretched(blob(rng, 0.05), pick(rng, 1.4, 2.3)), pick(rng, 0.4, 0.95))
-    return bitten(shape, rng.normal(np.pi / 2, 0.4), pick(rng, 0.1, 0.45), pick(rng, 0.3, 0.7))
+    shape = bend_outline(
+        stretch_outline(rough_circle(rng, 0.05), sample_uniform(rng, 1.4, 2.3)), sample_uniform(rng, 0.4, 0.95)
+    )
+    return bite_outline(
+        shape, rng.normal(np.pi / 2, 0.4), sample_uniform(rng, 0.1, 0.45), sample_uniform(rng, 0.3, 0.7)
+    )
 
 
-def spiked(rng: Generator) -> Outline:
-    shape = blob(rng, 0.07)
+def spiked_outline(rng: Generator) -> CellOutline:
+    shape = rough_circle(rng, 0.07)
     for _ in range(int(rng.integers(1, 4))):
-        shape = horned(shape, pick(rng, -np.pi, np.pi), pick(rng, 0.3, 0.9), pick(rng, 0.15, 0.4))
+        shape = add_horn(
+            shape, sample_uniform(rng, -np.pi, np.pi), sample_uniform(rng, 0.3, 0.9), sample_uniform(rng, 0.15, 0.4)
+        )
     return shape
 
 
-def torn(rng: Generator) -> Outline:
-    shape = ragged(blob(rng, pick(rng, 0.08, 0.16), fade=0.75), rng, pick(rng, 0.01, 0.05))
-    return stretched(shape, pick(rng, 1, 2.2))
+def torn_outline(rng: Generator) -> CellOutline:
+    shape = roughen_edge(
+        rough_circle(rng, sample_uniform(rng, 0.08, 0.16), decay=0.75), rng, sample_uniform(rng, 0.01, 0.05)
+    )
+    return stretch_outline(shape, sample_uniform(rng, 1, 2.2))
 
 
-def angular(rng: Generator) -> Outline:
-    shape, angle = stretched(blob(rng, 0.06), pick(rng, 1, 1.5)), pick(rng, 0, 6.3)
+def angular_outline(rng: Generator) -> CellOutline:
+    shape, angle = stretch_outline(rough_circle(rng, 0.06), sample_uniform(rng, 1, 1.5)), sample_uniform(rng, 0, 6.3)
     for _ in range(int(rng.integers(2, 5))):
-        shape = cut(shape, angle, pick(rng, 0.55, 0.85))
-        angle += pick(rng, 0.8, 2.2)
+        shape = cut_straight(shape, angle, sample_uniform(rng, 0.55, 0.85))
+        angle += sample_uniform(rng, 0.8, 2.2)
     return shape
 
 
-def lump(rng: Generator) -> Outline:
+def lump_outline(rng: Generator) -> CellOutline:
     """Nearly a small spherocyte, or a budding one."""
-    shape = stretched(blob(rng, 0.05), pick(rng, 1, 1.35))
-    return horned(shape, 0.0, pick(rng, 0.15, 0.5), pick(rng, 0.2, 0.5)) if rng.random() < 0.8 else shape
+    shape = stretch_outline(rough_circle(rng, 0.05), sample_uniform(rng, 1, 1.35))
+    return (
+        add_horn(shape, 0.0, sample_uniform(rng, 0.15, 0.5), sample_uniform(rng, 0.2, 0.5))
+        if rng.random() < 0.8
+        else shape
+    )
 
 
-FRAGMENTS: tuple[tuple[Callable[[Generator], Outline], float, float], ...] = (
+SCHISTOCYTE_SHAPES: tuple[tuple[Callable[[Generator], CellOutline], float, float], ...] = (
     # share, radius (1: a normal cell's), both by eye from real smears
-    (helmet, 0.16, 0.82),
-    (half, 0.07, 0.76),
-    (triangle, 0.07, 0.70),
-    (crescent, 0.07, 0.68),
-    (leaf, 0.08, 0.78),
-    (lobed, 0.07, 0.76),
-    (kidney, 0.08, 0.86),
-    (keratocyte, 0.11, 0.94),
-    (nibbed, 0.13, 0.90),
-    (spiked, 0.05, 0.72),
-    (torn, 0.08, 0.85),
-    (angular, 0.05, 0.85),
-    (lump, 0.03, 0.58),
+    (helmet_outline, 0.16, 0.82),
+    (half_disc_outline, 0.07, 0.76),
+    (triangle_outline, 0.07, 0.70),
+    (crescent_outline, 0.07, 0.68),
+    (leaf_outline, 0.08, 0.78),
+    (lobed_outline, 0.07, 0.76),
+    (kidney_outline, 0.08, 0.86),
+    (keratocyte_outline, 0.11, 0.94),
+    (nibbed_outline, 0.13, 0.90),
+    (spiked_outline, 0.05, 0.72),
+    (torn_outline, 0.08, 0.85),
+    (angular_outline, 0.05, 0.85),
+    (lump_outline, 0.03, 0.58),
 )
-FRAGMENT_SHARES = np.cumsum([share for _, share, _ in FRAGMENTS])
+CUMULATIVE_SHARES = np.cumsum([share for _, share, _ in SCHISTOCYTE_SHAPES])
 
 
-def fragment(rng: Generator) -> Outline:
-    draw, _, radius = FRAGMENTS[int(np.searchsorted(FRAGMENT_SHARES, rng.random() * FRAGMENT_SHARES[-1]))]
-    shape = normalised(rounded(normalised(draw(rng)), pick(rng, 10, 34)))
-    return radius * (ragged(shape, rng, pick(rng, 0.005, 0.025)) if rng.random() < 0.3 else shape)
+def schistocyte_outline(rng: Generator) -> CellOutline:
+    sample_shape, _, radius = SCHISTOCYTE_SHAPES[
+        int(np.searchsorted(CUMULATIVE_SHARES, rng.random() * CUMULATIVE_SHARES[-1]))
+    ]
+    shape = normalize_area(smooth_outline(normalize_area(sample_shape(rng)), sample_uniform(rng, 10, 34)))
+    return radius * (roughen_edge(shape, rng, sample_uniform(rng, 0.005, 0.025)) if rng.random() < 0.3 else shape)

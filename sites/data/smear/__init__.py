@@ -1,0 +1,1 @@
+"""Files of real blood cells: packed cells (npz) and Chula folders."""

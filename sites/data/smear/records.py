@@ -8,48 +8,48 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sites.data.base import Key
+from sites.data.base import GroupKey
 
 # Chula-RBC-12's codes 0..12 in its current order; an old revision of its page has 9 = sickle, 10 = schistocyte
-CHULA = (
+CHULA_TYPES = (
     "normal", "macrocyte", "microcyte", "spherocyte", "target", "stomatocyte", "ovalocyte", "teardrop", "burr",
     "schistocyte", "uncategorised", "hypochromia", "elliptocyte",
 )  # fmt: skip
-Pixels = Callable[[np.ndarray], np.ndarray]  # (n,) rows -> (n, 3, size, size) uint8; only they are decoded
+PixelDecoder = Callable[[np.ndarray], np.ndarray]  # (n,) rows -> (n, 3, size, size) uint8; only they are decoded
 UNCATEGORISED = "uncategorised"  # mostly two cells on top of each other
 
 
 @dataclass(frozen=True)
-class Column:
+class KeyColumn:
     """A natural key: whole numbers, shown as `names[value]`, or as `batch-3` where they have no names."""
 
     values: np.ndarray  # (N,) int64
     names: tuple[str, ...] | None = None
 
-    def key(self, called: str, rows: np.ndarray) -> Key:
-        found, codes = np.unique(self.values[rows], return_inverse=True)
-        names = tuple(self.names[v] if self.names else f"{called}-{v}" for v in found)
-        return Key(torch.from_numpy(codes.astype(np.int64)), names)
+    def to_group_key(self, name: str, rows: np.ndarray) -> GroupKey:
+        distinct, codes = np.unique(self.values[rows], return_inverse=True)
+        names = tuple(self.names[v] if self.names else f"{name}-{v}" for v in distinct)
+        return GroupKey(torch.from_numpy(codes.astype(np.int64)), names)
 
 
 @dataclass(frozen=True)
-class Cells:
+class CellRecords:
     origin: str  # the file or folder, as the person knows it
-    type: Column  # always with names
-    keys: Mapping[str, Column]  # always with `field` and `unit`
+    cell_type: KeyColumn  # always with names
+    keys: Mapping[str, KeyColumn]  # always with `field` and `unit`
     unit: str
-    repeat: np.ndarray  # (N,) bool: the same physical cell in an earlier, overlapping field
-    pixels: Pixels
+    is_repeat: np.ndarray  # (N,) bool: the same physical cell in an earlier, overlapping field
+    decode_pixels: PixelDecoder
     fold: np.ndarray | None = None  # (N,) int64, made so that no unit is in two
     batches: tuple[int, ...] = ()  # the ones that can be asked for
     skipped: tuple[str, ...] = ()
 
     @property
-    def types(self) -> tuple[str, ...]:
-        return self.type.names or ()
+    def type_names(self) -> tuple[str, ...]:
+        return self.cell_type.names or ()
 
 
-def shared(inner: np.ndarray, outer: np.ndarray) -> np.ndarray:
+def values_in_several(inner: np.ndarray, outer: np.ndarray) -> np.ndarray:
     """The values of `inner` that lie in more than one value of `outer`, e.g. groups in two folds."""
     values, codes = np.unique(inner, return_inverse=True)
     pairs = np.unique(np.stack([codes, np.unique(outer, return_inverse=True)[1]]), axis=1)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.app.app import app_for
-from deploy.inference.runtime import Runtime
+from deploy.app.app import create_app
+from deploy.inference.runtime import BundleRuntime
 from sites.data.renderer.field import render_field
 from tests.support.fake_api import listening
 
@@ -39,19 +39,19 @@ def files(rendered: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def visit(browser: Any, runtime: Runtime) -> Iterator[Callable[..., Any]]:
+def visit(browser: Any, runtime: BundleRuntime) -> Iterator[Callable[..., Any]]:
     """visit(width=375): the page. What a browser complains of, and a request elsewhere, fail the test at its end."""
     contexts, complaints = [], []
 
     def heard(message: Any) -> None:
         # 422 is an answer; a breach of the content policy or a bug is not
-        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
+        if message.cell_type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
             complaints.append(message.text)
 
     with ExitStack() as servers:
 
-        def go(width: int = 1280, height: int = 800, of: Runtime = runtime) -> Any:
-            url = servers.enter_context(listening(app_for(of)))
+        def go(width: int = 1280, height: int = 800, of: BundleRuntime = runtime) -> Any:
+            url = servers.enter_context(listening(create_app(of)))
             context = browser.new_context(viewport={"width": width, "height": height}, locale="en-GB")
             contexts.append(context)
             page = context.new_page()

@@ -17,9 +17,9 @@ import httpx
 import numpy as np
 import pytest
 
-from deploy.app.serve import serve
-from deploy.inference.runtime import Runtime
-from pipeline.core.errors import BadService
+from deploy.app.serve import serve_edge_app
+from deploy.inference.runtime import BundleRuntime
+from pipeline.core.errors import ServiceError
 from tests.support.dicom_files import file as dicom
 from tests.support.dicom_files import image as dicom_image
 
@@ -71,12 +71,15 @@ def test_it_does_not_wait_for_all_frames_of_a_file(
     assert (process.returncode, out, err) == (0, "", "")
 
 
-def test_others_cannot_be_served(runtime: Runtime) -> None:
+def test_others_cannot_be_served(runtime: BundleRuntime) -> None:
     never: Callable[[str], None] = lambda url: pytest.fail(url)  # noqa: E731
-    with pytest.raises(BadService, match=r"use 127\.0\.0\.1"):
-        serve(runtime, "0.0.0.0", 0, never)
+    with pytest.raises(ServiceError, match=r"use 127\.0\.0\.1"):
+        serve_edge_app(runtime, "0.0.0.0", 0, never)
 
 
-def test_a_port_that_is_taken_is_told(runtime: Runtime) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BadService, match="--port 0 takes a free one"):
-        serve(runtime, "127.0.0.1", taken.getsockname()[1], lambda url: pytest.fail(url))
+def test_a_port_that_is_taken_is_told(runtime: BundleRuntime) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ServiceError, match="--port 0 takes a free one"),
+    ):
+        serve_edge_app(runtime, "127.0.0.1", taken.getsockname()[1], lambda url: pytest.fail(url))

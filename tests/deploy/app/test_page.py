@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.app.handlers import Counts, Desk
-from deploy.bundle.operating_points import Calibration
-from deploy.imaging.images import Picture, read_bytes
-from deploy.inference.local_calibration import Lab
-from deploy.inference.runtime import Runtime
-from deploy.slide.reader import Reader, Reading, Slide, slide_of
+from deploy.app.handlers import EdgeHandlers, SlideCountsRequest
+from deploy.bundle.operating_points import ModelCalibration
+from deploy.imaging.images import InputImage, read_image_bytes
+from deploy.inference.local_calibration import LocalCalibration
+from deploy.inference.runtime import BundleRuntime
+from deploy.slide.reader import ImageResult, SlideReader, SlideResult, summarize_slide
 from tests.conftest import REAL_CELLS, needs_real_cells
 from tests.support.dicom_files import file as dicom
 from tests.support.dicom_files import image as dicom_image
@@ -47,39 +47,43 @@ def counts(page: Any) -> list[str]:
     return [text.removesuffix(" flagged").strip() for text in page.locator("#list .counts").all_text_contents()]
 
 
-def readings(paths: list[Path], runtime: Runtime, at: int | None = None) -> list[Reading]:
-    point = runtime.calibration.point() if at is None else runtime.calibration.ladder[at]
+def readings(paths: list[Path], runtime: BundleRuntime, at: int | None = None) -> list[ImageResult]:
+    point = runtime.calibration.find_point() if at is None else runtime.calibration.sorted_points[at]
     return [
-        Reader(runtime, point).read(picture) for path in paths for picture in read_bytes(path.read_bytes(), path.name)
+        SlideReader(runtime, point).read_image(picture)
+        for path in paths
+        for picture in read_image_bytes(path.read_bytes(), path.name)
     ]
 
 
-def expected(found: list[Reading], runtime: Runtime, at: int | None = None) -> Slide:
-    point = runtime.calibration.point() if at is None else runtime.calibration.ladder[at]
-    return slide_of(found, runtime, point)
+def expected(found: list[ImageResult], runtime: BundleRuntime, at: int | None = None) -> SlideResult:
+    point = runtime.calibration.find_point() if at is None else runtime.calibration.sorted_points[at]
+    return summarize_slide(found, runtime, point)
 
 
-def same(page: Any, found: list[Reading], slide: Slide) -> None:
+def same(page: Any, found: list[ImageResult], slide: SlideResult) -> None:
     """What the page shows is what Python computed."""
-    each = [(sum(c.flagged for c in r.cells), sum(c.counted for c in r.cells)) for r in found]
+    each = [(sum(c.is_flagged for c in r.cells), sum(c.is_counted for c in r.cells)) for r in found]
     assert counts(page) == [f"⚑ {flagged} of {counted}" for flagged, counted in each]
     shown = rows(page)
-    assert shown["cells found"] == f"{slide.found:,}"
-    assert shown["counted"].startswith(f"{slide.verdict.counted:,} ")
-    assert shown["called schistocyte"].startswith(f"{slide.verdict.flagged:,} ")
+    assert shown["cells found"] == f"{slide.num_found:,}"
+    assert shown["counted"].startswith(f"{slide.estimate.num_counted:,} ")
+    assert shown["called schistocyte"].startswith(f"{slide.estimate.num_flagged:,} ")
     title = page.inner_text("#verdict .large").replace("\xa0", " ")
-    assert slide.verdict.verdict.split()[0].capitalize() in title
+    assert slide.estimate.verdict.split()[0].capitalize() in title
     for why, n in slide.excluded.items():
         assert shown[f"not counted: {why}"] == f"{n:,}"
 
 
-def test_two_fields_are_read_and_the_slider_decides_anew(visit: Visit, files: list[Path], runtime: Runtime) -> None:
+def test_two_fields_are_read_and_the_slider_decides_anew(
+    visit: Visit, files: list[Path], runtime: BundleRuntime
+) -> None:
     page = visit()
     assert page.is_visible("text=Research use only, not a medical device")
     add(page, files)
     first = readings(files, runtime)
     same(page, first, expected(first, runtime))
-    steps = runtime.calibration.ladder
+    steps = runtime.calibration.sorted_points
     flagged = {counts(page)[0]}
     for at in (0, len(steps) // 2, len(steps) - 1):
         page.locator("#slider").fill(str(at))
@@ -93,19 +97,22 @@ def test_two_fields_are_read_and_the_slider_decides_anew(visit: Visit, files: li
     same(page, first, expected(first, runtime))
 
 
-def test_the_interval_stands_where_the_service_says(visit: Visit, files: list[Path], runtime: Runtime) -> None:
+def test_the_interval_stands_where_the_service_says(visit: Visit, files: list[Path], runtime: BundleRuntime) -> None:
     page = visit()
     add(page, files)
-    verdict = expected(readings(files, runtime), runtime).verdict
-    if verdict.prevalence is None or verdict.low is None or verdict.high is None:
+    verdict = expected(readings(files, runtime), runtime).estimate
+    if verdict.prevalence is None or verdict.prevalence_low is None or verdict.prevalence_high is None:
         assert page.locator("#interval svg").count() == 0
         return
     words = page.inner_text("#interval strong").replace("\xa0", " ")
-    assert words == f"{100 * verdict.prevalence:.1f} % (95 %: {100 * verdict.low:.1f} % to {100 * verdict.high:.1f} %)"
+    assert (
+        words
+        == f"{100 * verdict.prevalence:.1f} % (95 %: {100 * verdict.prevalence_low:.1f} % to {100 * verdict.prevalence_high:.1f} %)"
+    )
 
 
 def test_a_broken_file_says_why_and_the_others_stay(
-    visit: Visit, files: list[Path], runtime: Runtime, tmp_path: Path
+    visit: Visit, files: list[Path], runtime: BundleRuntime, tmp_path: Path
 ) -> None:
     broken = tmp_path / "<img src=x onerror=alert(1)>.jpg"
     broken.write_bytes(b"\xff\xd8\xff broken")
@@ -122,7 +129,9 @@ def test_a_broken_file_says_why_and_the_others_stay(
     assert "could not be read" not in page.inner_text("#warnings")
 
 
-def test_a_service_that_is_gone_is_told_and_asked_again(visit: Visit, files: list[Path], runtime: Runtime) -> None:
+def test_a_service_that_is_gone_is_told_and_asked_again(
+    visit: Visit, files: list[Path], runtime: BundleRuntime
+) -> None:
     page = visit()
     page.route("**/api/read*", lambda route: route.abort())
     page.set_input_files("#files", files)
@@ -139,14 +148,20 @@ def test_a_service_that_is_gone_is_told_and_asked_again(visit: Visit, files: lis
 
 @pytest.mark.parametrize("positive", [None, "schistocyte"])
 def test_a_model_that_nobody_measured_counts_and_does_not_judge(
-    visit: Visit, files: list[Path], runtime: Runtime, positive: str | None
+    visit: Visit, files: list[Path], runtime: BundleRuntime, positive: str | None
 ) -> None:
-    calibration = Calibration(temperature=1, positive=positive, points=(), measured_on="nothing")
-    lab = Lab(bundle=runtime.bundle.digest, precision="fp32", made="today", calibration=calibration, reference=None)
-    plain = Runtime(runtime.bundle, lab=lab)
+    calibration = ModelCalibration(temperature=1, positive_class=positive, operating_points=(), measured_on="nothing")
+    lab = LocalCalibration(
+        bundle_digest=runtime.bundle.digest,
+        precision="fp32",
+        created="today",
+        calibration=calibration,
+        ood_reference=None,
+    )
+    plain = BundleRuntime(runtime.bundle, local_calibration=lab)
     page = visit(of=plain)
     add(page, files)
-    counted = sum(c.counted for r in readings(files, plain) for c in r.cells)
+    counted = sum(c.is_counted for r in readings(files, plain) for c in r.cells)
     title = page.inner_text("#verdict .large")
     assert title == f"{counted} cells counted" if positive is None else title.endswith("Cannot decide")
     assert page.locator("#slider").count() == 0
@@ -155,7 +170,7 @@ def test_a_model_that_nobody_measured_counts_and_does_not_judge(
 
 
 def test_a_picture_counts_once_and_can_be_taken_out(
-    visit: Visit, files: list[Path], runtime: Runtime, tmp_path: Path
+    visit: Visit, files: list[Path], runtime: BundleRuntime, tmp_path: Path
 ) -> None:
     twin = tmp_path / "copy.png"
     twin.write_bytes(files[0].read_bytes())
@@ -176,14 +191,17 @@ def test_a_picture_counts_once_and_can_be_taken_out(
 
 
 def test_frames_of_dicom_are_fields_that_are_drawn(
-    visit: Visit, rendered: list[np.ndarray], runtime: Runtime, tmp_path: Path
+    visit: Visit, rendered: list[np.ndarray], runtime: BundleRuntime, tmp_path: Path
 ) -> None:
     path = tmp_path / "two.dcm"
     path.write_bytes(dicom(dicom_image(np.stack(rendered))))
     page = visit()
     add(page, [path])
     assert page.locator("#list .name").all_text_contents() == ["two.dcm#1", "two.dcm#2"]
-    found = [Reader(runtime, runtime.calibration.point()).read(Picture("a", pixels)) for pixels in rendered]
+    found = [
+        SlideReader(runtime, runtime.calibration.find_point()).read_image(InputImage("a", pixels))
+        for pixels in rendered
+    ]
     same(page, found, expected(found, runtime))
     assert page.is_visible("#canvas")
 
@@ -200,7 +218,7 @@ def test_dropping_is_adding(visit: Visit, files: list[Path]) -> None:
     assert page.locator("#list .name").all_text_contents() == ["a.png"]
 
 
-def test_keys_alone_are_enough(visit: Visit, files: list[Path], runtime: Runtime) -> None:
+def test_keys_alone_are_enough(visit: Visit, files: list[Path], runtime: BundleRuntime) -> None:
     page = visit()
     add(page, files)
     page.focus("#list .done:nth-child(2) .pick")
@@ -259,11 +277,11 @@ def test_what_is_saved_belongs_together(visit: Visit, files: list[Path]) -> None
     assert page.is_enabled("#save")
 
 
-def test_a_tile_leads_to_its_cell(visit: Visit, files: list[Path], runtime: Runtime) -> None:
+def test_a_tile_leads_to_its_cell(visit: Visit, files: list[Path], runtime: BundleRuntime) -> None:
     page = visit()
     add(page, files)
     found = readings(files, runtime)
-    best = max((c for r in found for c in r.cells if c.counted), key=lambda c: c.probability or 0)
+    best = max((c for r in found for c in r.cells if c.is_counted), key=lambda c: c.probability or 0)
     home = next(r for r in found if best in r.cells)
     page.locator("#tiles button").first.click()
     page.wait_for_selector(f"#shown-title:has-text('{home.name}')")
@@ -271,20 +289,20 @@ def test_a_tile_leads_to_its_cell(visit: Visit, files: list[Path], runtime: Runt
     assert page.evaluate("document.activeElement.id") == "canvas"
 
 
-def test_the_saved_result_is_the_commands_own_kind(visit: Visit, files: list[Path], runtime: Runtime) -> None:
+def test_the_saved_result_is_the_commands_own_kind(visit: Visit, files: list[Path], runtime: BundleRuntime) -> None:
     page = visit()
     add(page, files)
-    page.locator("#slider").fill(str(len(runtime.calibration.ladder) - 1))
+    page.locator("#slider").fill(str(len(runtime.calibration.sorted_points) - 1))
     judged(page)
     with page.expect_download() as waiting:
         page.click("#save")
     saved = json.loads(Path(waiting.value.path()).read_text())
-    at = len(runtime.calibration.ladder) - 1
+    at = len(runtime.calibration.sorted_points) - 1
     found = readings(files, runtime, at)
-    slide = expected(found, runtime, at).told()
+    slide = expected(found, runtime, at).to_dict()
     assert saved["notice"] == "research use only, not a medical device"
     assert saved["bundle"]["digest"] == runtime.bundle.digest
-    assert [image["cells"] for image in saved["images"]] == [r.told()["cells"] for r in found]
+    assert [image["cells"] for image in saved["images"]] == [r.to_dict()["cells"] for r in found]
     assert {k: saved["slide"][k] for k in slide if k != "drift"} == {k: v for k, v in slide.items() if k != "drift"}
 
 
@@ -305,7 +323,7 @@ def test_nothing_is_wider_than_the_screen(
 
 
 @needs_real_cells
-def test_real_fields(visit: Visit, runtime: Runtime) -> None:
+def test_real_fields(visit: Visit, runtime: BundleRuntime) -> None:
     paths = [Path(str(REAL_CELLS)) / "chula_fields" / f"{n}.jpg" for n in (26, 552)]
     if not all(path.is_file() for path in paths):
         pytest.skip(f"{paths[0].parent} lacks 26.jpg or 552.jpg")
@@ -313,5 +331,7 @@ def test_real_fields(visit: Visit, runtime: Runtime) -> None:
     add(page, paths)
     found = readings(paths, runtime)
     same(page, found, expected(found, runtime))
-    told = Desk(runtime, 1).verdict(Counts(counted=expected(found, runtime).verdict.counted, flagged=0))
+    told = EdgeHandlers(runtime, 1).assess_counts(
+        SlideCountsRequest(num_counted=expected(found, runtime).estimate.num_counted, num_flagged=0)
+    )
     assert rows(page)["counted"] == dict(told["rows"])["counted"]

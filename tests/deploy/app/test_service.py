@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.app.app import WEB, app_for
-from deploy.bundle.ood_guard import DRIFTED, OUTSIDE
-from deploy.imaging.images import Picture, read_path
-from deploy.inference.runtime import Runtime
-from deploy.slide.html_report import headline
-from deploy.slide.prevalence import ENOUGH, LINE, NOTICE, judge
-from deploy.slide.reader import Reader, slide_of
+from deploy.app.app import WEB_FOLDER, create_app
+from deploy.bundle.ood_guard import MAX_DRIFT, OUT_OF_DISTRIBUTION
+from deploy.imaging.images import InputImage, read_image_file
+from deploy.inference.runtime import BundleRuntime
+from deploy.slide.html_report import format_headline
+from deploy.slide.prevalence import RECOMMENDED_CELLS, RESEARCH_USE_NOTICE, SUSPICION_THRESHOLD, assess_prevalence
+from deploy.slide.reader import SlideReader, summarize_slide
 from tests.conftest import REAL_CELLS, needs_real_cells
 from tests.deploy.app.conftest import png
 from tests.support.dicom_files import file as dicom
@@ -29,8 +29,8 @@ from tests.support.fake_api import listening
 
 
 @pytest.fixture(scope="module")
-def client(runtime: Runtime) -> Iterator[httpx.Client]:
-    with listening(app_for(runtime)) as url, httpx.Client(base_url=url, timeout=60) as client:
+def client(runtime: BundleRuntime) -> Iterator[httpx.Client]:
+    with listening(create_app(runtime)) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -41,32 +41,41 @@ def read(client: httpx.Client, data: bytes, name: str = "a", **query: Any) -> li
     return found
 
 
-def test_about_tells_the_bundle_and_its_operating_points(client: httpx.Client, runtime: Runtime) -> None:
+def test_about_tells_the_bundle_and_its_operating_points(client: httpx.Client, runtime: BundleRuntime) -> None:
     told = client.get("/api/about").json()
     assert (told["digest"], told["signer"], told["precision"]) == (runtime.bundle.digest, "the lead", runtime.precision)
     assert (told["classes"], told["positive"]) == (list(runtime.classes), "schistocyte")
-    assert (told["line"], told["enough"], told["notice"], told["lab"]) == (LINE, ENOUGH, NOTICE, False)
-    assert told["default"] == runtime.calibration.points[0].told()
+    assert (told["line"], told["enough"], told["notice"], told["lab"]) == (
+        SUSPICION_THRESHOLD,
+        RECOMMENDED_CELLS,
+        RESEARCH_USE_NOTICE,
+        False,
+    )
+    assert told["default"] == runtime.calibration.operating_points[0].to_dict()
     odds = [point["log_odds"] for point in told["curve"]]
     assert odds == sorted(odds, reverse=True)
-    assert {p.log_odds for p in (*runtime.calibration.points, *runtime.calibration.curve)} == set(odds)
+    assert {p.log_odds for p in (*runtime.calibration.operating_points, *runtime.calibration.curve)} == set(odds)
     assert told["card"] == runtime.bundle.files["card.md"].decode()
 
 
-def test_named_points_stay_named_on_the_ladder(runtime: Runtime) -> None:
-    assert {p.name for p in runtime.calibration.points} >= {p.name for p in runtime.calibration.ladder} - {""}
-    (default,) = [p for p in runtime.calibration.ladder if p.log_odds == runtime.calibration.points[0].log_odds]
-    assert default == runtime.calibration.points[0]
+def test_named_points_stay_named_on_the_ladder(runtime: BundleRuntime) -> None:
+    assert {p.name for p in runtime.calibration.operating_points} >= {
+        p.name for p in runtime.calibration.sorted_points
+    } - {""}
+    (default,) = [
+        p for p in runtime.calibration.sorted_points if p.log_odds == runtime.calibration.operating_points[0].log_odds
+    ]
+    assert default == runtime.calibration.operating_points[0]
 
 
 def test_a_field_is_read_as_the_command_reads_it(
-    client: httpx.Client, runtime: Runtime, rendered: list[np.ndarray]
+    client: httpx.Client, runtime: BundleRuntime, rendered: list[np.ndarray]
 ) -> None:
     (told,) = read(client, png(rendered[0]), "field.png")
-    reading = Reader(runtime, runtime.calibration.point()).read(Picture("field.png", rendered[0]))
+    reading = SlideReader(runtime, runtime.calibration.find_point()).read_image(InputImage("field.png", rendered[0]))
     cells = [{k: v for k, v in cell.items() if k != "log_odds"} for cell in told["cells"]]
-    assert cells == reading.told()["cells"]
-    assert (told["kind"], told["width"], told["height"]) == ("field", *reading.size)
+    assert cells == reading.to_dict()["cells"]
+    assert (told["kind"], told["width"], told["height"]) == ("field", *reading.image_size)
     assert told["image"] is None, "the browser draws its own file"
     for cell in told["cells"]:
         if cell["probability"] is not None:
@@ -74,13 +83,13 @@ def test_a_field_is_read_as_the_command_reads_it(
 
 
 def test_a_page_can_flag_as_the_command_does(
-    client: httpx.Client, runtime: Runtime, rendered: list[np.ndarray]
+    client: httpx.Client, runtime: BundleRuntime, rendered: list[np.ndarray]
 ) -> None:
     (told,) = read(client, png(rendered[0]))
-    for point in runtime.calibration.ladder:
-        reading = Reader(runtime, point).read(Picture("a", rendered[0]))
+    for point in runtime.calibration.sorted_points:
+        reading = SlideReader(runtime, point).read_image(InputImage("a", rendered[0]))
         flags = [c["counted"] and c["log_odds"] >= point.log_odds for c in told["cells"]]
-        assert flags == [cell.flagged for cell in reading.cells]
+        assert flags == [cell.is_flagged for cell in reading.cells]
 
 
 def test_a_single_cell_has_a_box_too(client: httpx.Client, images: np.ndarray) -> None:
@@ -113,8 +122,8 @@ def test_broken_bytes_are_refused_with_a_cure(client: httpx.Client, data: bytes,
     assert cure in answer.json()["error"]
 
 
-def test_too_large_bodies_are_not_read(runtime: Runtime) -> None:
-    with listening(app_for(runtime, most=1000)) as url:
+def test_too_large_bodies_are_not_read(runtime: BundleRuntime) -> None:
+    with listening(create_app(runtime, max_bytes=1000)) as url:
         assert httpx.get(f"{url}/api/about").json()["most"] == 1000
         for content in (b"0" * 1001, iter([b"0" * 600, b"0" * 600])):  # a length that is told, and one that is not
             answer = httpx.post(f"{url}/api/read", content=content)
@@ -124,23 +133,23 @@ def test_too_large_bodies_are_not_read(runtime: Runtime) -> None:
         assert httpx.post(f"{url}/api/verdict", json=counts).status_code == 413
 
 
-def test_the_verdict_is_that_of_the_slide(client: httpx.Client, runtime: Runtime) -> None:
-    for point in runtime.calibration.ladder:
+def test_the_verdict_is_that_of_the_slide(client: httpx.Client, runtime: BundleRuntime) -> None:
+    for point in runtime.calibration.sorted_points:
         for counted, flagged in ((0, 0), (210, 10), (1200, 1), (1200, 600)):
             told = client.post(
                 "/api/verdict", json={"counted": counted, "flagged": flagged, "log_odds": point.log_odds}
             ).json()
-            expected = judge(counted, flagged, point)
-            assert {k: told[k] for k in expected.told()} == expected.told()
-            assert told["headline"] == headline(told)
+            expected = assess_prevalence(counted, flagged, point)
+            assert {k: told[k] for k in expected.to_dict()} == expected.to_dict()
+            assert told["headline"] == format_headline(told)
             assert told["operating_point"]["log_odds"] == point.log_odds
             assert ["counted", told["rows"][1][1]] in told["rows"]
 
 
 def test_drift_from_means_of_pictures_is_that_of_all_cells(
-    client: httpx.Client, runtime: Runtime, rendered: list[np.ndarray]
+    client: httpx.Client, runtime: BundleRuntime, rendered: list[np.ndarray]
 ) -> None:
-    point = runtime.calibration.point()
+    point = runtime.calibration.find_point()
     told = [read(client, png(pixels))[0] for pixels in rendered]
     cells = [cell for picture in told for cell in picture["cells"]]
     excluded: dict[str, int] = {}
@@ -150,20 +159,22 @@ def test_drift_from_means_of_pictures_is_that_of_all_cells(
     counts = {"counted": sum(c["counted"] for c in cells), "flagged": sum(c["flagged"] for c in cells), "found": len(cells),
               "excluded": excluded, "traits": [picture["traits"] for picture in told]}  # fmt: skip
     answer = client.post("/api/verdict", json=counts).json()
-    slide = slide_of([Reader(runtime, point).read(Picture("a", pixels)) for pixels in rendered], runtime, point).told()
+    slide = summarize_slide(
+        [SlideReader(runtime, point).read_image(InputImage("a", pixels)) for pixels in rendered], runtime, point
+    ).to_dict()
     assert answer["drift"] == pytest.approx(slide["drift"], abs=1e-4)
     assert {k: v for k, v in answer.items() if k in slide and k != "drift"} == {
         k: v for k, v in slide.items() if k != "drift"
     }
 
 
-def test_a_slide_unlike_the_training_cells_is_warned_of(client: httpx.Client, runtime: Runtime) -> None:
-    few = client.post("/api/verdict", json={"counted": 90, "flagged": 1, "excluded": {OUTSIDE: 10}}).json()
-    many = client.post("/api/verdict", json={"counted": 70, "flagged": 1, "excluded": {OUTSIDE: 30}}).json()
+def test_a_slide_unlike_the_training_cells_is_warned_of(client: httpx.Client, runtime: BundleRuntime) -> None:
+    few = client.post("/api/verdict", json={"counted": 90, "flagged": 1, "excluded": {OUT_OF_DISTRIBUTION: 10}}).json()
+    many = client.post("/api/verdict", json={"counted": 70, "flagged": 1, "excluded": {OUT_OF_DISTRIBUTION: 30}}).json()
     assert few["warnings"] == []
     assert many["warnings"][0].startswith("30 of 100 red cells look unlike")
-    assert runtime.reference is not None
-    far = {"n": 200, "mean": [2 * DRIFTED] * len(runtime.reference.middle)}
+    assert runtime.ood_reference is not None
+    far = {"n": 200, "mean": [2 * MAX_DRIFT] * len(runtime.ood_reference.feature_mean)}
     told = client.post("/api/verdict", json={"counted": 200, "flagged": 150, "traits": [far]}).json()
     assert told["drifted"] is True
     assert told["warnings"][0].startswith("taken together")
@@ -235,7 +246,7 @@ def test_every_answer_has_the_headers(client: httpx.Client, path: str) -> None:
 
 
 def test_every_file_of_the_page_is_served_and_asks_for_nothing_elsewhere(client: httpx.Client) -> None:
-    for file in sorted(WEB.iterdir()):
+    for file in sorted(WEB_FOLDER.iterdir()):
         answer = client.get("/" if file.name == "index.html" else f"/{file.name}")
         assert answer.content == file.read_bytes()
         text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
@@ -259,11 +270,13 @@ def test_a_fault_tells_no_content(
 
 @needs_real_cells
 @pytest.mark.parametrize("number", [26, 552, 720])
-def test_real_fields_are_read_as_the_command_reads_them(client: httpx.Client, runtime: Runtime, number: int) -> None:
+def test_real_fields_are_read_as_the_command_reads_them(
+    client: httpx.Client, runtime: BundleRuntime, number: int
+) -> None:
     path = Path(str(REAL_CELLS)) / "chula_fields" / f"{number}.jpg"
     if not path.is_file():
         pytest.skip(f"{path} is not there")
     (told,) = read(client, path.read_bytes(), path.name)
-    reading = Reader(runtime, runtime.calibration.point()).read(read_path(path)[0])
+    reading = SlideReader(runtime, runtime.calibration.find_point()).read_image(read_image_file(path)[0])
     assert len(told["cells"]) == len(reading.cells) > 50
-    assert told["counts"] == reading.told()["counts"]
+    assert told["counts"] == reading.to_dict()["counts"]

@@ -10,32 +10,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.bundle.operating_points import Calibration, binned, log_odds, points_of, tempered
-from pipeline.core.errors import BadStudy
-from pipeline.protocol.tasks import FINE_BINS
+from deploy.bundle.operating_points import (
+    ModelCalibration,
+    bin_scores,
+    build_operating_points,
+    compute_log_odds,
+    rescale_temperature,
+)
+from pipeline.core.errors import StudyError
+from pipeline.protocol.tasks import PROFILE_SCORE_BINS
 
 
 def scores(own: list[float], others: list[float]) -> np.ndarray:
     odds = np.array([*own, *others])
-    return binned(odds, np.array([True] * len(own) + [False] * len(others)), FINE_BINS)
+    return bin_scores(odds, np.array([True] * len(own) + [False] * len(others)), PROFILE_SCORE_BINS)
 
 
 def test_bins_are_those_of_the_sites():
     """The sites' own binning, in torch, puts the same logits into the same bins."""
     import torch
 
-    from sites.training.evaluation import bins_of
+    from sites.training.evaluation import score_bins
 
     logits = torch.randn(500, 2, generator=torch.Generator().manual_seed(1)) * 4
     p = logits.softmax(1).numpy()
-    ours = binned(log_odds(p, 1), np.ones(500, bool), FINE_BINS)[1]
-    theirs = np.bincount(bins_of(logits, FINE_BINS)[:, 1].numpy(), minlength=FINE_BINS)
+    ours = bin_scores(compute_log_odds(p, 1), np.ones(500, bool), PROFILE_SCORE_BINS)[1]
+    theirs = np.bincount(score_bins(logits, PROFILE_SCORE_BINS)[:, 1].numpy(), minlength=PROFILE_SCORE_BINS)
     assert np.abs(np.cumsum(ours) - np.cumsum(theirs)).max() <= 1  # one that lies on an edge
 
 
 def test_the_safe_point_keeps_its_specificity_and_stands_at_a_healthy_score():
     others = [*np.linspace(-5, 0, 997), 1.0, 1.5, 2.0]  # 0.998 of 1,000 leaves two
-    points, _ = points_of(scores([-3.0, 1.4, 1.7, 3.0, 4.0], others))
+    points, _ = build_operating_points(scores([-3.0, 1.4, 1.7, 3.0, 4.0], others))
     safe = points[0]
     assert safe.name == "safe"
     assert (safe.fp, safe.tn) == (2, 998)
@@ -45,19 +51,19 @@ def test_the_safe_point_keeps_its_specificity_and_stands_at_a_healthy_score():
 
 
 def test_few_healthy_cells_leave_no_false_alarm():
-    points, curve = points_of(scores([1.0, 3.0], list(np.linspace(-4, 0.5, 100))))
+    points, curve = build_operating_points(scores([1.0, 3.0], list(np.linspace(-4, 0.5, 100))))
     assert (points[0].fp, points[0].tp) == (0, 2)
     assert curve[0].fp == 0
 
 
 def test_without_one_of_both_kinds_there_are_no_points():
-    assert points_of(scores([], [1.0, 2.0])) == ((), ())
-    assert points_of(scores([1.0], [])) == ((), ())
+    assert build_operating_points(scores([], [1.0, 2.0])) == ((), ())
+    assert build_operating_points(scores([1.0], [])) == ((), ())
 
 
 @given(st.lists(st.floats(-6, 6), min_size=1, max_size=60), st.lists(st.floats(-6, 6), min_size=1, max_size=200))
 def test_the_curve_goes_from_strict_to_lenient(own, others):
-    _, curve = points_of(scores(own, others))
+    _, curve = build_operating_points(scores(own, others))
     thresholds = [p.log_odds for p in curve]
     assert thresholds == sorted(thresholds, reverse=True)
     for p in curve:
@@ -68,18 +74,20 @@ def test_the_curve_goes_from_strict_to_lenient(own, others):
 
 def test_a_bundle_tells_some_dozens_of_points_not_one_an_image():
     rng = np.random.default_rng(0)
-    _, curve = points_of(scores(list(rng.normal(2, 1, 300)), list(rng.normal(-2, 1, 3000))))
+    _, curve = build_operating_points(scores(list(rng.normal(2, 1, 300)), list(rng.normal(-2, 1, 3000))))
     assert 20 < len(curve) <= 48
 
 
 def test_a_slider_stands_at_the_measured_point_above_it():
-    points, curve = points_of(scores([0.0, 2.0, 3.0], list(np.linspace(-4, 1, 50))))
-    own = Calibration(temperature=1, positive="x", points=points, curve=curve, measured_on="a test")
-    at = own.at(0.5)
+    points, curve = build_operating_points(scores([0.0, 2.0, 3.0], list(np.linspace(-4, 1, 50))))
+    own = ModelCalibration(
+        temperature=1, positive_class="x", operating_points=points, curve=curve, measured_on="a test"
+    )
+    at = own.point_at_probability(0.5)
     assert at.log_odds >= 0
     assert not [p for p in curve if 0 <= p.log_odds < at.log_odds]
-    with pytest.raises(BadStudy, match="nothing was measured"):
-        own.at(1 - 1e-15)
+    with pytest.raises(StudyError, match="nothing was measured"):
+        own.point_at_probability(1 - 1e-15)
 
 
 @given(st.floats(0.2, 5))
@@ -87,9 +95,9 @@ def test_tempering_is_softmax_of_scaled_logits(ratio):
     logits = np.array([[1.0, -2.0, 0.5], [3.0, 3.0, -1.0]])
     soft = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     hot = np.exp(logits * ratio) / np.exp(logits * ratio).sum(1, keepdims=True)
-    assert np.allclose(tempered(soft.astype(np.float32), ratio), hot, atol=1e-5)
+    assert np.allclose(rescale_temperature(soft.astype(np.float32), ratio), hot, atol=1e-5)
 
 
 def test_log_odds_do_not_cancel_near_one():
     p = np.array([[1.0, 1e-12]], np.float32)
-    assert log_odds(p, 0)[0] == pytest.approx(math.log(1e12), rel=1e-3)
+    assert compute_log_odds(p, 0)[0] == pytest.approx(math.log(1e12), rel=1e-3)

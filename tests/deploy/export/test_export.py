@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from deploy.bundle.bundle import Bundle
-from deploy.export.export import export
-from deploy.export.onnx_graph import Bedside, answers, check_parity, parity, to_onnx
-from deploy.export.quantize import CALIBRATED_ON, quantised
-from deploy.inference.metrics import area, balanced
-from deploy.inference.runtime import Runtime
-from models.networks.base import Model
+from deploy.bundle.bundle import ModelBundle
+from deploy.export.export import export_bundle
+from deploy.export.onnx_graph import ExportModule, check_parity, max_probability_difference, run_graph, to_onnx
+from deploy.export.quantize import NUM_CALIBRATION_IMAGES, quantize_model
+from deploy.inference.metrics import compute_auroc, compute_balanced_accuracy
+from deploy.inference.runtime import BundleRuntime
+from models.networks.base import ModelConfig
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import BadData, BadModel, BadRun, Refused
-from pipeline.core.registry import choices
-from pipeline.protocol.tasks import Lens
+from pipeline.core.errors import DataError, IncompatibleStudyError, ModelError, RunFolderError
+from pipeline.core.registry import registered_components
+from pipeline.protocol.tasks import FeatureWhitening
 from pipeline.runs.score_saved_model import load_model
-from pipeline.runs.simulation import run
+from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from privacy.ledger import keys
 from tests.conftest import moons_study
@@ -47,15 +47,15 @@ NETS = [({"name": "cnn28"}, (1, 28, 28)), ({"name": "cnn28", "norm": "batch"}, (
     ("table", "shape"), NETS, ids=lambda v: v.get("name", "") if isinstance(v, dict) else str(v[0])
 )
 def test_every_network_becomes_a_graph_that_agrees(table, shape):
-    model = choices("models")[table["name"]].model_validate(table)
-    assert isinstance(model, Model)
-    module = model.make(shape, 4, 1).eval()
-    bedside = Bedside(module, shape, None, PLAIN)
+    model = registered_components("models")[table["name"]].model_validate(table)
+    assert isinstance(model, ModelConfig)
+    module = model.init_network(shape, 4, 1).eval()
+    bedside = ExportModule(module, shape, None, PLAIN)
     graph = to_onnx(bedside, shape[1:])
     images = photographs(20, shape[1])
-    assert parity(bedside, module, graph, images) < 2e-5
+    assert max_probability_difference(bedside, module, graph, images) < 2e-5
     for n in (1, 3, 20):  # the batch is free
-        p, traits, measures = answers(graph, images[:n])
+        p, traits, measures = run_graph(graph, images[:n])
         assert p.shape == (n, 4)
         assert np.allclose(p.sum(1), 1, atol=1e-5)
         assert len(traits) == len(measures) == n
@@ -63,15 +63,15 @@ def test_every_network_becomes_a_graph_that_agrees(table, shape):
 
 def test_preprocessing_is_that_of_the_study():
     """`image` normalisation inside the graph is the sites' own, to half a grey level."""
-    from sites.population.color_normalization import Image
+    from sites.population.color_normalization import ImageNormalization
 
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, 2))
-    how = Image(mean=0.55, std=0.2)
-    bedside = Bedside(module, (3, 24, 24), None, how.model_dump())
+    how = ImageNormalization(mean=0.55, std=0.2)
+    bedside = ExportModule(module, (3, 24, 24), None, how.model_dump())
     images = photographs(10, 24)
     x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     theirs = how.apply(x, torch.arange(10)).float() / 255
-    ours = bedside.prepared(torch.from_numpy(images))
+    ours = bedside.preprocess(torch.from_numpy(images))
     assert (theirs - ours).abs().max() <= 0.5 / 255 + 1e-5
 
 
@@ -79,18 +79,18 @@ def test_grey_networks_see_what_pillow_calls_grey():
     from PIL import Image
 
     images = photographs(3, 28)
-    bedside = Bedside(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 2)), (1, 28, 28), None, PLAIN)
+    bedside = ExportModule(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 2)), (1, 28, 28), None, PLAIN)
     grey = np.stack([np.asarray(Image.fromarray(i).convert("L")) for i in images])
-    assert np.abs(bedside.prepared(torch.from_numpy(images))[:, 0].numpy() * 255 - grey).max() < 1
+    assert np.abs(bedside.preprocess(torch.from_numpy(images))[:, 0].numpy() * 255 - grey).max() < 1
 
 
 def test_a_graph_that_differs_is_not_exported():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, 2))
-    bedside = Bedside(module, (3, 24, 24), None, PLAIN)
+    bedside = ExportModule(module, (3, 24, 24), None, PLAIN)
     graph = to_onnx(bedside, (24, 24))
     with torch.no_grad():
         module[1].bias += torch.tensor([0.0, 0.01])
-    with pytest.raises(BadModel, match="nothing was exported"):
+    with pytest.raises(ModelError, match="nothing was exported"):
         check_parity(bedside, module, graph, photographs(5, 24))
 
 
@@ -105,13 +105,13 @@ def test_what_onnx_does_not_know_is_told():
                 x = x * 2
             return self.dense(x.flatten(1))
 
-    with pytest.raises(BadModel, match="cannot be written as ONNX"):
-        to_onnx(Bedside(Strange(), (3, 24, 24), None, PLAIN), (24, 24))
+    with pytest.raises(ModelError, match="cannot be written as ONNX"):
+        to_onnx(ExportModule(Strange(), (3, 24, 24), None, PLAIN), (24, 24))
 
 
 def test_the_bundle_tells_what_the_run_measured(world):
     bundle, results = world.bundle, json.loads((world.run.path / "results.json").read_text())
-    card = bundle.card
+    card = bundle.model_card
     assert card["training"]["strategy"] == "fedavg"
     assert card["metrics"]["pooled"]["positive_auroc"] == results["test"]["pooled"]["positive_auroc"]
     assert set(card["data"]) == set(results["test"]["sites"])
@@ -126,24 +126,24 @@ def test_the_bundle_tells_what_the_run_measured(world):
 
 def test_operating_points_are_those_of_the_sites_validation_images(world):
     """Counted again from the images themselves, which the export never saw."""
-    from deploy.bundle.operating_points import binned, log_odds, points_of
-    from sites.population.simulated_sites import populate
+    from deploy.bundle.operating_points import bin_scores, build_operating_points, compute_log_odds
+    from sites.population.simulated_sites import load_federated_data
 
     study = world.run.study()
-    people = populate(study, None, torch.device("cpu"))
-    rows = torch.cat([people.examples[s].val for s in people.sites])
+    people = load_federated_data(study, None, torch.device("cpu"))
+    rows = torch.cat([people.split_indices[s].val for s in people.sites])
     images = (people.pool.x[rows].permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
-    runtime = Runtime(world.bundle, "fp32")
-    p = runtime.answer(images).probabilities
+    runtime = BundleRuntime(world.bundle, "fp32")
+    p = runtime.predict(images).probabilities
     own = people.pool.y[rows].numpy() == 1
-    points, _ = points_of(binned(log_odds(p, 1), own, 4096))
+    points, _ = build_operating_points(bin_scores(compute_log_odds(p, 1), own, 4096))
     told = world.bundle.calibration.points
     for mine, theirs in zip(points, told, strict=True):
         assert abs(mine.tp - theirs.tp) <= 1  # floats differ in the last digit between two runtimes
         assert abs(mine.fp - theirs.fp) <= 1
     assert told[0].specificity >= 0.998
-    refused = np.mean([why is not None for why in runtime.answer(images).refused])
-    assert refused <= world.bundle.reference.false_alarms + 0.01
+    refused = np.mean([why is not None for why in runtime.predict(images).rejection_reasons])
+    assert refused <= world.bundle.ood_reference.false_alarm_rate + 0.01
 
 
 def test_temperature_lowers_the_loss(world):
@@ -162,7 +162,7 @@ def test_monai_reads_the_metadata(world):
 
 
 def test_int8_answers_as_fp32_does(world, images):
-    precise, small = (Runtime(world.bundle, p).answer(images).probabilities for p in ("fp32", "int8"))
+    precise, small = (BundleRuntime(world.bundle, p).predict(images).probabilities for p in ("fp32", "int8"))
     assert np.abs(precise - small).max() < 0.1
     assert (precise.argmax(1) == small.argmax(1)).mean() > 0.98
     assert len(world.bundle.graph("int8")) < 0.5 * len(world.bundle.graph("fp32"))
@@ -172,12 +172,12 @@ def test_a_quantised_model_that_loses_too_much_is_left_out(monkeypatch):
     """A network of which eight bits make something else: its two halves cancel but for a millionth."""
     import deploy.export.quantize as q
 
-    module = choices("models")["cnn28"]().make((3, 28, 28), 2, 1).eval()
-    graph = to_onnx(Bedside(module, (3, 28, 28), None, PLAIN), (28, 28))
-    other = choices("models")["cnn28"]().make((3, 28, 28), 2, 8).eval()
-    broken = to_onnx(Bedside(other, (3, 28, 28), None, PLAIN), (28, 28))
+    module = registered_components("models")["cnn28"]().make((3, 28, 28), 2, 1).eval()
+    graph = to_onnx(ExportModule(module, (3, 28, 28), None, PLAIN), (28, 28))
+    other = registered_components("models")["cnn28"]().make((3, 28, 28), 2, 8).eval()
+    broken = to_onnx(ExportModule(other, (3, 28, 28), None, PLAIN), (28, 28))
     monkeypatch.setattr(q, "_quantise", lambda graph, images: broken)
-    found = quantised(graph, photographs(CALIBRATED_ON + 60, 28), None, None)
+    found = quantize_model(graph, photographs(NUM_CALIBRATION_IMAGES + 60, 28), None, None)
     assert found.graph is None
     assert "got another class" in found.reason
 
@@ -189,45 +189,45 @@ def test_scores_are_scikit_learns():
     y = rng.integers(0, 2, 300)
     p = np.round(rng.random(300), 2)  # with ties
     both = np.stack([1 - p, p], 1).astype(np.float32)
-    assert area(both, y, 1) == pytest.approx(roc_auc_score(y, p))
-    assert balanced(both, y) == pytest.approx(balanced_accuracy_score(y, both.argmax(1)))
+    assert compute_auroc(both, y, 1) == pytest.approx(roc_auc_score(y, p))
+    assert compute_balanced_accuracy(both, y) == pytest.approx(balanced_accuracy_score(y, both.argmax(1)))
 
 
 def test_nothing_is_overwritten_and_nothing_is_left_of_a_failure(world, tmp_path):
-    key = keys.generate()
+    key = keys.generate_key()
     (tmp_path / "there").mkdir()
-    with pytest.raises(BadRun, match="not overwritten"):
-        export(world.run, "global", tmp_path / "there", key)
-    with pytest.raises(BadRun, match="no model 'globl'"):
-        export(world.run, "globl", tmp_path / "new", key)
+    with pytest.raises(RunFolderError, match="not overwritten"):
+        export_bundle(world.run, "global", tmp_path / "there", key)
+    with pytest.raises(RunFolderError, match="no model 'globl'"):
+        export_bundle(world.run, "globl", tmp_path / "new", key)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["there"]
 
 
 def test_points_have_no_bundle(go, tmp_path):
     folder, _ = go(moons_study(rounds=1))
-    with pytest.raises(Refused, match="bundles are for images"):
-        export(folder, "global", tmp_path / "b", keys.generate())
+    with pytest.raises(IncompatibleStudyError, match="bundles are for images"):
+        export_bundle(folder, "global", tmp_path / "b", keys.generate_key())
 
 
 def small(**sections):
     table = {
         "name": "tiny", "rounds": 1, "seed": 1, "sites": {"count": 2}, "model": "cnn72",
         "data": {"name": "synthetic_smear", "cells": 200, "patients": 20, "size": 40, "schistocytes": 0.3, "val": 0.3},
-        "local": {"lr": 0.01, "batch": 16, "epochs": 1},
-        "evaluation": {"where": "sites", "positive": "schistocyte"},
+        "local": {"lr": 0.01, "batch_size": 16, "epochs": 1},
+        "evaluation": {"evaluate_at": "sites", "positive_class": "schistocyte"},
     }  # fmt: skip
     return Study.model_validate(table | sections)
 
 
 def exported(study: Study, name: str, tmp_path):
     folder = RunFolder.create(tmp_path / "run", study)
-    run(study, folder)
-    made = export(folder, name, tmp_path / "bundle", keys.generate())
-    from deploy.bundle.trust_store import Trust
+    run_simulation(study, folder)
+    made = export_bundle(folder, name, tmp_path / "bundle", keys.generate_key())
+    from deploy.bundle.trust_store import TrustStore
 
-    trust = Trust(tmp_path / "trust.json")
-    trust.add("x", made.key)
-    return folder, made, Bundle.open(made.folder, trust)
+    trust = TrustStore(tmp_path / "trust.json")
+    trust.add("x", made.public_key)
+    return folder, made, ModelBundle.open(made.folder, trust)
 
 
 @pytest.mark.parametrize(("strategy", "name"), [({"name": "ifca"}, "group/"), ({"name": "fedper"}, "site/site-01"),
@@ -235,46 +235,46 @@ def exported(study: Study, name: str, tmp_path):
 def test_groups_and_sites_have_bundles_of_their_own(strategy, name, tmp_path):
     study = small(strategy=strategy)
     folder = RunFolder.create(tmp_path / "run", study)
-    run(study, folder)
+    run_simulation(study, folder)
     if name == "group/":
-        groups = set(folder.rounds()[-1]["groups"].values())
+        groups = set(folder.load_rounds()[-1]["groups"].values())
         name = f"group/{sorted(groups)[0]}"
-    made = export(folder, name, tmp_path / "bundle", keys.generate())
-    assert made.card["model"] == name
+    made = export_bundle(folder, name, tmp_path / "bundle", keys.generate_key())
+    assert made.model_card["model"] == name
     assert made.warnings == ()
-    assert made.reference is not None
+    assert made.ood_reference is not None
     module, _ = load_model(folder, name)
     assert module is not None
 
 
 def test_a_run_without_a_profile_is_exported_and_says_what_is_missing(tmp_path):
-    study = small(evaluation={"where": "sites", "positive": "schistocyte", "profile": False})
+    study = small(evaluation={"evaluate_at": "sites", "positive_class": "schistocyte", "validation_profile": False})
     _, made, bundle = exported(study, "global", tmp_path)
     assert "no guard" in made.warnings[0]
-    assert bundle.reference is None
-    assert bundle.calibration.points == ()
-    runtime = Runtime(bundle)
-    assert runtime.answer(photographs(2, 40)).refused == (None, None)
+    assert bundle.ood_reference is None
+    assert bundle.calibration.operating_points == ()
+    runtime = BundleRuntime(bundle)
+    assert runtime.predict(photographs(2, 40)).rejection_reasons == (None, None)
 
 
 def test_judged_at_the_coordinator(tmp_path):
-    study = small(evaluation={"where": "coordinator", "positive": "schistocyte"})
+    study = small(evaluation={"evaluate_at": "coordinator", "positive_class": "schistocyte"})
     _, made, _ = exported(study, "global", tmp_path)
-    assert made.calibration.points
-    assert made.reference is not None
+    assert made.calibration.operating_points
+    assert made.ood_reference is not None
 
 
 @pytest.mark.parametrize("normalise", ["image", "site", "background"])
 def test_normalised_studies_see_the_same_at_the_bedside(normalise, tmp_path):
     """The runtime, given images as a site has them, answers as the network does to the site's normalised ones."""
-    study = small(normalise=normalise, sites={"count": 1})
+    study = small(normalization=normalise, sites={"count": 1})
     folder, _, bundle = exported(study, "global", tmp_path)
     data = study.data.load(None, study.seed)
-    rows = data.where("train")
-    runtime = Runtime(bundle, "fp32")
-    ours = runtime.answer(np.ascontiguousarray(data.x[rows].permute(0, 2, 3, 1).numpy())).probabilities
+    rows = data.rows_in_split("train")
+    runtime = BundleRuntime(bundle, "fp32")
+    ours = runtime.predict(np.ascontiguousarray(data.x[rows].permute(0, 2, 3, 1).numpy())).probabilities
     module, _ = load_model(folder, "global")
-    x = study.normalise.apply(data.x, rows)[rows].float() / 255
+    x = study.normalization.apply(data.x, rows)[rows].float() / 255
     with torch.inference_mode(), warnings.catch_warnings():
         theirs = (module(x) / bundle.calibration.temperature).softmax(1).numpy()
     assert np.abs(ours - theirs).max() < (5e-3 if normalise == "image" else 1e-4)  # half a grey level
@@ -282,24 +282,24 @@ def test_normalised_studies_see_the_same_at_the_bedside(normalise, tmp_path):
 
 def test_a_plugins_normalisation_is_refused(world, tmp_path, monkeypatch):
     monkeypatch.setattr("deploy.export.export.NORMALISED", {"site": ()})  # as if `none` came from a plugin
-    with pytest.raises(Refused, match="comes from a plugin"):
-        export(world.run, "global", tmp_path / "b", keys.generate())
+    with pytest.raises(IncompatibleStudyError, match="comes from a plugin"):
+        export_bundle(world.run, "global", tmp_path / "b", keys.generate_key())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_single_cells_of_a_slide_tell_its_colours_together(tmp_path, images):
-    from deploy.imaging.images import Picture
-    from deploy.slide.reader import Reader
+    from deploy.imaging.images import InputImage
+    from deploy.slide.reader import SlideReader
 
-    _, _, bundle = exported(small(normalise="site", sites={"count": 1}), "global", tmp_path)
-    reader = Reader(Runtime(bundle), None)
-    pictures = [Picture(str(n), image) for n, image in enumerate(images[:25])]
-    assert len(reader.cells(pictures)) == 25
-    with pytest.raises(BadData, match="at least 20"):
-        reader.cells(pictures[:5])
+    _, _, bundle = exported(small(normalization="site", sites={"count": 1}), "global", tmp_path)
+    reader = SlideReader(BundleRuntime(bundle), None)
+    pictures = [InputImage(str(n), image) for n, image in enumerate(images[:25])]
+    assert len(reader.read_cells(pictures)) == 25
+    with pytest.raises(DataError, match="at least 20"):
+        reader.read_cells(pictures[:5])
 
 
 def test_a_profile_of_another_version_is_refused():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, 2))
-    with pytest.raises(BadRun, match="another version"):
-        Bedside(module, (3, 24, 24), Lens(torch.zeros(5), torch.eye(5), torch.zeros(2, 5), 1.0), PLAIN)
+    with pytest.raises(RunFolderError, match="another version"):
+        ExportModule(module, (3, 24, 24), FeatureWhitening(torch.zeros(5), torch.eye(5), torch.zeros(2, 5), 1.0), PLAIN)

@@ -11,7 +11,7 @@ from pydicom.pixels.processing import convert_color_space
 
 from deploy.imaging import dicom_frames
 from deploy.imaging.dicom_reader import read_dicom
-from deploy.imaging.images import read_bytes
+from deploy.imaging.images import read_image_bytes
 from tests.support.dicom_files import (
     change,
     file,
@@ -142,12 +142,12 @@ def test_one_picture_in_every_wrapping(name: str) -> None:
 def test_frames_are_named_and_refer_to_their_file(sop: uid.UID, tmp_path: Path) -> None:
     (tmp_path / "a.dcm").write_bytes(file(image(noise(2, 4, 4, 3), SOPClassUID=sop)))
     got = read_dicom(tmp_path / "a.dcm", "a.dcm")
-    assert [(p.name, p.frame, p.dicom) for p in got] == [
+    assert [(p.name, p.frame_number, p.dicom_path) for p in got] == [
         ("a.dcm#1", 1, tmp_path / "a.dcm"),
         ("a.dcm#2", 2, tmp_path / "a.dcm"),
     ]
-    [single] = read_bytes(file(image(noise(1, 4, 4, 3), SOPClassUID=sop)), "-")
-    assert (single.name, single.frame, single.dicom) == ("-", 1, None)
+    [single] = read_image_bytes(file(image(noise(1, 4, 4, 3), SOPClassUID=sop)), "-")
+    assert (single.name, single.frame_number, single.dicom_path) == ("-", 1, None)
 
 
 def test_windows_of_functional_groups() -> None:

@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 from pydicom import uid
 
-from deploy.imaging.images import read_bytes
-from pipeline.core.errors import BadData
+from deploy.imaging.images import read_image_bytes
+from pipeline.core.errors import DataError
 from tests.support.dicom_files import file, image, jpeg, noise, packed, shipped, smooth, wrap
 
 SLOWEST = 20.0  # seconds for one small picture
@@ -107,10 +107,10 @@ def work(seed: int, seconds: float, folder: Path) -> None:
         case.write_bytes(data)  # what is left behind if a decoder takes the process with it
         start = time.monotonic()
         try:
-            pictures = read_bytes(data, "x")
+            pictures = read_image_bytes(data, "x")
             assert all(p.pixels.dtype == np.uint8 and p.pixels.shape[2:] == (3,) for p in pictures)
             read += 1
-        except BadData as error:
+        except DataError as error:
             assert str(error).startswith("x: ")  # noqa: PT017
             assert ";" in str(error)  # noqa: PT017
         assert time.monotonic() - start < SLOWEST, "too slow"

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydicom import uid
 
-from deploy.imaging.images import Picture, expand, read_bytes, read_path
-from pipeline.core.errors import BadData
+from deploy.imaging.images import InputImage, expand_paths, read_image_bytes, read_image_file
+from pipeline.core.errors import DataError
 from tests.support.dicom_files import file, image, jpeg, noise, packed, smooth, wrap
 
 
@@ -30,8 +30,8 @@ def saved(picture: Image.Image, kind: str, **how: object) -> bytes:
 
 
 def one(data: bytes) -> np.ndarray:
-    [picture] = read_bytes(data, "-")
-    assert (picture.name, picture.dicom, picture.frame) == ("-", None, 1)
+    [picture] = read_image_bytes(data, "-")
+    assert (picture.name, picture.dicom_path, picture.frame_number) == ("-", None, 1)
     assert picture.pixels.dtype == np.uint8
     assert picture.pixels.ndim == 3
     assert picture.pixels.flags["C_CONTIGUOUS"]
@@ -39,8 +39,8 @@ def one(data: bytes) -> np.ndarray:
 
 
 def refused(data: bytes, match: str) -> None:
-    with pytest.raises(BadData, match=match) as caught:
-        read_bytes(data, "x")
+    with pytest.raises(DataError, match=match) as caught:
+        read_image_bytes(data, "x")
     assert str(caught.value).startswith("x: ")
     assert ";" in str(caught.value)  # there is a cure
 
@@ -87,11 +87,11 @@ def test_content_decides_not_the_name(tmp_path: Path) -> None:
     truth = noise(4, 4, 3)
     (tmp_path / "a.dcm").write_bytes(saved(Image.fromarray(truth), "PNG"))
     (tmp_path / "b.png").write_bytes(file(image(truth[None])))
-    [a], [b] = read_path(tmp_path / "a.dcm"), read_path(tmp_path / "b.png")
+    [a], [b] = read_image_file(tmp_path / "a.dcm"), read_image_file(tmp_path / "b.png")
     assert (a.pixels == truth).all()
     assert (b.pixels == truth).all()
-    assert a.dicom is None
-    assert b == Picture(str(tmp_path / "b.png"), b.pixels, tmp_path / "b.png", 1)
+    assert a.dicom_path is None
+    assert b == InputImage(str(tmp_path / "b.png"), b.pixels, tmp_path / "b.png", 1)
 
 
 def test_each_refusal() -> None:
@@ -118,8 +118,8 @@ def test_each_refusal_of_a_path(tmp_path: Path) -> None:
         ("pipe.png", "not a file"),
         (".", "not a file"),
     ):
-        with pytest.raises(BadData, match=match):
-            read_path(tmp_path / name)
+        with pytest.raises(DataError, match=match):
+            read_image_file(tmp_path / name)
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
@@ -144,10 +144,10 @@ def test_folders_are_searched(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "sub" / "IM0001").write_bytes(dicom)
     (tmp_path / "sub" / "1.2.840.77").write_bytes(dicom)
-    got = [str(p.relative_to(tmp_path)) for p in expand([tmp_path])]
+    got = [str(p.relative_to(tmp_path)) for p in expand_paths([tmp_path])]
     assert got == ["a.jpeg", "b.PNG", "sub/1.2.840.77", "sub/IM0001", "sub/c.tif", "sub/d.dcm"]
     given = [tmp_path / "e.txt", tmp_path / "absent"]
-    assert list(expand(given)) == given  # the reader says what is wrong with them
+    assert list(expand_paths(given)) == given  # the reader says what is wrong with them
 
 
 def test_light_to_import() -> None:
@@ -197,10 +197,10 @@ def edited(data: bytes, edits: list[tuple[str, float, int]]) -> bytes:
 @given(st.sampled_from(SEEDS), st.lists(EDIT, min_size=1, max_size=4))
 def test_damage_gives_pictures_or_bad_data(seed: bytes, edits: list[tuple[str, float, int]]) -> None:
     try:
-        for picture in read_bytes(edited(seed, edits), "x"):
+        for picture in read_image_bytes(edited(seed, edits), "x"):
             assert picture.pixels.dtype == np.uint8
             assert picture.pixels.shape[2:] == (3,)
-    except BadData as error:
+    except DataError as error:
         assert str(error).startswith("x: ")  # noqa: PT017
 
 
@@ -210,6 +210,6 @@ def test_damage_gives_pictures_or_bad_data(seed: bytes, edits: list[tuple[str, f
 )
 def test_any_bytes_give_pictures_or_bad_data(rest: bytes, start: bytes) -> None:
     try:
-        read_bytes(start + rest, "x")
-    except BadData as error:
+        read_image_bytes(start + rest, "x")
+    except DataError as error:
         assert str(error).startswith("x: ")  # noqa: PT017

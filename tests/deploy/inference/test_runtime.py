@@ -11,36 +11,36 @@ import pytest
 import torch
 from PIL import Image
 
-from deploy.bundle.bundle import Bundle
-from deploy.imaging.images import Picture
-from deploy.inference.resize import resized
-from deploy.inference.runtime import Runtime
-from deploy.inference.test_time_augmentation import seen_from_all_sides, views
-from deploy.slide.reader import Reader, cut, slide_of
-from pipeline.core.errors import BadBundle, Refused
-from sites.data.renderer.field import crops, render_field
+from deploy.bundle.bundle import ModelBundle
+from deploy.imaging.images import InputImage
+from deploy.inference.resize import resize_images
+from deploy.inference.runtime import BundleRuntime
+from deploy.inference.test_time_augmentation import iter_orientations, predict_with_tta
+from deploy.slide.reader import SlideReader, crop_cells, summarize_slide
+from pipeline.core.errors import BundleError, IncompatibleStudyError
+from sites.data.renderer.field import crop_rendered_cells, render_field
 
 
 @pytest.mark.parametrize(("old", "new"), [(72, 48), (100, 33), (41, 40), (72, 24)])
 def test_area_is_opencvs(old, new):
     images = np.random.default_rng(0).integers(0, 256, (3, old, old, 3), dtype=np.uint8)
     theirs = np.stack([cv2.resize(i, (new, new), interpolation=cv2.INTER_AREA) for i in images])
-    assert np.abs(resized(images, (new, new), "area").astype(int) - theirs).max() <= 1
+    assert np.abs(resize_images(images, (new, new), "area").astype(int) - theirs).max() <= 1
 
 
 @pytest.mark.parametrize(("old", "new"), [(72, 48), (30, 48), (50, 50)])
 def test_triangle_is_pillows(old, new):
     images = np.random.default_rng(0).integers(0, 256, (3, old, old, 3), dtype=np.uint8)
     theirs = np.stack([np.asarray(Image.fromarray(i).resize((new, new), Image.Resampling.BILINEAR)) for i in images])
-    assert np.abs(resized(images, (new, new), "triangle").astype(int) - theirs).max() <= 1
+    assert np.abs(resize_images(images, (new, new), "triangle").astype(int) - theirs).max() <= 1
 
 
 def test_the_eight_views_are_the_training_sides():
-    from models.probe.feature_probe import views as torch_views
+    from models.probe.feature_probe import iter_orientations as torch_views
 
     images = np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3), dtype=np.uint8)
     x = torch.from_numpy(images).permute(0, 3, 1, 2)
-    ours = [view.tobytes() for view in views(images, 8)]
+    ours = [view.tobytes() for view in iter_orientations(images, 8)]
     theirs = [view.permute(0, 2, 3, 1).contiguous().numpy().tobytes() for view in torch_views(x, 8)]
     assert ours == theirs
     assert len(set(ours)) == 8
@@ -52,7 +52,7 @@ def test_the_mean_over_views_is_one_of_logits():
     def run(view):
         return next(answers), np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
 
-    p = seen_from_all_sides(run, np.zeros((1, 4, 4, 3), np.uint8), 2)[0]
+    p = predict_with_tta(run, np.zeros((1, 4, 4, 3), np.uint8), 2)[0]
     odds = (np.log(0.8 / 0.2) + np.log(0.4 / 0.6)) / 2
     assert p[0, 1] == pytest.approx(1 / (1 + np.exp(-odds)))
 
@@ -64,8 +64,8 @@ def test_an_answer_does_not_depend_on_how_a_cell_lies(runtime, images):
 
 def test_cells_are_cut_as_training_cells_were():
     field = render_field(4)
-    ours = cut(field.image, [(float(x), float(y)) for x, y in field.points], 72)
-    assert np.array_equal(ours, crops(field))
+    ours = crop_cells(field.image, [(float(x), float(y)) for x, y in field.points], 72)
+    assert np.array_equal(ours, crop_rendered_cells(field))
 
 
 def test_an_answer_does_not_depend_on_the_company(runtime, images):
@@ -78,54 +78,54 @@ def test_an_answer_does_not_depend_on_the_company(runtime, images):
 
 
 def test_a_field_is_found_cut_and_counted(runtime):
-    field = render_field(2, types=[0] * 40, others=0)
-    reader = Reader(runtime, runtime.calibration.point("even"))
-    reading = reader.read(Picture("field", field.image))
+    field = render_field(2, types=[0] * 40, num_unlabeled=0)
+    reader = SlideReader(runtime, runtime.calibration.point("even"))
+    reading = reader.read_image(InputImage("field", field.image))
     assert reading.kind == "field"
     inside = [
         any(c.box[0] <= x < c.box[2] and c.box[1] <= y < c.box[3] for c in reading.cells) for x, y in field.points
     ]
     assert np.mean(inside) > 0.9
-    told = reading.told()
+    told = reading.to_dict()
     assert told["path"] == "field"
     assert all(len(c["box"]) == 4 and {"class", "probability", "counted", "why"} <= c.keys() for c in told["cells"])
     assert sum(told["counts"].values()) == sum(c["counted"] for c in told["cells"])
-    slide = slide_of([reading], runtime, reader.point)
-    assert slide.found == len(reading.cells) == slide.verdict.counted + sum(slide.excluded.values())
-    assert reader.read(Picture("field", field.image)).told() == told
+    slide = summarize_slide([reading], runtime, reader.operating_point)
+    assert slide.num_found == len(reading.cells) == slide.estimate.num_counted + sum(slide.excluded.values())
+    assert reader.read_image(InputImage("field", field.image)).to_dict() == told
 
 
 def test_a_field_at_another_magnification_gives_the_same_cells(runtime):
-    field = render_field(6, types=[0] * 30, others=0)
-    reader = Reader(runtime, runtime.calibration.point("even"))
+    field = render_field(6, types=[0] * 30, num_unlabeled=0)
+    reader = SlideReader(runtime, runtime.calibration.point("even"))
     large = cv2.resize(field.image, None, fx=2, fy=2, interpolation=cv2.INTER_CUBIC)
-    once, twice = (reader.read(Picture("f", image)) for image in (field.image, large))
-    assert twice.diameter > 1.5 * once.diameter
+    once, twice = (reader.read_image(InputImage("f", image)) for image in (field.image, large))
+    assert twice.rbc_diameter_px > 1.5 * once.rbc_diameter_px
     counts = [sum(c.kind == "red" for c in r.cells) for r in (once, twice)]
     assert abs(counts[0] - counts[1]) <= 2
 
 
 def test_small_pictures_are_single_cells_unless_said(runtime, images):
-    reading = Reader(runtime, None).read(Picture("c", images[0]))
+    reading = SlideReader(runtime, None).read_image(InputImage("c", images[0]))
     assert reading.kind == "cell"
-    assert sum(reading.told()["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-    assert Reader(runtime, None, "field").read(Picture("c", images[0])).kind == "field"
+    assert sum(reading.to_dict()["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert SlideReader(runtime, None, "field").read_image(InputImage("c", images[0])).kind == "field"
 
 
 def test_a_model_of_single_images_refuses_fields(runtime, world, monkeypatch):
-    plain = Runtime(world.bundle)
+    plain = BundleRuntime(world.bundle)
     manifest = plain.bundle.manifest.model_copy(update={"window": None})
     monkeypatch.setitem(plain.bundle.__dict__, "manifest", manifest)
-    with pytest.raises(Refused, match="--window"):
-        Reader(plain, None, "field").read(Picture("f", render_field(1).image))
+    with pytest.raises(IncompatibleStudyError, match="--window"):
+        SlideReader(plain, None, "field").read_image(InputImage("f", render_field(1).image))
 
 
 def test_a_graph_that_cannot_be_loaded_is_told(world):
     bundle = world.bundle
-    broken = Bundle(bundle.origin, {**bundle.files, "model.onnx": b"nonsense"}, bundle.signer, bundle.digest)
-    with pytest.raises(BadBundle, match="cannot load"):
-        Runtime(broken, "fp32")
-    with pytest.raises(BadBundle, match="has no"):
+    broken = ModelBundle(bundle.origin, {**bundle.files, "model.onnx": b"nonsense"}, bundle.signer, bundle.digest)
+    with pytest.raises(BundleError, match="cannot load"):
+        BundleRuntime(broken, "fp32")
+    with pytest.raises(BundleError, match="has no"):
         bundle.graph("int4")
 
 

@@ -8,10 +8,10 @@ import cv2
 import numpy as np
 import pytest
 
-from deploy.segmentation.classify import name_kinds, traits
-from deploy.segmentation.find_cells import Found, find_cells, find_parts
+from deploy.segmentation.classify import classify_regions, measure_region
+from deploy.segmentation.find_cells import SegmentationResult, find_cells, find_regions
 from sites.data.renderer.field import render_field
-from sites.data.renderer.patients import draw_patient
+from sites.data.renderer.patients import sample_patient
 from tests.conftest import REAL_CELLS, needs_real_cells
 
 GLASS, RED, PURPLE = (200, 205, 200), (180, 120, 150), (110, 70, 160)
@@ -25,8 +25,8 @@ def drawn(*discs: tuple[int, int, int, tuple[int, int, int]], size: tuple[int, i
     return image
 
 
-def kinds(found: Found) -> dict[str, int]:
-    names = [blob.kind for blob in found.blobs]
+def kinds(found: SegmentationResult) -> dict[str, int]:
+    names = [blob.kind for blob in found.regions]
     return {name: names.count(name) for name in sorted(set(names))}
 
 
@@ -36,13 +36,13 @@ ROW = tuple((60 * i + 50, 60 * j + 50, 20, RED) for i in range(5) for j in range
 def test_counts_sizes_and_places_of_drawn_discs() -> None:
     found = find_cells(drawn(*ROW))
     assert kinds(found) == {"red": 15}
-    assert found.diameter == pytest.approx(41, abs=2)
-    assert found.glass == pytest.approx(GLASS, abs=2)
-    assert np.array([b.box for b in found.blobs[:5]]) == pytest.approx(
+    assert found.rbc_diameter_px == pytest.approx(41, abs=2)
+    assert found.background_rgb == pytest.approx(GLASS, abs=2)
+    assert np.array([b.box for b in found.regions[:5]]) == pytest.approx(
         np.array([(x - 20, y - 20, x + 21, y + 21) for x, y, _, _ in ROW[::3]]), abs=2
     )
-    assert found.blobs[0].centre == pytest.approx((50.5, 50.5), abs=1)
-    assert found.blobs[0].area == pytest.approx(np.pi * 20.5**2, rel=0.08)
+    assert found.regions[0].center == pytest.approx((50.5, 50.5), abs=1)
+    assert found.regions[0].area_px == pytest.approx(np.pi * 20.5**2, rel=0.08)
 
 
 def test_pale_centres_are_neither_holes_nor_splits() -> None:
@@ -52,7 +52,7 @@ def test_pale_centres_are_neither_holes_nor_splits() -> None:
         cv2.circle(image, (x, y), 4, RED, -1, cv2.LINE_AA)  # a target cell
     found = find_cells(image)
     assert kinds(found) == {"red": 15}
-    assert found.blobs[0].area == pytest.approx(np.pi * 20.5**2, rel=0.12)
+    assert found.regions[0].area_px == pytest.approx(np.pi * 20.5**2, rel=0.12)
 
 
 def test_touching_cells_are_separated_and_the_gap_between_four_is_no_cell() -> None:
@@ -78,8 +78,8 @@ def test_platelets_in_a_clump_are_no_broken_cell() -> None:
 def test_any_magnification_and_a_given_diameter(factor: float) -> None:
     image = cv2.resize(drawn(*ROW), None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
     assert kinds(find_cells(image)) == {"red": 15}
-    given = find_cells(image, diameter=41 * factor)
-    assert (kinds(given), given.diameter) == ({"red": 15}, 41 * factor)
+    given = find_cells(image, rbc_diameter_px=41 * factor)
+    assert (kinds(given), given.rbc_diameter_px) == ({"red": 15}, 41 * factor)
 
 
 def test_uneven_lamp_and_grey_image() -> None:
@@ -91,7 +91,7 @@ def test_uneven_lamp_and_grey_image() -> None:
 
 def test_sharper_is_more_in_focus() -> None:
     image = drawn(*ROW)
-    assert find_cells(image).focus > 1.3 * find_cells(cv2.GaussianBlur(image, (0, 0), 4)).focus > 0
+    assert find_cells(image).sharpness > 1.3 * find_cells(cv2.GaussianBlur(image, (0, 0), 4)).sharpness > 0
 
 
 @pytest.mark.parametrize("shape", [(480, 640), (1, 1), (3, 200), (11, 11), (40, 40)])
@@ -107,7 +107,7 @@ def test_noise_of_any_strength_is_survived() -> None:
         for diameter in (None, 20.0):
             found = find_cells(image.astype(np.uint8), diameter)
             high, wide = image.shape[:2]
-            assert all(0 <= b.box[0] < b.box[2] <= wide and 0 <= b.box[1] < b.box[3] <= high for b in found.blobs)
+            assert all(0 <= b.box[0] < b.box[2] <= wide and 0 <= b.box[1] < b.box[3] <= high for b in found.regions)
 
 
 def test_other_arrays_are_refused() -> None:
@@ -117,9 +117,9 @@ def test_other_arrays_are_refused() -> None:
 
 def regions(image: np.ndarray) -> np.ndarray:
     """(H, W): 0, or the number of the red or border cell there."""
-    parts = find_parts(image)
-    names, _ = name_kinds([traits(region, parts.light) for region in parts.regions], 36.0)
-    labels = np.zeros(parts.light.signal.shape, np.int16)
+    parts = find_regions(image)
+    names, _ = classify_regions([measure_region(region, parts.od_image) for region in parts.regions], 36.0)
+    labels = np.zeros(parts.od_image.signal.shape, np.int16)
     for number, (region, name) in enumerate(zip(parts.regions, names, strict=True), 1):
         h, w = region.mask.shape
         if name in ("red", "border"):
@@ -133,7 +133,7 @@ def test_rendered_fields_are_found_whole() -> None:
     for seed in range(4):
         field = render_field(seed)
         labels = regions(field.image)
-        boxes = np.array([b.box for b in find_cells(field.image).blobs if b.kind in ("red", "border")], float)
+        boxes = np.array([b.box for b in find_cells(field.image).regions if b.kind in ("red", "border")], float)
         limit = np.array([640, 480, 640, 480])
         for outline, box in zip(field.outlines, np.clip(field.boxes, 0, limit), strict=True):
             inside = cv2.fillPoly(np.zeros((480, 640), np.uint8), [np.round(outline).astype(np.int32)], 1) > 0
@@ -155,7 +155,7 @@ def joined(images: list[np.ndarray], wide: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("patient", "wide"), [(0, 2), (1, 3), (2, 4)])
 def test_large_rendered_fields_are_found(patient: int, wide: int) -> None:
-    one = draw_patient(np.random.default_rng(patient))
+    one = sample_patient(np.random.default_rng(patient))
     fields = [render_field(100 * patient + n, one) for n in range(wide * wide)]
     where = regions(joined([field.image for field in fields], wide))
     starts = [(640 * (n % wide), 480 * (n // wide)) for n in range(wide * wide)]
@@ -169,7 +169,7 @@ def test_a_large_field_that_is_half_empty_has_cells_in_the_other_half_only() -> 
     field = np.concatenate([image, image, np.full((720, 1600, 3), GLASS, np.uint8)]) * lamp
     found = find_cells(field.astype(np.uint8))
     assert kinds(found) == {"red": 150}
-    assert found.diameter == pytest.approx(41, abs=2)
+    assert found.rbc_diameter_px == pytest.approx(41, abs=2)
 
 
 @pytest.mark.parametrize("diameter", [None, 30.0])
@@ -196,14 +196,14 @@ def test_real_label_points_lie_in_cells_and_lone_cells_are_neither_split_nor_mer
         where, found = regions(image), find_cells(image)
         hits += np.count_nonzero(where[points[:, 1], points[:, 0]])
         labels += len(points)
-        cells = [b for b in found.blobs if b.kind in ("red", "border", "clump")]
-        middles = np.array([b.centre for b in cells])
+        cells = [b for b in found.regions if b.kind in ("red", "border", "clump")]
+        middles = np.array([b.center for b in cells])
         for point in points:
-            if np.sort(np.hypot(*(points - point).T))[1] < 1.3 * found.diameter:
+            if np.sort(np.hypot(*(points - point).T))[1] < 1.3 * found.rbc_diameter_px:
                 continue
-            here = np.flatnonzero(np.hypot(*(middles - point).T) < 0.6 * found.diameter)
+            here = np.flatnonzero(np.hypot(*(middles - point).T) < 0.6 * found.rbc_diameter_px)
             lone += 1
-            large = any(cells[i].area > 1.6 * np.pi / 4 * found.diameter**2 for i in here)
+            large = any(cells[i].area_px > 1.6 * np.pi / 4 * found.rbc_diameter_px**2 for i in here)
             wrong += len(here) > 1 or large
     assert hits >= 0.95 * labels
     assert wrong <= 0.05 * lone
@@ -231,7 +231,7 @@ def test_blocks_of_a_compression_are_no_cells(number: int, factor: float) -> Non
     """Enlarged, a JPEG's squares of eight pixels are as dark and as many as small cells would be."""
     image = real(number)[0]
     larger = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
-    assert find_cells(larger).diameter == pytest.approx(factor * find_cells(image).diameter, rel=0.1)
+    assert find_cells(larger).rbc_diameter_px == pytest.approx(factor * find_cells(image).rbc_diameter_px, rel=0.1)
 
 
 STITCHED = [(n, wide, mirror, given) for n in (240, 64, 26) for wide in (2, 4) for mirror in (0, 1) for given in (0, 1)]
@@ -245,8 +245,8 @@ def test_a_part_of_overlapping_cells_is_not_counted():
     cv2.circle(image, (222, 100), 20, (110, 50, 60), -1, cv2.LINE_AA)
     cv2.circle(image, (100, 100), 12, (150, 90, 100), -1, cv2.LINE_AA)
     found = find_cells(image, 40)
-    small = [b for b in found.blobs if b.kind == "red" and b.area < 0.6 * np.pi * 20**2]
-    assert [abs(b.centre[0] - 100) < 3 for b in small] == [True]
+    small = [b for b in found.regions if b.kind == "red" and b.area_px < 0.6 * np.pi * 20**2]
+    assert [abs(b.center[0] - 100) < 3 for b in small] == [True]
 
 
 @needs_real_cells
@@ -257,15 +257,15 @@ def test_a_part_of_overlapping_cells_is_not_counted():
 def test_real_fields_tiled_and_mirrored_hold_as_many_cells_as_their_copies(
     number: int, wide: int, mirror: int, given: int
 ) -> None:
-    def count(found: Found) -> float:
+    def count(found: SegmentationResult) -> float:
         """A cut cell is half a cell: at an inner seam two halves meet."""
         return kinds(found)["red"] + kinds(found)["clump"] + kinds(found)["border"] / 2
 
     image = real(number)[0]
     one = find_cells(image)
     turns = [(1 - 2 * mirror * (i % 2), 1 - 2 * mirror * (j % 2)) for i in range(wide) for j in range(wide)]
-    found = find_cells(joined([image[::y, ::x] for y, x in turns], wide), one.diameter if given else None)
-    assert found.diameter == pytest.approx(one.diameter, rel=0.1)
+    found = find_cells(joined([image[::y, ::x] for y, x in turns], wide), one.rbc_diameter_px if given else None)
+    assert found.rbc_diameter_px == pytest.approx(one.rbc_diameter_px, rel=0.1)
     # 26 is pale and crowded: guessed some 5 % too small, its cells fall into more parts
     most = 1.15 if number == 26 and not given else 1.1
     assert 0.9 < count(found) / (wide**2 * count(one)) < most

@@ -11,21 +11,21 @@ import pytest
 from pydicom import dcmread, uid
 from pydicom.dataset import Dataset
 
-from deploy.imaging.images import read_path
-from deploy.slide.dicom_report import Finding, overlay_capture, structured_report
-from pipeline.core.errors import BadData
+from deploy.imaging.images import read_image_file
+from deploy.slide.dicom_report import SlideFinding, write_overlay_capture, write_structured_report
+from pipeline.core.errors import DataError
 from tests.support.dicom_files import file, image, noise, shipped
 
-FINDING = Finding(
-    cells=1000,
-    schistocytes=23,
+FINDING = SlideFinding(
+    num_cells=1000,
+    num_schistocytes=23,
     prevalence=0.031,
-    low=0.0146,
-    high=0.0443,
+    prevalence_low=0.0146,
+    prevalence_high=0.0443,
     verdict="cannot decide: 1 % lies within ± 1 %",
     model="smear",
     digest="sha256:0123abcd",
-    version="1.2.0",
+    software_version="1.2.0",
     notice="research use only, not a medical device",
 )
 MARKS = noise(5, 7, 3)
@@ -60,7 +60,7 @@ def items(report: Dataset, concept: str) -> list[Dataset]:
 
 
 def test_values_codes_and_texts(tmp_path: Path) -> None:
-    report = dcmread(structured_report([source(tmp_path)], FINDING, tmp_path / "sr.dcm"))
+    report = dcmread(write_structured_report([source(tmp_path)], FINDING, tmp_path / "sr.dcm"))
     values = {}
     for code in ("CELLS", "CALLED", "SHARE_CALLED", "CORRECTED", "CORRECTED_LOW", "CORRECTED_HIGH"):
         [item] = items(report, code)
@@ -102,7 +102,7 @@ def test_values_codes_and_texts(tmp_path: Path) -> None:
 
 def test_read_back_with_highdicom(tmp_path: Path) -> None:
     one, two = source(tmp_path, "a.dcm"), source(tmp_path, "b.dcm")
-    report = hd.sr.srread(structured_report([one, two, one], FINDING, tmp_path / "sr.dcm"))
+    report = hd.sr.srread(write_structured_report([one, two, one], FINDING, tmp_path / "sr.dcm"))
     heads = [dcmread(one), dcmread(two)]
     assert [e[2] for e in report.get_evidence()] == [h.SOPInstanceUID for h in heads]  # each once
     [group] = report.content.get_image_measurement_groups()
@@ -115,7 +115,7 @@ def test_read_back_with_highdicom(tmp_path: Path) -> None:
 
 def test_of_no_cells_there_is_no_share(tmp_path: Path) -> None:
     nothing = replace(FINDING, cells=0, schistocytes=0, prevalence=math.nan, low=math.nan, high=math.nan)
-    report = dcmread(structured_report([source(tmp_path)], nothing, tmp_path / "sr.dcm"))
+    report = dcmread(write_structured_report([source(tmp_path)], nothing, tmp_path / "sr.dcm"))
     assert items(report, "CELLS")
     assert not items(report, "SHARE_CALLED")
     assert not items(report, "CORRECTED")
@@ -123,13 +123,13 @@ def test_of_no_cells_there_is_no_share(tmp_path: Path) -> None:
 
 def test_overlay(tmp_path: Path) -> None:
     path = source(tmp_path, frames=3, BurnedInAnnotation="YES")
-    out = overlay_capture(path, MARKS, tmp_path / "sc.dcm", frame=2)
-    with pytest.raises(BadData, match="not a field; give the images that it was made of"):
-        read_path(out)  # else its boxes would be counted as cells
+    out = write_overlay_capture(path, MARKS, tmp_path / "sc.dcm", frame_number=2)
+    with pytest.raises(DataError, match="not a field; give the images that it was made of"):
+        read_image_file(out)  # else its boxes would be counted as cells
     plain = dcmread(out)
     plain.DerivationDescription = ""
     plain.save_as(out)
-    [picture] = read_path(out)
+    [picture] = read_image_file(out)
     assert (picture.pixels == MARKS).all()
     got, head = dcmread(out), dcmread(path)
     [reference] = got.SourceImageSequence
@@ -144,8 +144,8 @@ def test_overlay(tmp_path: Path) -> None:
 
 def test_anonymised_sources_meet_in_one_study(tmp_path: Path) -> None:
     path = bare(tmp_path)
-    report = dcmread(structured_report([path], FINDING, tmp_path / "sr.dcm"))
-    marks = dcmread(overlay_capture(path, MARKS, tmp_path / "sc.dcm"))
+    report = dcmread(write_structured_report([path], FINDING, tmp_path / "sr.dcm"))
+    marks = dcmread(write_overlay_capture(path, MARKS, tmp_path / "sc.dcm"))
     assert report.StudyInstanceUID == marks.StudyInstanceUID
     assert uid.UID(report.StudyInstanceUID).is_valid
     for result in (report, marks):
@@ -166,8 +166,8 @@ def test_names_survive_the_change_of_alphabet(tmp_path: Path) -> None:
         data.PatientName = name
         (tmp_path / "a.dcm").write_bytes(file(data))
         for out in (
-            structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"),
-            overlay_capture(tmp_path / "a.dcm", MARKS, tmp_path / "sc.dcm"),
+            write_structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"),
+            write_overlay_capture(tmp_path / "a.dcm", MARKS, tmp_path / "sc.dcm"),
         ):
             got = dcmread(out)
             assert got.SpecificCharacterSet == "ISO_IR 192"
@@ -178,9 +178,9 @@ def test_odd_values_become_unknown(tmp_path: Path) -> None:
     head = file(image(noise(1, 4, 4, 3), PatientBirthDate="19700101", PatientSex="F", StudyTime="101112"))
     odd = head.replace(b"19700101", b"1970XXXX").replace(b"CS\x02\0F ", b"CS\x02\0W ").replace(b"101112", b"10h12 ")
     (tmp_path / "a.dcm").write_bytes(odd)
-    report = dcmread(structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"))
+    report = dcmread(write_structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"))
     assert (report.PatientBirthDate, report.PatientSex, report.StudyTime) == ("", "", "")
-    overlay_capture(tmp_path / "a.dcm", MARKS, tmp_path / "sc.dcm")
+    write_overlay_capture(tmp_path / "a.dcm", MARKS, tmp_path / "sc.dcm")
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -193,21 +193,21 @@ def test_refusals(tmp_path: Path) -> None:
         ("text.dcm", "export"),
         ("nameless.dcm", "no SOP Instance UID"),
     ):
-        with pytest.raises(BadData, match=match):
-            structured_report([good, tmp_path / name], FINDING, out)
-        with pytest.raises(BadData, match=match):
-            overlay_capture(tmp_path / name, MARKS, out)
-    with pytest.raises(BadData, match="several patients"):
-        structured_report([good, source(tmp_path, "b.dcm", PatientID="8")], FINDING, out)
-    with pytest.raises(BadData, match="several patients"):
-        structured_report([good, bare(tmp_path)], FINDING, out)
-    with pytest.raises(BadData, match="no DICOM source"):
-        structured_report([], FINDING, out)
+        with pytest.raises(DataError, match=match):
+            write_structured_report([good, tmp_path / name], FINDING, out)
+        with pytest.raises(DataError, match=match):
+            write_overlay_capture(tmp_path / name, MARKS, out)
+    with pytest.raises(DataError, match="several patients"):
+        write_structured_report([good, source(tmp_path, "b.dcm", PatientID="8")], FINDING, out)
+    with pytest.raises(DataError, match="several patients"):
+        write_structured_report([good, bare(tmp_path)], FINDING, out)
+    with pytest.raises(DataError, match="no DICOM source"):
+        write_structured_report([], FINDING, out)
     for wrong in (MARKS[..., 0], MARKS.astype(float), MARKS[:0]):
-        with pytest.raises(BadData, match=r"give .H, W, 3. uint8"):
-            overlay_capture(good, wrong, out)
-    with pytest.raises(BadData, match="no frame 2"):
-        overlay_capture(good, MARKS, out, frame=2)
+        with pytest.raises(DataError, match=r"give .H, W, 3. uint8"):
+            write_overlay_capture(good, wrong, out)
+    with pytest.raises(DataError, match="no frame 2"):
+        write_overlay_capture(good, MARKS, out, frame_number=2)
     assert not out.exists()
 
 
@@ -224,8 +224,8 @@ def test_the_validator_finds_no_error(tmp_path: Path, which: str) -> None:
         (tmp_path / "a.dcm").write_bytes(shipped("examples_rgb_color.dcm"))
         paths = [tmp_path / "a.dcm"]
     results = [
-        structured_report(paths, FINDING, tmp_path / "sr.dcm"),
-        overlay_capture(paths[0], MARKS, tmp_path / "sc.dcm"),
+        write_structured_report(paths, FINDING, tmp_path / "sr.dcm"),
+        write_overlay_capture(paths[0], MARKS, tmp_path / "sc.dcm"),
     ]
     for result in results:
         done = subprocess.run(["dciodvfy", str(result)], capture_output=True, text=True, check=False)

@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.slide.reader import NOT_COUNTED, Tally, doubts_about
-from pipeline.core.errors import BadData
+from deploy.slide.reader import EXCLUSION_REASONS, SlideCounts, find_reliability_warnings
+from pipeline.core.errors import DataError
 from sites.data.renderer.field import render_field
 from tests.support.dicom_files import file, image
 
-PLAIN = Tally(counted=1000, flagged=3, found=1100, excluded={}, drift=0.2)
+PLAIN = SlideCounts(num_counted=1000, num_flagged=3, num_found=1100, excluded={}, drift=0.2)
 
 
 def doubts(**changes: object) -> list[str]:
-    return list(doubts_about(Tally(**{**vars(PLAIN), **changes})))  # type: ignore[arg-type]
+    return list(find_reliability_warnings(SlideCounts(**{**vars(PLAIN), **changes})))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def field() -> np.ndarray:
-    return np.ascontiguousarray(render_field(1, types=[0] * 30 + [9] * 4, others=0).image)
+    return np.ascontiguousarray(render_field(1, types=[0] * 30 + [9] * 4, num_unlabeled=0).image)
 
 
 def test_what_speaks_against_a_verdict():
-    clump = NOT_COUNTED["clump"]
+    clump = EXCLUSION_REASONS["clump"]
     assert doubts() == doubts(excluded={clump: 100}) == doubts(singles=1000) == []
     assert "too crowded" in doubts(excluded={clump: 400})[0]
     assert "may have been picked" in doubts(singles=120)[0]
@@ -55,7 +55,7 @@ def patients(folder: Path, field: np.ndarray, **each: tuple[str, str]) -> None:
 
 def test_pictures_of_two_patients_are_no_slide(hemofed, bundle, field, tmp_path):
     patients(tmp_path / "two", field, PatientID=("7", "8"))
-    with pytest.raises(BadData, match="several patients; give those of one slide at a time"):
+    with pytest.raises(DataError, match="several patients; give those of one slide at a time"):
         hemofed("predict", bundle, "two", "-o", "out")
     assert not (tmp_path / "out" / "report.html").exists()
     patients(tmp_path / "one", field, AccessionNumber=("A", "B"), StudyInstanceUID=("1.2.3", "1.2.3"))

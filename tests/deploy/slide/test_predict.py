@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.bundle.bundle import Bundle
-from deploy.inference.local_calibration import FEWEST, Lab, lab_for
+from deploy.bundle.bundle import ModelBundle
+from deploy.inference.local_calibration import MIN_LABELED_CELLS, LocalCalibration, load_local_calibration
 from sites.data.renderer.field import render_field
 from tests.conftest import REAL_CELLS, needs_real_cells
 
@@ -26,7 +26,7 @@ NOTICE = "research use only, not a medical device"
 def slide(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("slide")
     for n in (1, 2):
-        Image.fromarray(render_field(n, types=[0] * 30 + [9] * 4, others=0).image).save(out / f"field-{n}.png")
+        Image.fromarray(render_field(n, types=[0] * 30 + [9] * 4, num_unlabeled=0).image).save(out / f"field-{n}.png")
     return out
 
 
@@ -151,7 +151,7 @@ def test_export_command(hemofed, world, tmp_path):
     )
     assert told["key"] == world.made.key
     assert told["card"]["licence"] == "CC0"
-    assert Bundle.open(tmp_path / "new.zip", world.trust).digest == told["digest"]
+    assert ModelBundle.open(tmp_path / "new.zip", world.trust).digest == told["digest"]
     said = hemofed("export", world.run.path, "-o", tmp_path / "other")
     assert "hemofed trust add NAME" in said
     with pytest.raises(Exception, match="either --model or --site"):
@@ -180,9 +180,9 @@ def test_a_lab_measures_a_bundle_for_itself(hemofed, world, bundle, lab_cells, s
     assert told["cells"] == 900
     assert 0.5 < told["auroc"] <= 1
     assert told["notice"] == NOTICE
-    own = lab_for(world.bundle)
+    own = load_local_calibration(world.bundle)
     assert own is not None
-    safe = own.calibration.points[0]
+    safe = own.calibration.operating_points[0]
     assert safe.tp + safe.fn == told["by_class"]["schistocyte"]
     assert safe.specificity >= 0.998
     after = json.loads(hemofed("predict", bundle, slide, "--json"))
@@ -195,11 +195,11 @@ def test_a_lab_measures_a_bundle_for_itself(hemofed, world, bundle, lab_cells, s
 def test_a_lab_with_few_cells_only_learns_how_good_it_is(hemofed, world, bundle, lab_cells, tmp_path):
     for name in ("other", "schistocyte"):
         (tmp_path / "few" / name).mkdir(parents=True)
-        for file in sorted((lab_cells / name).iterdir())[: FEWEST[True] - 5]:
+        for file in sorted((lab_cells / name).iterdir())[: MIN_LABELED_CELLS[True] - 5]:
             shutil.copy(file, tmp_path / "few" / name)
     said = hemofed("edge", "verify", bundle, "--data", tmp_path / "few")
     assert "too few labelled cells" in said
-    assert lab_for(world.bundle) is None
+    assert load_local_calibration(world.bundle) is None
 
 
 def test_a_list_of_labelled_cells_and_what_is_wrong_with_it(hemofed, bundle, lab_cells, tmp_path):
@@ -238,22 +238,22 @@ def test_labels_that_say_nothing_set_no_thresholds(hemofed, world, bundle, lab_c
     table.write_text("path,label\n" + "\n".join(rows) + "\n")
     told = json.loads(hemofed("edge", "verify", bundle, "--data", table, "--json"))
     assert "too low for any threshold" in told["why_not"]
-    own = lab_for(world.bundle)
+    own = load_local_calibration(world.bundle)
     assert own is not None
-    assert own.unfit == told["why_not"]
+    assert own.unfit_reason == told["why_not"]
     assert own.calibration == world.bundle.calibration
 
 
 def test_a_measurement_holds_for_its_precision(hemofed, world, bundle, lab_cells):
     hemofed("edge", "verify", bundle, "--data", lab_cells, "--precision", "int8")
-    assert lab_for(world.bundle) is None
-    assert lab_for(world.bundle, "int8") is not None
+    assert load_local_calibration(world.bundle) is None
+    assert load_local_calibration(world.bundle, "int8") is not None
 
 
 def test_a_damaged_measurement_is_not_used(hemofed, world, bundle, lab_cells, slide, trusted):
     hemofed("edge", "verify", bundle, "--data", lab_cells)
     (file,) = Path(trusted["HEMOFED_LABS"]).iterdir()
-    own = Lab.model_validate_json(file.read_bytes())
+    own = LocalCalibration.model_validate_json(file.read_bytes())
     file.write_text(own.model_copy(update={"bundle": "0" * 64}).model_dump_json())
     with pytest.raises(Exception, match="another bundle"):
         hemofed("predict", bundle, slide)

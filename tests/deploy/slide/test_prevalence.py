@@ -5,18 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deploy.bundle.operating_points import Point
-from deploy.slide.prevalence import ABOVE, BELOW, OPEN, judge, prevalence
+from deploy.bundle.operating_points import OperatingPoint
+from deploy.slide.prevalence import (
+    VERDICT_ABOVE,
+    VERDICT_BELOW,
+    VERDICT_UNDECIDED,
+    assess_prevalence,
+    estimate_prevalence,
+)
 
 
-def point(sens: float, spec: float, positives: int = 100, negatives: int = 1000) -> Point:
+def point(sens: float, spec: float, positives: int = 100, negatives: int = 1000) -> OperatingPoint:
     tp, tn = round(sens * positives), round(spec * negatives)
-    return Point(name="p", log_odds=0.0, tp=tp, fn=positives - tp, tn=tn, fp=negatives - tn)
+    return OperatingPoint(name="p", log_odds=0.0, tp=tp, fn=positives - tp, tn=tn, fp=negatives - tn)
 
 
 def test_rogan_and_gladen_by_hand():
     """30 of 1,000 called; 2 of 100 healthy ones are, half of the broken: (0.03 - 0.02) / (0.5 + 0.98 - 1)."""
-    estimate, low, high = prevalence(1000, 30, point(0.5, 0.98))
+    estimate, low, high = estimate_prevalence(1000, 30, point(0.5, 0.98))
     assert estimate == pytest.approx(0.01 / 0.48)
     assert low is not None
     assert high is not None
@@ -24,12 +30,12 @@ def test_rogan_and_gladen_by_hand():
 
 
 def test_a_perfect_test_needs_no_correction():
-    estimate, _, _ = prevalence(1000, 25, point(1, 1))
+    estimate, _, _ = estimate_prevalence(1000, 25, point(1, 1))
     assert estimate == pytest.approx(0.025)
 
 
 def test_fewer_calls_than_false_alarms_are_no_prevalence_below_zero():
-    estimate, low, high = prevalence(1000, 15, point(0.5, 0.98))
+    estimate, low, high = estimate_prevalence(1000, 15, point(0.5, 0.98))
     assert (estimate, low) == (0.0, 0.0)
     assert high is not None
     assert high > 0
@@ -39,31 +45,31 @@ def test_fewer_calls_than_false_alarms_are_no_prevalence_below_zero():
 def test_counts_that_no_prevalence_explains_decide_nothing(counted, flagged, spec):
     """All cells are called where only half of the broken ones would be; none where 20 false alarms are due."""
     known = point(0.5, spec, 1000, 10_000)
-    assert prevalence(counted, flagged, known)[1:] == (None, None)
-    said = judge(counted, flagged, known)
-    assert said.verdict == OPEN
-    assert "do not fit the error rates" in said.why
+    assert estimate_prevalence(counted, flagged, known)[1:] == (None, None)
+    said = assess_prevalence(counted, flagged, known)
+    assert said.verdict == VERDICT_UNDECIDED
+    assert "do not fit the error rates" in said.reason
 
 
 def test_a_few_picked_cells_are_no_slide():
     good = point(0.8, 0.999, 500, 20_000)
-    assert judge(1, 1, good).verdict == OPEN
-    assert "at least 100" in judge(50, 5, good).why
-    assert judge(50, 5, good).look
+    assert assess_prevalence(1, 1, good).verdict == VERDICT_UNDECIDED
+    assert "at least 100" in assess_prevalence(50, 5, good).reason
+    assert assess_prevalence(50, 5, good).needs_review
 
 
 def test_with_doubts_nothing_is_decided():
     good = point(0.8, 0.999, 500, 20_000)
-    assert judge(1000, 60, good).verdict == ABOVE
-    said = judge(1000, 60, good, ["the light is strange"])
-    assert (said.verdict, said.why, said.look) == (OPEN, "the light is strange", True)
+    assert assess_prevalence(1000, 60, good).verdict == VERDICT_ABOVE
+    said = assess_prevalence(1000, 60, good, ["the light is strange"])
+    assert (said.verdict, said.reason, said.needs_review) == (VERDICT_UNDECIDED, "the light is strange", True)
 
 
 def test_a_test_no_better_than_chance_says_nothing():
-    assert prevalence(1000, 30, point(0.02, 0.98)) == (None, None, None)
-    said = judge(1000, 30, point(0.02, 0.98))
-    assert said.verdict == OPEN
-    assert "chance" in said.why
+    assert estimate_prevalence(1000, 30, point(0.02, 0.98)) == (None, None, None)
+    said = assess_prevalence(1000, 30, point(0.02, 0.98))
+    assert said.verdict == VERDICT_UNDECIDED
+    assert "chance" in said.reason
 
 
 @pytest.mark.parametrize("true", [0.002, 0.01, 0.02, 0.1])
@@ -72,9 +78,9 @@ def test_the_interval_holds_the_truth_19_times_in_20(true):
     rng, sens, spec, hits = np.random.default_rng(7), 0.5, 0.995, 0
     for _ in range(2000):
         tp, tn = rng.binomial(80, sens), rng.binomial(1500, spec)
-        known = Point(name="p", log_odds=0, tp=tp, fn=80 - tp, tn=tn, fp=1500 - tn)
+        known = OperatingPoint(name="p", log_odds=0, tp=tp, fn=80 - tp, tn=tn, fp=1500 - tn)
         called = rng.binomial(1000, true * sens + (1 - true) * (1 - spec))
-        _, low, high = prevalence(1000, int(called), known)
+        _, low, high = estimate_prevalence(1000, int(called), known)
         hits += low is not None and high is not None and low <= true <= high
     assert 0.93 <= hits / 2000 <= 0.995
 
@@ -84,14 +90,14 @@ def test_a_place_unlike_the_others_is_inside_the_interval_too(true):
     """Sensitivity and specificity of the slide's own place differ from the pooled ones; without the spread that is not held."""
     rng, hits, blind = np.random.default_rng(3), 0, 0
     tp, tn = 250, 19_900
-    pooled = Point(name="p", log_odds=0, tp=tp, fn=500 - tp, tn=tn, fp=20_000 - tn)
+    pooled = OperatingPoint(name="p", log_odds=0, tp=tp, fn=500 - tp, tn=tn, fp=20_000 - tn)
     known = pooled.model_copy(update={"sensitivity_spread": 0.15, "specificity_spread": 0.002})
     for _ in range(1000):
         sens, spec = rng.normal(0.5, 0.15), rng.normal(0.995, 0.002)
         chance = true * np.clip(sens, 0, 1) + (1 - true) * (1 - np.clip(spec, 0, 1))
         called = int(rng.binomial(3000, chance))
         for one in (known, pooled):
-            _, low, high = prevalence(3000, called, one)
+            _, low, high = estimate_prevalence(3000, called, one)
             held = low is not None and high is not None and low <= true <= high
             hits, blind = hits + (held and one is known), blind + (held and one is pooled)
     assert hits >= 930
@@ -100,34 +106,34 @@ def test_a_place_unlike_the_others_is_inside_the_interval_too(true):
 
 def test_too_few_calls_are_not_called_many():
     known = point(0.5, 0.98, 1000, 10_000)
-    assert judge(1000, 0, known).why.startswith("so few calls")
-    assert judge(1000, 900, known).why.startswith("so many calls")
+    assert assess_prevalence(1000, 0, known).reason.startswith("so few calls")
+    assert assess_prevalence(1000, 900, known).reason.startswith("so many calls")
 
 
 def test_a_slide_is_only_judged_where_the_interval_allows():
     good = point(0.8, 0.999, 500, 20_000)
-    assert judge(1000, 60, good).verdict == ABOVE
-    assert judge(5000, 4, good).verdict == BELOW
-    both = judge(1000, 9, good)
-    assert both.verdict == OPEN
-    assert both.enough
-    few = judge(300, 3, good)
-    assert not few.enough
-    assert "700 more cells" in few.why
+    assert assess_prevalence(1000, 60, good).verdict == VERDICT_ABOVE
+    assert assess_prevalence(5000, 4, good).verdict == VERDICT_BELOW
+    both = assess_prevalence(1000, 9, good)
+    assert both.verdict == VERDICT_UNDECIDED
+    assert both.has_enough_cells
+    few = assess_prevalence(300, 3, good)
+    assert not few.has_enough_cells
+    assert "700 more cells" in few.reason
 
 
 def test_two_percent_of_false_alarms_do_not_make_a_healthy_slide_suspicious():
     """At specificity 0.98 a healthy slide shows 20 of 1,000: twice the line, and yet nothing."""
-    said = judge(1000, 20, point(0.6, 0.98, 100, 2000))
-    assert said.share == 0.02
+    said = assess_prevalence(1000, 20, point(0.6, 0.98, 100, 2000))
+    assert said.flagged_fraction == 0.02
     assert said.prevalence == pytest.approx(0, abs=1e-12)
-    assert not said.look
-    assert said.verdict != ABOVE
+    assert not said.needs_review
+    assert said.verdict != VERDICT_ABOVE
 
 
 def test_more_labelled_cells_make_it_surer():
-    _, low, high = prevalence(1000, 20, point(0.5, 0.998, 50, 1000))
-    _, surer, sure = prevalence(1000, 20, point(0.5, 0.998, 5000, 100_000))
+    _, low, high = estimate_prevalence(1000, 20, point(0.5, 0.998, 50, 1000))
+    _, surer, sure = estimate_prevalence(1000, 20, point(0.5, 0.998, 5000, 100_000))
     assert low is not None
     assert high is not None
     assert surer is not None
@@ -136,5 +142,5 @@ def test_more_labelled_cells_make_it_surer():
 
 
 def test_nothing_counted_and_nothing_measured():
-    assert judge(0, 0, point(0.5, 0.99)).why == "no cell was counted"
-    assert "edge verify" in judge(100, 3, None).why
+    assert assess_prevalence(0, 0, point(0.5, 0.99)).reason == "no cell was counted"
+    assert "edge verify" in assess_prevalence(100, 3, None).reason

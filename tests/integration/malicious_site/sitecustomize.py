@@ -14,20 +14,22 @@ if "LIES" in os.environ and any("worker_process" in part for part in sys.orig_ar
     from nvflare.apis.fl_constant import ReservedKey
     from nvflare.apis.shareable import Shareable
 
-    from pipeline.flare.constants import RECEIPT, SITE_HOME, TOLD
-    from pipeline.protocol.serialization import pack, unpack
+    from pipeline.flare.constants import JSON_TEXT_KEY, RECEIPT_TOPIC, SITE_HOME_ENV
+    from pipeline.protocol.serialization import deserialize_frame, serialize_frame
     from sites.worker.flare_executor import SiteExecutor
-    from sites.worker.run_worker import Place
+    from sites.worker.run_worker import RunWorker
 
-    HOME = Path(os.environ[SITE_HOME])
+    HOME = Path(os.environ[SITE_HOME_ENV])
     sent: list[bytes] = []
 
     def changed(parcel: bytes, fields: dict = {}, **vectors: torch.Tensor) -> bytes:  # type: ignore[type-arg]  # noqa: B006
-        header, found = unpack(parcel)
-        return pack(header | fields, found | {key.replace("__", "/"): value for key, value in vectors.items()})
+        header, found = deserialize_frame(parcel)
+        return serialize_frame(
+            header | fields, found | {key.replace("__", "/"): value for key, value in vectors.items()}
+        )
 
     def vector(parcel: bytes) -> tuple[str, torch.Tensor]:
-        found = unpack(parcel)[1]
+        found = deserialize_frame(parcel)[1]
         key = max(found, key=lambda name: found[name].numel())
         return key.replace("/", "__"), found[key]
 
@@ -55,11 +57,11 @@ if "LIES" in os.environ and any("worker_process" in part for part in sys.orig_ar
         "far": far,
     }
     told = os.environ["LIES"].split()
-    answer, execute = Place.answer, SiteExecutor.execute
+    answer, execute = RunWorker.answer_message, SiteExecutor.execute
 
-    def lying(self: Place, parcel: bytes) -> bytes:
+    def lying(self: RunWorker, parcel: bytes) -> bytes:
         true = answer(self, parcel)
-        if unpack(parcel)[0]["task"] != "train":
+        if deserialize_frame(parcel)[0]["task"] != "train":
             return true
         sent.append(true)
         return LIES[told[len(sent) - 1] if len(sent) <= len(told) else "honest"](true)
@@ -77,8 +79,8 @@ if "LIES" in os.environ and any("worker_process" in part for part in sys.orig_ar
         engine = fl_ctx.get_engine()
         with engine.new_context() as context:
             context.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
-            asked = Shareable({TOLD: told, "epsilon": 99.0})
-            answers = engine.send_aux_request(None, RECEIPT, asked, 10.0, context)
-        return str([answer.get(TOLD) for answer in answers.values()])
+            asked = Shareable({JSON_TEXT_KEY: told, "epsilon": 99.0})
+            answers = engine.send_aux_request(None, RECEIPT_TOPIC, asked, 10.0, context)
+        return str([answer.get(JSON_TEXT_KEY) for answer in answers.values()])
 
-    Place.answer, SiteExecutor.execute = lying, asking  # type: ignore[method-assign]
+    RunWorker.answer_message, SiteExecutor.execute = lying, asking  # type: ignore[method-assign]

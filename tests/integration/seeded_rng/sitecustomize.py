@@ -10,11 +10,11 @@ if "DICE" in os.environ:
 
     from privacy.dpsgd import secure_rng as entropy
 
-    class Diced(entropy.Entropy):
+    class Diced(entropy.SecureRandom):
         rolled = 0
 
         def __init__(self) -> None:
             super().__init__(hashlib.sha256(f"{os.environ['DICE']} {Diced.rolled}".encode()).digest())
             Diced.rolled += 1
 
-    entropy.Entropy = Diced  # type: ignore[misc]
+    entropy.SecureRandom = Diced  # type: ignore[misc]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from models.networks.base import Model
-from pipeline.core.errors import BadModel
-from pipeline.core.parameters import Spec
-from pipeline.core.registry import choices
+from models.networks.base import ModelConfig
+from pipeline.core.errors import ModelError
+from pipeline.core.parameters import ParameterSpec
+from pipeline.core.registry import registered_components
 
 # the smallest input of each network, and the size of its head's input
 INPUTS = {
@@ -26,14 +26,14 @@ SMALL = {"resnet": {"depth": 10}}
 NORMED = ["cnn28", "cnn72", "densenet", "resnet", "efficientnet"]
 
 
-def model(name: str, **fields: object) -> Model:
-    found = choices("models")[name].model_validate({**SMALL.get(name, {}), **fields})
-    assert isinstance(found, Model)
+def model(name: str, **fields: object) -> ModelConfig:
+    found = registered_components("models")[name].model_validate({**SMALL.get(name, {}), **fields})
+    assert isinstance(found, ModelConfig)
     return found
 
 
 def make(name: str, seed: int = 0, **fields: object) -> nn.Module:
-    return model(name, **fields).make(INPUTS[name][0], 3, seed)
+    return model(name, **fields).init_network(INPUTS[name][0], 3, seed)
 
 
 def has(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -41,7 +41,7 @@ def has(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def test_every_registered_model_is_tested_here() -> None:
-    assert set(choices("models")) == set(INPUTS)
+    assert set(registered_components("models")) == set(INPUTS)
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -62,7 +62,7 @@ def test_logits_and_a_step_that_lowers_the_loss(name: str) -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_head_is_the_classifier(name: str) -> None:
-    spec = Spec.of(make(name))
+    spec = ParameterSpec.from_module(make(name))
     heads = [s for s, r in zip(spec.shapes, spec.roles, strict=True) if r == "head"]
     assert heads == [(3, INPUTS[name][1]), (3,)]
     assert ("norm" in spec.roles) == (name in NORMED)
@@ -71,9 +71,9 @@ def test_head_is_the_classifier(name: str) -> None:
 @pytest.mark.parametrize("name", INPUTS)
 def test_weights_survive_the_round_trip_to_another_module(name: str) -> None:
     one, other = make(name, 1), make(name, 2)
-    spec = Spec.of(one)
-    assert not torch.equal(spec.read(one).weights, spec.read(other).weights)
-    spec.write(other, spec.read(one))
+    spec = ParameterSpec.from_module(one)
+    assert not torch.equal(spec.read_state(one).weights, spec.read_state(other).weights)
+    spec.write_state(other, spec.read_state(one))
     x = torch.rand(2, *INPUTS[name][0])
     with torch.no_grad():
         assert torch.equal(one.eval()(x), other.eval()(x))
@@ -84,8 +84,8 @@ def test_same_seed_same_weights_and_the_global_generator_stays(name: str) -> Non
     before = torch.get_rng_state()
     one, other = make(name, 7), make(name, 7)
     assert torch.equal(torch.get_rng_state(), before)
-    spec = Spec.of(one)
-    assert torch.equal(spec.read(one).weights, spec.read(other).weights)
+    spec = ParameterSpec.from_module(one)
+    assert torch.equal(spec.read_state(one).weights, spec.read_state(other).weights)
 
 
 @pytest.mark.parametrize("name", NORMED)
@@ -93,7 +93,7 @@ def test_group_norm_by_default_keeps_no_statistics(name: str) -> None:
     module = make(name)
     assert has(module, nn.GroupNorm)
     assert not has(module, nn.BatchNorm2d)
-    assert Spec.of(module).stat_size == 0
+    assert ParameterSpec.from_module(module).num_norm_stats == 0
 
 
 @pytest.mark.parametrize("name", NORMED)
@@ -101,9 +101,9 @@ def test_batch_norm_on_request(name: str) -> None:
     module = make(name, norm="batch")
     assert has(module, nn.BatchNorm2d)
     assert not has(module, nn.GroupNorm)
-    spec, same = Spec.of(module), Spec.of(make(name))
-    assert spec.stat_size > 0
-    assert spec.size == same.size  # both norms have a scale and a shift per channel
+    spec, same = ParameterSpec.from_module(module), ParameterSpec.from_module(make(name))
+    assert spec.num_norm_stats > 0
+    assert spec.num_parameters == same.num_parameters  # both norms have a scale and a shift per channel
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,15 @@ def test_batch_norm_on_request(name: str) -> None:
     ],
 )
 def test_a_shape_that_does_not_fit_names_models_that_do(name: str, shape: tuple[int, ...], cure: str) -> None:
-    with pytest.raises(BadModel) as refused:
-        model(name).build(shape, 3)
+    with pytest.raises(ModelError) as refused:
+        model(name).build_network(shape, 3)
     text = str(refused.value)
     assert name in text
     assert str(shape) in text
-    assert model(name).takes in text
+    assert model(name).input_description in text
     assert cure in text
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(BadModel, match="2 or more"):
-        model("mlp").build((4,), 1)
+    with pytest.raises(ModelError, match="2 or more"):
+        model("mlp").build_network((4,), 1)

@@ -10,13 +10,13 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from models.networks.monai import DenseNet, EfficientNet, MonaiNet, ResNet, group_for_batch_norm
-from pipeline.core.errors import MissingExtra
+from models.networks.monai import DenseNet, EfficientNet, MonaiNet, ResNet, replace_batch_norm
+from pipeline.core.errors import MissingExtraError
 
 
 def test_swap_reaches_nested_layers_and_groups_divide_the_channels() -> None:
     module = nn.Sequential(nn.BatchNorm2d(16), nn.Sequential(nn.Conv2d(16, 20, 1), nn.BatchNorm2d(20)))
-    group_for_batch_norm(module)
+    replace_batch_norm(module)
     norms = [m for m in module.modules() if isinstance(m, nn.GroupNorm)]
     assert [(m.num_groups, m.num_channels) for m in norms] == [(16, 16), (4, 20)]
 
@@ -24,7 +24,7 @@ def test_swap_reaches_nested_layers_and_groups_divide_the_channels() -> None:
 @pytest.mark.parametrize("net", [DenseNet(), ResNet(depth=10), ResNet(depth=50), EfficientNet()])
 def test_hooks_see_every_layers_gradient(net: MonaiNet) -> None:
     """Full backward hooks, on which Opacus' per-example gradients stand, fail on a network that works in place."""
-    module = net.make((3, 32, 32), 2, seed=0)
+    module = net.init_network((3, 32, 32), 2, seed=0)
     layers = {m for m in module.modules() if list(m.parameters(recurse=False))}
     seen: set[nn.Module] = set()
     for layer in layers:
@@ -35,7 +35,7 @@ def test_hooks_see_every_layers_gradient(net: MonaiNet) -> None:
 
 
 def test_swish_is_the_plain_one() -> None:
-    kinds = {type(m).__name__ for m in EfficientNet().build((3, 32, 32), 2).modules()}
+    kinds = {type(m).__name__ for m in EfficientNet().build_network((3, 32, 32), 2).modules()}
     assert "Swish" in kinds
     assert "MemoryEfficientSwish" not in kinds
 
@@ -54,5 +54,5 @@ def test_without_monai_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     for name in [n for n in sys.modules if n.split(".")[0] == "monai"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(MissingExtra, match=r"'resnet' needs MONAI; pip install 'hemofed\[train\]'"):
-        ResNet().build((3, 32, 32), 2)
+    with pytest.raises(MissingExtraError, match=r"'resnet' needs MONAI; pip install 'hemofed\[train\]'"):
+        ResNet().build_network((3, 32, 32), 2)

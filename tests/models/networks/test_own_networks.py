@@ -10,7 +10,7 @@ from torch import nn
 
 from models.networks.cnn import CNN28, CNN72
 from models.networks.mlp import MLP, MoonsNet, TwoNN
-from pipeline.core.parameters import Spec
+from pipeline.core.parameters import ParameterSpec
 
 
 def kinds(module: nn.Module) -> list[type[nn.Module]]:
@@ -20,27 +20,27 @@ def kinds(module: nn.Module) -> list[type[nn.Module]]:
 @pytest.mark.parametrize(
     ("module", "size"),
     [
-        (MLP().build((1, 28, 28), 10), 784 * 128 + 128 + 128 * 10 + 10),  # 101,770
-        (MLP(hidden=()).build((1, 28, 28), 10), 7850),
-        (TwoNN().build((1, 28, 28), 10), 199_210),
-        (MoonsNet().build((2,), 2), 2 * 4 + 4 + 4 * 2 + 2),
-        (CNN28().build((1, 28, 28), 10), 106_170),
-        (CNN72().build((3, 72, 72), 13), 247_837),
+        (MLP().build_network((1, 28, 28), 10), 784 * 128 + 128 + 128 * 10 + 10),  # 101,770
+        (MLP(hidden=()).build_network((1, 28, 28), 10), 7850),
+        (TwoNN().build_network((1, 28, 28), 10), 199_210),
+        (MoonsNet().build_network((2,), 2), 2 * 4 + 4 + 4 * 2 + 2),
+        (CNN28().build_network((1, 28, 28), 10), 106_170),
+        (CNN72().build_network((3, 72, 72), 13), 247_837),
     ],
 )
 def test_parameters_counted_by_hand(module: nn.Module, size: int) -> None:
-    assert Spec.of(module).size == size
+    assert ParameterSpec.from_module(module).num_parameters == size
 
 
 def test_dense_networks_are_plain_chains() -> None:
     chain = [nn.Linear, nn.ReLU, nn.Linear]
-    assert kinds(MLP().build((1, 28, 28), 10)) == [nn.Flatten, *chain]
-    assert kinds(TwoNN().build((1, 28, 28), 10)) == [nn.Flatten, *chain[:2], *chain]
-    assert kinds(MoonsNet().build((2,), 2)) == chain
+    assert kinds(MLP().build_network((1, 28, 28), 10)) == [nn.Flatten, *chain]
+    assert kinds(TwoNN().build_network((1, 28, 28), 10)) == [nn.Flatten, *chain[:2], *chain]
+    assert kinds(MoonsNet().build_network((2,), 2)) == chain
 
 
 def test_glorot_fills_its_bounds_and_biases_are_zero() -> None:
-    for layer in MLP().make((1, 28, 28), 10, seed=3).children():
+    for layer in MLP().init_network((1, 28, 28), 10, seed=3).children():
         if isinstance(layer, nn.Linear):
             bound = math.sqrt(6 / (layer.in_features + layer.out_features))
             assert 0.98 * bound < layer.weight.abs().max() <= bound
@@ -51,25 +51,30 @@ def test_torch_init_is_pytorchs_own() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         plain = nn.Linear(5, 4)
-    first = next(m for m in MLP(init="torch", hidden=(4,)).make((5,), 2, seed=3).children() if isinstance(m, nn.Linear))
+    first = next(
+        m for m in MLP(init="torch", hidden=(4,)).init_network((5,), 2, seed=3).children() if isinstance(m, nn.Linear)
+    )
     assert torch.equal(first.weight, plain.weight)
     assert torch.equal(first.bias, plain.bias)
 
 
 @pytest.mark.parametrize("shape", [(1, 24, 24), (3, 28, 28), (1, 39, 30)])
 def test_cnn28_takes_sizes_around_28(shape: tuple[int, ...]) -> None:
-    assert CNN28().build(shape, 5)(torch.rand(2, *shape)).shape == (2, 5)
+    assert CNN28().build_network(shape, 5)(torch.rand(2, *shape)).shape == (2, 5)
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 40), (3, 96, 96), (3, 72, 55)])
 def test_cnn72_takes_any_size_with_the_same_weights(shape: tuple[int, ...]) -> None:
-    module = CNN72().build(shape, 5)
+    module = CNN72().build_network(shape, 5)
     assert module(torch.rand(2, *shape)).shape == (2, 5)
-    assert Spec.of(module).size == Spec.of(CNN72().build((shape[0], 72, 72), 5)).size
+    assert (
+        ParameterSpec.from_module(module).num_parameters
+        == ParameterSpec.from_module(CNN72().build_network((shape[0], 72, 72), 5)).num_parameters
+    )
 
 
 def test_dropout_acts_in_training_only() -> None:
-    module = CNN72(dropout=0.5).make((1, 48, 48), 2, seed=0)
+    module = CNN72(dropout=0.5).init_network((1, 48, 48), 2, seed=0)
     x = torch.rand(1, 1, 48, 48)
     with torch.no_grad():
         assert not torch.equal(module.train()(x), module(x))

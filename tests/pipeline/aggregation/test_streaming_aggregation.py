@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pipeline.aggregation import requests as asking_module
-from pipeline.aggregation.requests import Asking, Shelf
-from pipeline.protocol.messages import Reply, Update, Wait
-from pipeline.protocol.serialization import reply_bytes
+from pipeline.aggregation.requests import RoundRequest, SpooledReplies
+from pipeline.protocol.messages import ClientUpdate, Reply, RoundPolicy
+from pipeline.protocol.serialization import serialize_reply
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +24,12 @@ class Far:
 
     def exchange(self, parcels, wait):
         for site, make in self.deltas.items():
-            yield site, reply_bytes(Reply(site, "train", 1, 0, Update({"delta": make()}), 2.0))
+            yield site, serialize_reply(Reply(site, "train", 1, 0, ClientUpdate({"delta": make()}), 2.0))
 
 
 def asked(deltas, frugal):
-    asking = Asking(Far(deltas), None, "train", 1, 0, Wait(), {}, frugal=frugal)
-    return asking, asking.total({site: {"weights": torch.zeros(1)} for site in deltas})
+    asking = RoundRequest(Far(deltas), None, "train", 1, 0, RoundPolicy(), {}, stream_aggregation=frugal)
+    return asking, asking.aggregate({site: {"weights": torch.zeros(1)} for site in deltas})
 
 
 def test_the_total_and_the_quarantine_are_those_of_all_at_once():
@@ -37,30 +37,30 @@ def test_the_total_and_the_quarantine_are_those_of_all_at_once():
     deltas = {site: (lambda v=value: torch.full((5,), v)) for site, value in values.items()}
     deltas["f"] = lambda: torch.ones(4)
     (one, frugal), (other, whole) = asked(deltas, True), asked(deltas, False)
-    assert frugal.sites == whole.sites == ["a", "b", "e"]
+    assert frugal.clients == whole.clients == ["a", "b", "e"]
     assert torch.equal(frugal.mean("delta"), whole.mean("delta"))
-    assert one.log.missed == other.log.missed
-    assert one.log.missed.keys() == {"c", "d", "f"}
-    assert (one.log.up, one.log.shapes) == (other.log.up, other.log.shapes)
+    assert one.log.failures == other.log.failures
+    assert one.log.failures.keys() == {"c", "d", "f"}
+    assert (one.log.bytes_up, one.log.vector_shapes) == (other.log.bytes_up, other.log.vector_shapes)
 
 
 @pytest.mark.parametrize("sites", [4, 40])
 def test_a_shelf_keeps_what_it_was_given(sites):
-    with Shelf(in_memory=100) as shelf:
+    with SpooledReplies(max_bytes_in_memory=100) as shelf:
         for number in range(sites):
-            shelf.put(bytes([number]) * (number + 1))
+            shelf.append(bytes([number]) * (number + 1))
         for number in reversed(range(sites)):
-            assert shelf.get(number) == bytes([number]) * (number + 1)
+            assert shelf.read(number) == bytes([number]) * (number + 1)
 
 
 def most_at_once(frugal, monkeypatch):
     """Of 20 answers' vectors, in memory."""
     held, most = [], [0]
-    real = asking_module.read_reply
+    real = asking_module.deserialize_reply
 
     def read(*given):
         reply = real(*given)
-        held.append(weakref.ref(reply.update.mean["delta"]))
+        held.append(weakref.ref(reply.update.averaged["delta"]))
         most[0] = max(most[0], sum(ref() is not None for ref in held))
         return reply
 

@@ -5,10 +5,15 @@ import json
 
 import pytest
 
-from pipeline.cli.commands.site.approve import approve_command, offers_command, policy_command, withdraw_command
-from pipeline.core.errors import BadKey, BadLedger, BadRun, Refused
-from privacy.ledger.keys import generate, public_hex, save
-from sites.governance.approvals import standing
+from pipeline.cli.commands.site.approve import (
+    approve_command,
+    offers_command,
+    require_cosigner_command,
+    revoke_approval_command,
+)
+from pipeline.core.errors import IncompatibleStudyError, KeyFileError, LedgerError, RunFolderError
+from privacy.ledger.keys import generate_key, public_hex, save_key
+from sites.governance.approvals import check_approval
 from tests.support.hospital import Hospital
 
 
@@ -30,7 +35,7 @@ def said(monkeypatch, text):
 
 
 def state(hospital):
-    return standing(hospital.home, hospital.offer("smear-private")).state
+    return check_approval(hospital.home, hospital.offer("smear-private")).state
 
 
 def test_looking_signs_nothing(hospital, capsys):
@@ -75,9 +80,9 @@ def test_the_list(hospital, tmp_path, capsys):
     )
     offers_command(hospital.path, False)
     assert "refused" in capsys.readouterr().out
-    with pytest.raises(Refused, match=r"run-9 needs hemofed 99\.0"):
+    with pytest.raises(IncompatibleStudyError, match=r"run-9 needs hemofed 99\.0"):
         approve_command(hospital.path, other.digest[:12], None, None, 90, False, False)
-    with pytest.raises(BadRun, match="'run-7' is not offered here; offered: "):
+    with pytest.raises(RunFolderError, match="'run-7' is not offered here; offered: "):
         approve_command(hospital.path, "run-7", None, None, 90, False, False)
     empty = Hospital(tmp_path / "empty")
     offers_command(empty.path, False)
@@ -86,37 +91,37 @@ def test_the_list(hospital, tmp_path, capsys):
 
 def test_withdrawing(hospital, officer, capsys):
     approve_command(hospital.path, "run-1", officer, None, 90, True, False)
-    withdraw_command(hospital.path, "run-1", None, "a doubt", False)
+    revoke_approval_command(hospital.path, "run-1", None, "a doubt", False)
     assert "from the next message on" in capsys.readouterr().out
     assert state(hospital) == "withdrawn"
     approve_command(hospital.path, "run-1", officer, None, 90, True, False)
     capsys.readouterr()
-    withdraw_command(hospital.path, "run-1", officer, "a doubt", True)
+    revoke_approval_command(hospital.path, "run-1", officer, "a doubt", True)
     assert json.loads(capsys.readouterr().out)[0]["reason"] == "a doubt"
 
 
 def test_a_second_person(hospital, officer, tmp_path, capsys):
-    second, file = generate(), tmp_path / "second.pem"
-    save(second, file)
-    with pytest.raises(BadKey, match="neither a public key"):
-        policy_command(hospital.path, officer, "no key", None)
-    policy_command(hospital.path, officer, public_hex(second), None)
+    second, file = generate_key(), tmp_path / "second.pem"
+    save_key(second, file)
+    with pytest.raises(KeyFileError, match="neither a public key"):
+        require_cosigner_command(hospital.path, officer, "no key", None)
+    require_cosigner_command(hospital.path, officer, public_hex(second), None)
     assert "approvals by one person no longer stand" in capsys.readouterr().out
-    with pytest.raises(BadLedger, match="takes two persons"):
+    with pytest.raises(LedgerError, match="takes two persons"):
         approve_command(hospital.path, "run-1", officer, None, 90, True, False)
     approve_command(hospital.path, "run-1", officer, file, 90, True, False)
     assert state(hospital) == "approved"
-    with pytest.raises(BadLedger, match="takes two persons"):
-        policy_command(hospital.path, officer, None, None)
-    policy_command(hospital.path, officer, None, file)
-    assert hospital.home.ledger.standing.second is None
+    with pytest.raises(LedgerError, match="takes two persons"):
+        require_cosigner_command(hospital.path, officer, None, None)
+    require_cosigner_command(hospital.path, officer, None, file)
+    assert hospital.home.ledger.state.second is None
 
 
 def test_an_officers_key_with_a_passphrase(hospital, tmp_path, monkeypatch):
     locked = tmp_path / "locked.pem"
-    save(hospital.officer, locked, "horse")
+    save_key(hospital.officer, locked, "horse")
     monkeypatch.setattr("getpass.getpass", lambda prompt: "cow")
-    with pytest.raises(BadKey, match="the passphrase is wrong"):
+    with pytest.raises(KeyFileError, match="the passphrase is wrong"):
         approve_command(hospital.path, "run-1", locked, None, 90, True, False)
     monkeypatch.setattr("getpass.getpass", lambda prompt: "horse")
     approve_command(hospital.path, "run-1", locked, None, 90, True, False)

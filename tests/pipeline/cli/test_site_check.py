@@ -9,12 +9,12 @@ import pytest
 import typer
 
 from pipeline.cli.commands.site.check import check_command
-from pipeline.core.errors import BadMessage, BadRun, BadStudy, MissingData
-from pipeline.study.offer import offer
+from pipeline.core.errors import MessageError, MissingDataError, RunFolderError, StudyError
+from pipeline.study.offer import create_offer
 from pipeline.study.schema import Study
-from privacy.ledger.records import Budget
-from sites.governance.home import Home
-from sites.governance.settings import Settings
+from privacy.ledger.records import LedgerBudget
+from sites.governance.home import SiteHome
+from sites.governance.settings import SiteSettings
 from tests.conftest import REAL_CELLS, needs_real_cells
 from tests.pipeline.reports.conftest import Reader
 from tests.support.image_files import NAME, NUMBER, dicom, picture, smears, textures
@@ -141,18 +141,18 @@ def test_damaged_files_and_a_study_that_takes_them(site, tmp_path, capsys):
 def test_empty_missing_and_unsaid_folders(site, tmp_path, capsys):
     found, code = look(site, capsys)
     assert (code, [f["what"] for f in found["findings"]]) == (1, ["the folder is empty"])
-    with pytest.raises(MissingData, match=r"nowhere does not exist; correct `data` in site.toml, or --data"):
+    with pytest.raises(MissingDataError, match=r"nowhere does not exist; correct `data` in site.toml, or --data"):
         check_command(site, None, tmp_path / "nowhere", None, json=True)
     (site / "site.toml").unlink()
-    with pytest.raises(MissingData, match=r"write `data = .*site.toml"):
+    with pytest.raises(MissingDataError, match=r"write `data = .*site.toml"):
         check_command(site, None, None, None, json=True)
-    with pytest.raises(BadRun, match="hemofed site init"):
+    with pytest.raises(RunFolderError, match="hemofed site init"):
         check_command(tmp_path / "none", None, None, None, json=True)
 
 
 def offered(home, run, age, **data):
     raw = {"name": "s", "data": {"name": "folder"} | data, "model": "cnn28", "sites": {"count": 2}}
-    made = offer(run, Study.model_validate(raw), {"a": "00" * 32, "b": "11" * 32}, "22" * 32)
+    made = create_offer(run, Study.model_validate(raw), {"a": "00" * 32, "b": "11" * 32}, "22" * 32)
     file = home / "offers" / f"{made.digest}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(made.model_dump_json())
@@ -168,10 +168,10 @@ def test_the_newest_offer_says_how_to_read_unless_another_is_named(site, tmp_pat
     assert sum(found["counts"]["test"].values()) == 20
     found, _ = look(site, capsys, "old")
     assert found["read_as"] == "read as the offered run old says"
-    with pytest.raises(BadStudy, match="offered runs: old, new"):
+    with pytest.raises(StudyError, match="offered runs: old, new"):
         check_command(site, "neww", None, None, json=True)
     (site / "offers" / "x.json").write_text("{}")
-    with pytest.raises(BadMessage, match=r"x\.json"):
+    with pytest.raises(MessageError, match=r"x\.json"):
         check_command(site, None, None, None, json=True)
 
 
@@ -179,10 +179,10 @@ def test_who_withdrew_is_not_looked_at(tmp_path, capsys):
     images = smears(tmp_path / "images", 40)
     lines = [f"{('normal', 'schistocyte')[n % 2]}/{n:03}.png,{n % 2},p{n // 4}" for n in range(40)]
     (images / "list.csv").write_text("path,label,patient\n" + "\n".join(lines))
-    home = Home.create(tmp_path / "clinic", "clinic", "d", "patient", Budget(epsilon=1, delta=1e-5))
-    Settings(data=images, layout={"manifest": "list.csv"}).save(home.path)
+    home = SiteHome.create(tmp_path / "clinic", "clinic", "d", "patient", LedgerBudget(epsilon=1, delta=1e-5))
+    SiteSettings(data=images, layout={"manifest": "list.csv"}).save(home.path)
     assert look(home.path, capsys)[0]["examples"] == 40
-    home.forget("p3")
+    home.withdraw_unit("p3")
     found, _ = look(home.path, capsys)
     assert found["examples"] == 36
     assert "4 examples left out: their patient withdrew" in [f["what"] for f in found["findings"]]

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from pipeline.cli.commands.site.join import INVITATION, join_command, leave_command, status_command
-from pipeline.core.errors import BadKey, BadRun, BadService
-from pipeline.protocol.invitations import invitation
-from pipeline.study.offer import offer
+from pipeline.cli.commands.site.join import INVITATION_VARIABLE, join_command, leave_command, status_command
+from pipeline.core.errors import KeyFileError, RunFolderError, ServiceError
+from pipeline.protocol.invitations import format_invitation
+from pipeline.study.offer import create_offer
 from privacy.ledger import keys
-from privacy.ledger.records import Budget
-from sites.governance.home import Home
+from privacy.ledger.records import LedgerBudget
+from sites.governance.home import SiteHome
 from tests.conftest import moons_study
 from tests.support.fake_coordinator import Stage, authority, served, wait_for
 
@@ -23,7 +23,7 @@ TOKEN = "secret-token-0123"
 
 @pytest.fixture
 def home(tmp_path):
-    return Home.create(tmp_path / "home", "north", "smears", "patient", Budget(epsilon=8.0, delta=1e-5))
+    return SiteHome.create(tmp_path / "home", "north", "smears", "patient", LedgerBudget(epsilon=8.0, delta=1e-5))
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def stage():
 
 @pytest.fixture
 def url(stage, tmp_path, monkeypatch):
-    monkeypatch.setenv(INVITATION, invitation(TOKEN, authority().pem))
+    monkeypatch.setenv(INVITATION_VARIABLE, format_invitation(TOKEN, authority().pem))
     with served(stage.app, tmp_path) as port:
         yield f"https://localhost:{port}"
 
@@ -45,10 +45,10 @@ def said(capsys) -> dict:
 
 
 def test_join_once_status_and_leave(home, stage, url, capsys, monkeypatch):
-    ours = offer("run-1", moons_study(), {"north": keys.public_hex(home.key)}, keys.public_hex(stage.key))
+    ours = create_offer("run-1", moons_study(), {"north": keys.public_hex(home.key)}, keys.public_hex(stage.key))
     stage.offers = [ours.model_dump()]
     join_command(home.path, f"{url}/", None, systemd=False, once=True, json=True)
-    assert INVITATION not in os.environ
+    assert INVITATION_VARIABLE not in os.environ
     first = said(capsys)
     assert first["membership"]["url"] == url
     assert [(o["run"], o["state"]) for o in first["offers"]] == [("run-1", "pending")]
@@ -69,9 +69,9 @@ def test_join_once_status_and_leave(home, stage, url, capsys, monkeypatch):
         assert words in shown
     assert stage.credential not in shown
 
-    with pytest.raises(BadRun, match="belongs to https"):
+    with pytest.raises(RunFolderError, match="belongs to https"):
         join_command(home.path, "https://other:1", None, systemd=False, once=True, json=False)
-    with pytest.raises(BadRun, match="home of north"):
+    with pytest.raises(RunFolderError, match="home of north"):
         join_command(home.path, None, "south", systemd=False, once=True, json=False)
 
     kept = {name: (home.path / name).read_bytes() for name in ("agent.pem", "ledger.jsonl", "salt")}
@@ -82,27 +82,27 @@ def test_join_once_status_and_leave(home, stage, url, capsys, monkeypatch):
     assert kept == {name: (home.path / name).read_bytes() for name in kept}
     status_command(home.path, json=True)
     assert said(capsys)["membership"] is None
-    with pytest.raises(BadRun, match="belongs to no coordinator"):
+    with pytest.raises(RunFolderError, match="belongs to no coordinator"):
         leave_command(home.path, json=False)
 
 
 def test_leaving_works_without_the_coordinator_and_says_so(home, stage, url, capsys):
     join_command(home.path, url, "north", systemd=False, once=True, json=True)
     stage.fail = [500, 500]
-    with pytest.raises(BadService, match="tell the lead"):
+    with pytest.raises(ServiceError, match="tell the lead"):
         leave_command(home.path, json=False)
     assert not (home.path / "membership.json").exists()
 
 
 def test_what_is_missing_is_named(home, url, monkeypatch, capsys):
-    with pytest.raises(BadRun, match="name it: hemofed site join"):
+    with pytest.raises(RunFolderError, match="name it: hemofed site join"):
         join_command(home.path, None, None, systemd=False, once=True, json=False)
-    monkeypatch.delenv(INVITATION)
+    monkeypatch.delenv(INVITATION_VARIABLE)
     read, write = os.pipe()
     os.close(write)
     with os.fdopen(read) as empty:
         monkeypatch.setattr("sys.stdin", empty)
-        with pytest.raises(BadKey, match="no invitation"):
+        with pytest.raises(KeyFileError, match="no invitation"):
             join_command(home.path, url, None, systemd=False, once=True, json=False)
     status_command(home.path, json=False)
     assert "never ran" in capsys.readouterr().out

@@ -5,9 +5,17 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from pipeline.coordinator.bootstrap import FEWEST, Answers, _of_answers, _of_curves, _times, drawn, intervals
-from pipeline.coordinator.metrics import Focus, metrics
-from sites.training.evaluation import bins_of, score
+from pipeline.coordinator.bootstrap import (
+    MIN_UNITS,
+    ScoredExamples,
+    _bootstrap_accuracy,
+    _bootstrap_curves,
+    _draw_unit_counts,
+    bootstrap_metrics,
+    confidence_intervals,
+)
+from pipeline.coordinator.metrics import PositiveClass, compute_metrics
+from sites.training.evaluation import score_bins, score_logits
 
 
 def sample(n=600, units=40, seed=0, grain=1):
@@ -18,14 +26,14 @@ def sample(n=600, units=40, seed=0, grain=1):
 
 
 def answers(scores, y, unit):
-    return Answers(scores, scores.argmax(1), y, unit)
+    return ScoredExamples(scores, scores.argmax(1), y, unit)
 
 
 def test_every_draw_is_a_weighted_metric():
     scores, y, unit = sample()
-    times = _times(40, 5, seed=1)
-    areas, precision, reached = _of_curves(scores[:, 1], y == 1, unit, times, 0.9)
-    answers = _of_answers(scores.argmax(1), y, unit, times, 2)
+    times = _draw_unit_counts(40, 5, seed=1)
+    areas, precision, reached = _bootstrap_curves(scores[:, 1], y == 1, unit, times, 0.9)
+    answers = _bootstrap_accuracy(scores.argmax(1), y, unit, times, 2)
     for draw, counts in enumerate(times):
         weight = counts[unit]
         assert areas[draw] == pytest.approx(sk.roc_auc_score(y, scores[:, 1], sample_weight=weight))
@@ -39,7 +47,7 @@ def test_every_draw_is_a_weighted_metric():
 
 
 def test_units_are_drawn_as_often_as_there_are_units():
-    times = _times(17, 200, seed=0)
+    times = _draw_unit_counts(17, 200, seed=0)
     assert (times.sum(1) == 17).all()
     assert times.mean() == pytest.approx(1)
     assert (times == 0).any()
@@ -49,9 +57,13 @@ def test_cells_of_one_patient_say_less_than_cells_of_many():
     """The same cells, each repeated twenty times: a bootstrap over cells would call that twenty times as sure."""
     scores, y, _ = sample(n=60)
     apart = np.arange(60)
-    honest = intervals(answers(np.repeat(scores, 20, 0), np.repeat(y, 20), np.repeat(apart, 20)), Focus(1))
-    fooled = intervals(answers(np.repeat(scores, 20, 0), np.repeat(y, 20), np.arange(1200)), Focus(1))
-    plain = intervals(answers(scores, y, apart), Focus(1))
+    honest = confidence_intervals(
+        answers(np.repeat(scores, 20, 0), np.repeat(y, 20), np.repeat(apart, 20)), PositiveClass(1)
+    )
+    fooled = confidence_intervals(
+        answers(np.repeat(scores, 20, 0), np.repeat(y, 20), np.arange(1200)), PositiveClass(1)
+    )
+    plain = confidence_intervals(answers(scores, y, apart), PositiveClass(1))
     width = lambda found: found["positive_auroc"][1] - found["positive_auroc"][0]  # noqa: E731
     assert width(honest) == pytest.approx(width(plain), rel=1e-6)
     assert width(fooled) < 0.4 * width(honest)
@@ -64,36 +76,44 @@ def test_about_95_of_100_intervals_hold_the_truth_also_for_clustered_cells():
         right = np.repeat(np.random.default_rng(seed).random(30) < 0.6, 20)
         scores = np.where(right[:, None], [[0.0, -9.0]], [[-9.0, 0.0]])
         y = np.zeros(600, np.int64)
-        low, high = intervals(answers(scores, y, np.repeat(np.arange(30), 20)), Focus(), seed)["accuracy"]
+        low, high = confidence_intervals(answers(scores, y, np.repeat(np.arange(30), 20)), PositiveClass(), seed)[
+            "accuracy"
+        ]
         held += low <= 0.6 <= high
-        low, high = intervals(answers(scores, y, np.arange(600)), Focus(), seed)["accuracy"]
+        low, high = confidence_intervals(answers(scores, y, np.arange(600)), PositiveClass(), seed)["accuracy"]
         fooled += low <= 0.6 <= high
     assert 178 <= held <= 198
     assert fooled < 120
 
 
 def test_few_units_get_no_interval():
-    scores, y, unit = sample(units=FEWEST - 1)
-    assert intervals(answers(scores, y, unit), Focus(1)) == {}
+    scores, y, unit = sample(units=MIN_UNITS - 1)
+    assert confidence_intervals(answers(scores, y, unit), PositiveClass(1)) == {}
     scores, y, unit = sample()  # many units, few of them with the class
-    rare = np.where(unit < FEWEST // 2 - 1, y, 0)
-    assert set(intervals(answers(scores, rare, unit), Focus(1))) == {"accuracy", "balanced_accuracy"}
+    rare = np.where(unit < MIN_UNITS // 2 - 1, y, 0)
+    assert set(confidence_intervals(answers(scores, rare, unit), PositiveClass(1))) == {"accuracy", "balanced_accuracy"}
 
 
 def test_draws_of_two_models_are_the_same_units():
     scores, y, unit = sample()
     worse = scores + np.random.default_rng(1).normal(0, 10, (len(y), 1)).astype(np.int64) * [[-1, 1]]
-    better, lesser = (drawn(answers(s, y, unit), Focus(1), seed=4)["positive_auroc"] for s in (scores, worse))
+    better, lesser = (
+        bootstrap_metrics(answers(s, y, unit), PositiveClass(1), seed=4)["positive_auroc"] for s in (scores, worse)
+    )
     assert np.std(better - lesser) < 0.8 * np.hypot(np.std(better), np.std(lesser))
 
 
 def test_what_is_undefined_is_left_out():
     scores, y, unit = sample()
-    assert intervals(answers(scores, y, np.zeros_like(unit)), Focus(1)) == {}
-    alone = intervals(answers(scores, np.zeros_like(y), unit), Focus(1))
+    assert confidence_intervals(answers(scores, y, np.zeros_like(unit)), PositiveClass(1)) == {}
+    alone = confidence_intervals(answers(scores, np.zeros_like(y), unit), PositiveClass(1))
     assert "positive_auroc" not in alone
     assert "accuracy" in alone
-    assert set(intervals(answers(scores, y, unit), Focus())) == {"accuracy", "balanced_accuracy", "auroc"}
+    assert set(confidence_intervals(answers(scores, y, unit), PositiveClass())) == {
+        "accuracy",
+        "balanced_accuracy",
+        "auroc",
+    }
 
 
 @pytest.mark.parametrize("crowded", [0.01, 1.0, 60.0])
@@ -103,7 +123,7 @@ def test_a_score_lies_in_its_own_interval(crowded):
     y = (torch.rand(400, generator=g) < 0.15).long()
     margin = crowded * (torch.randn(400, generator=g) + y)
     logits = torch.stack([-margin / 2, margin / 2], 1)
-    told = Answers(bins_of(logits).numpy(), logits.argmax(1).numpy(), y.numpy(), np.arange(400) // 10)
-    point = metrics(score(logits, y), Focus(1))
-    for metric, (low, high) in intervals(told, Focus(1)).items():
+    told = ScoredExamples(score_bins(logits).numpy(), logits.argmax(1).numpy(), y.numpy(), np.arange(400) // 10)
+    point = compute_metrics(score_logits(logits, y), PositiveClass(1))
+    for metric, (low, high) in confidence_intervals(told, PositiveClass(1)).items():
         assert low - 0.02 <= point[metric] <= high + 0.02, metric

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from pipeline.coordinator.metrics import Curve, Focus, details, metrics
-from pipeline.protocol.tasks import Evaluated
-from sites.training.evaluation import nothing, score
+from pipeline.coordinator.metrics import PositiveClass, RocPrCurve, compute_metrics, compute_plot_data
+from pipeline.protocol.tasks import EvaluationSums
+from sites.training.evaluation import empty_sums, score_logits
 
 
 def sample(n=4000, classes=3, seed=0):
@@ -23,7 +23,7 @@ def sample(n=4000, classes=3, seed=0):
 def test_against_scikit_learn():
     logits, y = sample()
     p, guess = logits.double().softmax(1).numpy(), logits.argmax(1).numpy()
-    seen = metrics(score(logits, y), Focus(positive=1, specificity=0.9))
+    seen = compute_metrics(score_logits(logits, y), PositiveClass(class_index=1, target_specificity=0.9))
     assert seen["n"] == 4000
     assert seen["loss"] == pytest.approx(sk.log_loss(y, p))
     assert seen["accuracy"] == pytest.approx(sk.accuracy_score(y, guess))
@@ -43,27 +43,27 @@ def test_calibration_error_by_hand():
     # ten answers with confidence 0.8 (bin 12 of 15), six of them right: |8 - 6| / 10
     logits = torch.tensor([[np.log(4.0), 0.0]]).repeat(10, 1)
     y = torch.tensor([0] * 6 + [1] * 4)
-    assert metrics(score(logits, y))["calibration_error"] == pytest.approx(0.2, abs=1e-6)
+    assert compute_metrics(score_logits(logits, y))["calibration_error"] == pytest.approx(0.2, abs=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 399), st.integers(0, 1000))
 def test_sums_over_sites_are_the_pooled_sums(cut, seed):
     logits, y = sample(400, 3, seed)
-    whole, parts = score(logits, y), score(logits[:cut], y[:cut]) + score(logits[cut:], y[cut:])
-    for name, value in whole.sums().items():
-        torch.testing.assert_close(parts.sums()[name], value)
+    whole, parts = score_logits(logits, y), score_logits(logits[:cut], y[:cut]) + score_logits(logits[cut:], y[cut:])
+    for name, value in whole.to_dict().items():
+        torch.testing.assert_close(parts.to_dict()[name], value)
 
 
 def test_scores_survive_the_wire_names():
-    seen = score(*sample(50))
-    again = Evaluated.of(seen.sums())
-    assert all(torch.equal(a, b) for a, b in zip(again.sums().values(), seen.sums().values(), strict=True))
+    seen = score_logits(*sample(50))
+    again = EvaluationSums.from_dict(seen.to_dict())
+    assert all(torch.equal(a, b) for a, b in zip(again.to_dict().values(), seen.to_dict().values(), strict=True))
 
 
 def test_the_undefined_is_none():
-    assert metrics(nothing(3), Focus(1))["accuracy"] is None
-    one_class = metrics(score(torch.randn(5, 2), torch.zeros(5, dtype=torch.long)), Focus(1))
+    assert compute_metrics(empty_sums(3), PositiveClass(1))["accuracy"] is None
+    one_class = compute_metrics(score_logits(torch.randn(5, 2), torch.zeros(5, dtype=torch.long)), PositiveClass(1))
     assert one_class["auroc"] is None
     assert one_class["positive_auroc"] is None
     assert one_class["accuracy"] is not None
@@ -73,18 +73,18 @@ def test_overconfident_logits_keep_their_order():
     """Probabilities that round to 1.0 still rank by their log-odds."""
     y = torch.tensor([0] * 50 + [1] * 50)
     logits = torch.stack([torch.zeros(100), torch.linspace(2, 11, 100)], 1)
-    assert metrics(score(logits, y), Focus(1))["positive_auroc"] == pytest.approx(1.0, abs=1e-3)
+    assert compute_metrics(score_logits(logits, y), PositiveClass(1))["positive_auroc"] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_curve_and_details():
     logits, y = sample(classes=2)
-    out = details(score(logits, y), Focus())
+    out = compute_plot_data(score_logits(logits, y), PositiveClass())
     assert out["roc"]["fpr"][0] == 0
     assert out["roc"]["tpr"][-1] == 1
     assert sum(n for _, _, n in out["reliability"]) == 4000
     assert np.array(out["confusion"]).sum() == 4000
-    empty = Curve.of(np.zeros((2, 4)))
-    assert not empty.defined
+    empty = RocPrCurve.from_histogram(np.zeros((2, 4)))
+    assert not empty.is_defined
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,8 +93,10 @@ def test_average_precision_of_few_examples(n, seed):
     logits, y = sample(n, 2, seed)
     if 0 < int(y.sum()) < n:
         want = sk.average_precision_score(y, (logits[:, 1] - logits[:, 0]).numpy())
-        assert metrics(score(logits, y), Focus(1))["positive_auprc"] == pytest.approx(want, abs=0.03)
-        assert metrics(score(logits, y), Focus(1))["positive_auroc"] == pytest.approx(
+        assert compute_metrics(score_logits(logits, y), PositiveClass(1))["positive_auprc"] == pytest.approx(
+            want, abs=0.03
+        )
+        assert compute_metrics(score_logits(logits, y), PositiveClass(1))["positive_auroc"] == pytest.approx(
             sk.roc_auc_score(y, (logits[:, 1] - logits[:, 0]).numpy()), abs=0.02
         )
 
@@ -103,8 +105,10 @@ def test_average_precision_of_few_examples(n, seed):
 def test_confidence_does_not_change_the_ranking(scale):
     logits, y = sample(2000, 2)
     want = sk.roc_auc_score(y, (logits[:, 1] - logits[:, 0]).numpy())
-    assert metrics(score(scale * logits, y), Focus(1))["positive_auroc"] == pytest.approx(want, abs=2e-3)
+    assert compute_metrics(score_logits(scale * logits, y), PositiveClass(1))["positive_auroc"] == pytest.approx(
+        want, abs=2e-3
+    )
 
 
 def test_a_loss_that_is_not_finite_is_none():
-    assert metrics(score(torch.tensor([[float("inf"), 0.0]]), torch.tensor([1])))["loss"] is None
+    assert compute_metrics(score_logits(torch.tensor([[float("inf"), 0.0]]), torch.tensor([1])))["loss"] is None

@@ -15,12 +15,12 @@ pytest.importorskip("nvflare")
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 
-from pipeline.coordinator.live_status import Live
-from pipeline.core.errors import Halted
+from pipeline.coordinator.live_status import LiveStatus
+from pipeline.core.errors import RunHaltedError
 from pipeline.engines import flare as engine
-from pipeline.engines.flare import Flare
-from pipeline.protocol.messages import Excuse, Wait
-from pipeline.protocol.serialization import read_reply
+from pipeline.engines.flare import FlareEngine
+from pipeline.protocol.messages import Declined, RoundPolicy
+from pipeline.protocol.serialization import deserialize_reply
 
 
 class Sites:
@@ -30,8 +30,8 @@ class Sites:
         self.delays, self.answer = delays, answer
         self.heard = {site: time.monotonic() for site in delays}
         self.cancelled, self.halted = [], ""
-        self.live = Live(tmp_path, 1)
-        self.flare = Flare(
+        self.live = LiveStatus(tmp_path, 1)
+        self.flare = FlareEngine(
             self.send, self.cancelled.append, self.heard, self.live, lambda: self.halted, fewest, lambda *_: True
         )
 
@@ -48,7 +48,7 @@ class Sites:
             threading.Thread(target=work, daemon=True).start()
 
     def ask(self, word, **wait):
-        return dict(self.flare.exchange(dict.fromkeys(self.delays, word), Wait(**wait)))
+        return dict(self.flare.exchange(dict.fromkeys(self.delays, word), RoundPolicy(**wait)))
 
     @contextmanager
     def beating(self, site):
@@ -67,7 +67,7 @@ class Sites:
 
 def test_each_gets_its_own_and_answers_come_as_they_arrive(tmp_path):
     sites = Sites(tmp_path, {"a": 0.3, "b": 0.0})
-    got = list(sites.flare.exchange({"a": b"for a", "b": b"for b"}, Wait()))
+    got = list(sites.flare.exchange({"a": b"for a", "b": b"for b"}, RoundPolicy()))
     assert got == [("b", b"for b!"), ("a", b"for a!")]
     assert sites.live.answered == ["b", "a"]
 
@@ -110,14 +110,14 @@ def test_a_site_that_says_it_is_alive_is_waited_for(tmp_path, monkeypatch):
 
 def test_too_few_that_can_be_reached_halt_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "SILENCE", 0.3)
-    with pytest.raises(Halted, match="b cannot be reached, and 2 sites are needed"):
+    with pytest.raises(RunHaltedError, match="b cannot be reached, and 2 sites are needed"):
         Sites(tmp_path, {"a": 0.4, "b": None}, fewest=2).ask(b"1")
 
 
 def test_a_stop_is_heard_while_waiting(tmp_path):
     sites = Sites(tmp_path, {"a": None})
     threading.Timer(0.2, lambda: setattr(sites, "halted", "stop")).start()
-    with pytest.raises(Halted, match="stop"):
+    with pytest.raises(RunHaltedError, match="stop"):
         sites.ask(b"1")
 
 
@@ -128,8 +128,8 @@ def test_oversized_and_failed_answers_become_excuses(tmp_path, monkeypatch):
         return {"a": b"x" * 1000, "b": make_reply(ReturnCode.EXECUTION_EXCEPTION), "c": Shareable(), "d": b"ok"}[site]
 
     got = Sites(tmp_path, dict.fromkeys("abcd", 0.0), answer=answer).ask(b"1")
-    told = {site: read_reply(site, got[site]) for site in "abc"}
-    assert all(isinstance(one, Excuse) for one in told.values())
+    told = {site: deserialize_reply(site, got[site]) for site in "abc"}
+    assert all(isinstance(one, Declined) for one in told.values())
     assert told["a"].reason.startswith("quarantined: sent 1000 bytes")
     assert "EXECUTION_EXCEPTION" in told["b"].reason
     assert got["d"] == b"ok"
@@ -138,7 +138,7 @@ def test_oversized_and_failed_answers_become_excuses(tmp_path, monkeypatch):
 def test_a_site_that_cannot_sign_as_itself_takes_no_part(tmp_path):
     """An old certificate is enough for FLARE; the agent's key is what counts."""
     sites = Sites(tmp_path, {"a": 0.0, "b": 0.0, "c": 0.0}, answer=lambda site, parcel: b"!")
-    sites.flare._proven = lambda site, once, proof: proof == f"{site} {once}"
+    sites.flare._verify_proof = lambda site, once, proof: proof == f"{site} {once}"
 
     def send(task, site):
         once = task.data["told"]
@@ -147,7 +147,7 @@ def test_a_site_that_cannot_sign_as_itself_takes_no_part(tmp_path):
         result["told"] = json.dumps(said)
         task.result_received_cb(SimpleNamespace(client=SimpleNamespace(name=site), result=result), None)
 
-    real, sites.flare._send = sites.flare._send, send
-    assert list(sites.flare.about()) == ["a"]
-    sites.flare._send = real
+    real, sites.flare._send_task = sites.flare._send_task, send
+    assert list(sites.flare.collect_data_summaries()) == ["a"]
+    sites.flare._send_task = real
     assert sites.ask(b"1") == {"a": b"!"}

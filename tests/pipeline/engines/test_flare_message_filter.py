@@ -14,7 +14,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
     StreamHeaderKey,
 )
 
-from pipeline.engines.flare_message_filter import wrong
+from pipeline.engines.flare_message_filter import rejection_reason
 
 
 def message(channel, topic, target="server", origin="north", kind=MessageType.REQ, **more):
@@ -40,8 +40,8 @@ def streamed(channel, topic, target="server", as_topic=STREAM_DATA_TOPIC, **more
     ],
 )  # fmt: skip
 def test_what_a_run_needs_passes(wrap, channel, topic, target):
-    assert wrong("north", wrap(channel, topic, target)) == ""
-    assert wrong("north", wrap(channel, topic, target, origin="north.job")) == ""
+    assert rejection_reason("north", wrap(channel, topic, target)) == ""
+    assert rejection_reason("north", wrap(channel, topic, target, origin="north.job")) == ""
 
 
 @pytest.mark.parametrize("wrap", [message, streamed])
@@ -56,17 +56,19 @@ def test_what_a_run_needs_passes(wrap, channel, topic, target):
     ],
 )  # fmt: skip
 def test_the_rest_does_not(wrap, channel, topic, target):
-    assert wrong("north", wrap(channel, topic, target))
+    assert rejection_reason("north", wrap(channel, topic, target))
 
 
 def test_nor_what_is_said_in_anothers_name():
     for origin in ("south", "server", "northern", "server.job", ""):
-        assert "in the name of" in wrong("north", message("task", "heart_beat", origin=origin))
+        assert "in the name of" in rejection_reason("north", message("task", "heart_beat", origin=origin))
 
 
 def test_replies_and_streams_go_back_but_no_run_is_ended_by_them():
-    assert wrong("north", message("", "", kind=MessageType.REPLY)) == ""
-    assert wrong("north", message("", "", "south", kind=MessageType.REPLY))
-    assert wrong("north", streamed("server_command", "get_task", as_topic=STREAM_ACK_TOPIC)) == ""
+    assert rejection_reason("north", message("", "", kind=MessageType.REPLY)) == ""
+    assert rejection_reason("north", message("", "", "south", kind=MessageType.REPLY))
+    assert rejection_reason("north", streamed("server_command", "get_task", as_topic=STREAM_ACK_TOPIC)) == ""
     ends = {StreamHeaderKey.ERROR_TYPE: "BlobSizeError"}
-    assert wrong("north", streamed("server_command", "get_task", "server.job", as_topic=STREAM_ERROR_TOPIC, **ends))
+    assert rejection_reason(
+        "north", streamed("server_command", "get_task", "server.job", as_topic=STREAM_ERROR_TOPIC, **ends)
+    )

@@ -3,20 +3,20 @@
 import torch
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.engines.simulated import Profile
-from sites.worker.client_state import SiteMemory
+from pipeline.engines.simulated import ClientSpeedModel
+from sites.worker.client_state import ClientStateStore
 
 # 200 points, 20 % test, 20 % of the rest val: 128 train, 32 a site, 4 steps of 8 an epoch
 SLOW_ONE = {"count": 4, "speed": [1.0, 4.0, 4.0, 4.0]}
 
 
 def rounds(folder: RunFolder) -> list[dict]:
-    return folder.rounds()[1:]
+    return folder.load_rounds()[1:]
 
 
 def test_fedavg_drops_who_is_late_and_fedprox_keeps_what_is_done(moons, go):
-    avg, _ = go(moons(sites=SLOW_ONE, waiting={"deadline": 2.0}, strategy="fedavg"), "avg")
-    prox, _ = go(moons(sites=SLOW_ONE, waiting={"deadline": 2.0}, strategy="fedprox"), "prox")
+    avg, _ = go(moons(sites=SLOW_ONE, round={"deadline": 2.0}, strategy="fedavg"), "avg")
+    prox, _ = go(moons(sites=SLOW_ONE, round={"deadline": 2.0}, strategy="fedprox"), "prox")
     for record in rounds(avg):
         assert record["counted"] == ["site-02", "site-03", "site-04"]
         assert record["missed"] == {"site-01": "late: 2 of 4 steps by the deadline"}
@@ -28,13 +28,13 @@ def test_fedavg_drops_who_is_late_and_fedprox_keeps_what_is_done(moons, go):
 
 
 def test_the_study_may_say_otherwise(moons, go):
-    kept, _ = go(moons(sites=SLOW_ONE, waiting={"deadline": 2.0, "partial": "keep"}), "kept")
+    kept, _ = go(moons(sites=SLOW_ONE, round={"deadline": 2.0, "partial_updates": "keep"}), "kept")
     assert all(len(r["counted"]) == 4 for r in rounds(kept))
 
 
 def test_late_replies_join_later(moons, go):
     """Site 1 needs 4 seconds at 2 a round: it answers in every second round, with the turn it was asked in."""
-    folder, _ = go(moons(sites=SLOW_ONE, waiting={"deadline": 2.0, "partial": "drop", "late": "keep"}))
+    folder, _ = go(moons(sites=SLOW_ONE, round={"deadline": 2.0, "partial_updates": "drop", "late_updates": "keep"}))
     seen = ["site-01" in r["counted"] for r in rounds(folder)]
     assert seen == [False, True, False, True, False, True]
     assert all(r["work"]["site-01"]["done"] == 4 for r in rounds(folder) if "site-01" in r["counted"])
@@ -42,7 +42,7 @@ def test_late_replies_join_later(moons, go):
 
 def test_below_the_quorum_a_round_is_void_and_changes_nothing(moons, go):
     flaky = {"count": 4, "dropout": [0.6, 0.0, 0.0, 0.0]}
-    folder, results = go(moons(rounds=12, sites=flaky, waiting={"quorum": 4}))
+    folder, results = go(moons(rounds=12, sites=flaky, round={"quorum": 4}))
     records = folder.rounds()
     void = [r for r in records if r["void"]]
     assert 0 < len(void) == results["void_rounds"] < 12
@@ -54,11 +54,11 @@ def test_below_the_quorum_a_round_is_void_and_changes_nothing(moons, go):
 
 def test_stragglers_are_exactly_the_share_asked_for():
     sites = [f"s{i}" for i in range(10)]
-    profile = Profile(dict.fromkeys(sites, 2.0), dict.fromkeys(sites, 0.0), 0.5, 1)
-    by_turn = [profile.speeds(sites, turn) for turn in range(20)]
+    profile = ClientSpeedModel(dict.fromkeys(sites, 2.0), dict.fromkeys(sites, 0.0), 0.5, 1)
+    by_turn = [profile.sample_speeds(sites, turn) for turn in range(20)]
     assert all(sum(v < 2.0 for v in speeds.values()) == 5 for speeds in by_turn)
     assert len({frozenset(s for s, v in speeds.items() if v < 2.0) for speeds in by_turn}) > 10
-    assert profile.speeds(sites, 3) == by_turn[3]
+    assert profile.sample_speeds(sites, 3) == by_turn[3]
 
 
 def test_dropouts_are_as_frequent_as_said(moons, go):
@@ -74,45 +74,47 @@ def test_dropouts_are_as_frequent_as_said(moons, go):
 
 
 def test_selection_asks_the_fraction(moons, go):
-    folder, _ = go(moons(rounds=30, selection={"fraction": 0.5}))
+    folder, _ = go(moons(rounds=30, client_sampling={"fraction": 0.5}))
     asked = [tuple(r["asked"]) for r in rounds(folder)]
     assert all(len(a) == 2 and list(a) == sorted(a) for a in asked)
     assert len(set(asked)) > 3
 
 
 def test_memory_is_kept_only_if_the_reply_counted():
-    memory = SiteMemory()
-    memory.propose({"v": torch.tensor(1.0)}, (1, 0))
-    assert memory.newest((1, 0))["v"] == 1
-    assert memory.settle(None) == {}  # not counted: dropped
-    memory.propose({"v": torch.tensor(2.0)}, (2, 0))
-    assert memory.settle((2, 0))["v"] == 2
-    memory.propose({"v": torch.tensor(3.0)}, (3, 0))
-    assert memory.settle((2, 0))["v"] == 2  # another attempt counted
-    assert memory.settle((3, 0))["v"] == 2  # and what was dropped does not come back
+    memory = ClientStateStore()
+    memory.set_pending({"v": torch.tensor(1.0)}, (1, 0))
+    assert memory.latest_state((1, 0))["v"] == 1
+    assert memory.resolve_pending(None) == {}  # not counted: dropped
+    memory.set_pending({"v": torch.tensor(2.0)}, (2, 0))
+    assert memory.resolve_pending((2, 0))["v"] == 2
+    memory.set_pending({"v": torch.tensor(3.0)}, (3, 0))
+    assert memory.resolve_pending((2, 0))["v"] == 2  # another attempt counted
+    assert memory.resolve_pending((3, 0))["v"] == 2  # and what was dropped does not come back
 
 
 def test_a_site_that_sends_no_numbers_is_quarantined_and_named(moons, go):
     """One site's data are beyond what a float can hold: the others go on without it."""
     broken = {"name": "plane", "sites": 1, "dx": 3.4e38, "dy": 3.4e38, "theta": 0.8}
-    folder, _ = go(moons(rounds=2, skew=broken, local={"lr": 1e3, "batch": 8}, evaluation={"where": "coordinator"}))
+    folder, _ = go(
+        moons(
+            rounds=2, feature_skew=broken, local={"lr": 1e3, "batch_size": 8}, evaluation={"evaluate_at": "coordinator"}
+        )
+    )
     record = folder.rounds()[1]
     assert record["counted"] == ["site-02", "site-03", "site-04"]
     assert "not finite; lower local.lr" in record["missed"]["site-01"]
 
 
 def test_the_clock_waits_for_the_missing(moons, go):
-    gone, _ = go(
-        moons(rounds=3, sites={"count": 4, "dropout": [1.0, 0.0, 0.0, 0.0]}, waiting={"deadline": 50.0}), "gone"
-    )
+    gone, _ = go(moons(rounds=3, sites={"count": 4, "dropout": [1.0, 0.0, 0.0, 0.0]}, round={"deadline": 50.0}), "gone")
     assert [r["clock"] for r in rounds(gone)] == [50.0, 100.0, 150.0]
-    there, _ = go(moons(rounds=3, waiting={"deadline": 50.0}), "there")
+    there, _ = go(moons(rounds=3, round={"deadline": 50.0}), "there")
     assert [r["clock"] for r in rounds(there)] == [4.0, 8.0, 12.0]
 
 
 def test_no_step_at_all_is_no_work(moons, go):
     crawling = {"count": 4, "speed": [0.1, 4.0, 4.0, 4.0]}
-    folder, _ = go(moons(rounds=2, sites=crawling, waiting={"deadline": 2.0}, strategy="fedprox"))
+    folder, _ = go(moons(rounds=2, sites=crawling, round={"deadline": 2.0}, strategy="fedprox"))
     assert rounds(folder)[0]["missed"] == {"site-01": "late: 0 of 4 steps by the deadline"}
 
 

@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from pipeline.flare.constants import CONTROLLER, EXECUTOR
-from pipeline.flare.provisioning import ROLES, admin_kit, client_kit, job, server_kit
+from pipeline.flare.constants import CONTROLLER_PATH, EXECUTOR_PATH
+from pipeline.flare.provisioning import FLARE_ROLES, build_admin_kit, build_client_kit, build_job, build_server_kit
 
-SERVER, CLIENT = server_kit("/work", 1234), client_kit("north", "fl.example.org", 8443)
+SERVER, CLIENT = build_server_kit("/work", 1234), build_client_kit("north", "fl.example.org", 8443)
 
 
 @pytest.mark.parametrize("kit", [SERVER, CLIENT])
 def test_nobody_may_bring_code_or_open_a_shell(kit):
     rights = json.loads(kit["local/authorization.json"])["permissions"]
-    assert set(rights) == set(ROLES)
+    assert set(rights) == set(FLARE_ROLES)
     for role, granted in rights.items():
         assert {granted[right] for right in ("byoc", "shell_commands", "operate", "download_job", "clone_job")} == {
             "none"
@@ -22,7 +22,7 @@ def test_nobody_may_bring_code_or_open_a_shell(kit):
             assert set(granted.values()) == {"none"}
 
 
-@pytest.mark.parametrize(("kit", "ours"), [(SERVER, CONTROLLER), (CLIENT, EXECUTOR)])
+@pytest.mark.parametrize(("kit", "ours"), [(SERVER, CONTROLLER_PATH), (CLIENT, EXECUTOR_PATH)])
 def test_only_our_class_may_be_built(kit, ours):
     resources = json.loads(kit["local/resources.json"])
     assert resources["class_list_enforcement_mode"] == "enforce"
@@ -44,13 +44,13 @@ def test_a_site_streams_no_logs_and_knows_one_server():
 
 
 def test_no_kit_holds_a_private_key():
-    for kit in (SERVER, CLIENT, admin_kit(1)):
+    for kit in (SERVER, CLIENT, build_admin_kit(1)):
         assert not any("PRIVATE" in text for text in kit.values())
 
 
 def test_a_job_is_configuration_alone():
-    made = job("run-1", "ab" * 32, ["north", "south"], 2)
+    made = build_job("run-1", "ab" * 32, ["north", "south"], 2)
     assert all(name.endswith(".json") for name in made)
     client = json.loads(made["app/config/config_fed_client.json"])
-    assert client["executors"][0]["executor"] == {"path": EXECUTOR, "args": {"run": "run-1", "digest": "ab" * 32}}
+    assert client["executors"][0]["executor"] == {"path": EXECUTOR_PATH, "args": {"run": "run-1", "digest": "ab" * 32}}
     assert json.loads(made["meta.json"])["deploy_map"] == {"app": ["server", "north", "south"]}

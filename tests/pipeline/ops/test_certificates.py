@@ -10,14 +10,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from pipeline.core.errors import BadKey
-from pipeline.ops.certificates import Authority
+from pipeline.core.errors import KeyFileError
+from pipeline.ops.certificates import CertificateAuthority
 from tests.pipeline.service.conftest import RSA, csr
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
-    return Authority.create(tmp_path_factory.mktemp("ca"), "Test CA")
+    return CertificateAuthority.create(tmp_path_factory.mktemp("ca"), "Test CA")
 
 
 def certificate(pem):
@@ -86,9 +86,9 @@ def test_a_signed_site_gets_through_and_poses_as_nobody(authority, tmp_path):
 
 def test_a_foreign_certificate_is_refused(authority, tmp_path):
     shown = authority.issue_server(["localhost"])
-    other = Authority.create(tmp_path / "other", "Test CA").issue_client("a")  # even of the same name
+    other = CertificateAuthority.create(tmp_path / "other", "Test CA").issue_client("a")  # even of the same name
     server = files(tmp_path, "server", shown.certificate, shown.key)
-    assert not shake(tmp_path, authority, server, files(tmp_path, "foreign", other.certificate, other.key))
+    assert not shake(tmp_path, authority, server, files(tmp_path, "foreign", other.certificate_pem, other.key_pem))
 
 
 def test_what_a_site_may_do_stands_in_its_certificate(authority):
@@ -114,23 +114,23 @@ def test_an_administrator_has_a_role_and_a_site_has_none(authority):
 
 
 def test_requests_that_are_not_the_sites_own_are_refused(authority):
-    with pytest.raises(BadKey, match="is for b, and a enrols"):
+    with pytest.raises(KeyFileError, match="is for b, and a enrols"):
         authority.sign_request(csr("b"), "a")
-    with pytest.raises(BadKey, match="no PKCS#10"):
+    with pytest.raises(KeyFileError, match="no PKCS#10"):
         authority.sign_request("-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----", "a")
-    with pytest.raises(BadKey, match="RSA"):
+    with pytest.raises(KeyFileError, match="RSA"):
         authority.sign_request(csr("a", ec.generate_private_key(ec.SECP256R1())), "a")
     body = csr("a").splitlines()
     swapped = "\n".join([*body[:-3], body[-3][:-4] + ("AAAA" if body[-3][-4:] != "AAAA" else "BBBB"), *body[-2:]])
-    with pytest.raises(BadKey, match=r"not signed by its own key|no PKCS#10"):
+    with pytest.raises(KeyFileError, match=r"not signed by its own key|no PKCS#10"):
         authority.sign_request(swapped, "a")
 
 
 def test_it_opens_again_and_notices_another_key(authority, tmp_path):
-    made = Authority.create(tmp_path / "one", "One")
+    made = CertificateAuthority.create(tmp_path / "one", "One")
     assert (tmp_path / "one" / "ca.key").stat().st_mode & 0o777 == 0o600
-    assert Authority.open(tmp_path / "one").pem == made.pem
-    Authority.create(tmp_path / "two", "Two")
+    assert CertificateAuthority.open(tmp_path / "one").pem == made.pem
+    CertificateAuthority.create(tmp_path / "two", "Two")
     (tmp_path / "two" / "ca.pem").replace(tmp_path / "one" / "ca.pem")
-    with pytest.raises(BadKey, match="does not belong"):
-        Authority.open(tmp_path / "one")
+    with pytest.raises(KeyFileError, match="does not belong"):
+        CertificateAuthority.open(tmp_path / "one")

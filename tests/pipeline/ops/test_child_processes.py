@@ -11,7 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.ops.child_processes import LOG_LIMIT, MARK, Kept, Restarting, sweep, trim
+from pipeline.ops.child_processes import (
+    MARK_ENV,
+    MAX_LOG_BYTES,
+    ChildProcess,
+    RestartingProcess,
+    kill_by_mark,
+    rotate_log,
+)
 
 # a kept child: starts a grandchild, one more in a session of its own without our pipe, writes all numbers, and waits
 FAMILY = """
@@ -38,7 +45,7 @@ time.sleep(600)
 def mark():
     name = uuid.uuid4().hex
     yield name
-    sweep(name)
+    kill_by_mark(name)
 
 
 @pytest.fixture
@@ -66,9 +73,9 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
-def kept_family(here: Path, mark: str) -> Kept:
+def kept_family(here: Path, mark: str) -> ChildProcess:
     argv = [sys.executable, "-m", "pipeline.ops.child_processes", "family_module"]
-    return Kept.start(argv, here, os.environ | {"PYTHONPATH": str(here)}, here / "log" / "child.log", mark)
+    return ChildProcess.start(argv, here, os.environ | {"PYTHONPATH": str(here)}, here / "log" / "child.log", mark)
 
 
 def killed_keeper(here: Path, mark: str, before=lambda members: None) -> list[psutil.Process]:
@@ -91,18 +98,18 @@ def test_kill_of_the_keeper_leaves_no_child_and_no_grandchild(here, mark):
 def test_a_stopped_child_of_a_killed_keeper_is_swept(here, mark):
     members = killed_keeper(here, mark, before=lambda members: members[0].send_signal(signal.SIGSTOP))
     assert all(map(runs, members))
-    assert sweep(mark) == 3
+    assert kill_by_mark(mark) == 3
     assert not any(map(runs, members))
-    assert sweep(mark) == 0
+    assert kill_by_mark(mark) == 0
 
 
 def test_stop_ends_the_whole_tree(here, mark):
     kept = kept_family(here, mark)
     members = family(here)
-    assert kept.alive
+    assert kept.is_alive
     assert members[0].pid == kept.pid
     assert kept.stop(grace=5) == -signal.SIGTERM
-    assert not kept.alive
+    assert not kept.is_alive
     assert not any(map(runs, members))
 
 
@@ -110,7 +117,7 @@ def test_stop_kills_a_stopped_child_and_one_that_lost_its_parent(here, mark):
     kept = kept_family(here, mark)
     members = family(here)
     members[0].kill()  # the grandchildren are init's now, one of them in a session of its own
-    wait_for(lambda: not kept.alive)
+    wait_for(lambda: not kept.is_alive)
     assert all(map(runs, members[1:]))
     kept.stop(grace=0)
     assert not any(map(runs, members))
@@ -125,13 +132,17 @@ def test_stop_kills_a_stopped_child_and_one_that_lost_its_parent(here, mark):
 
 def test_a_sweep_spares_other_marks_and_its_own_ancestors(here, mark):
     other = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | {MARK: f"{mark}x"}
+        [sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | {MARK_ENV: f"{mark}x"}
     )
     own = f"from pipeline.ops.child_processes import sweep; print(sweep({mark!r}))"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {own!r}], check=True)"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", parent], env=os.environ | {MARK: mark}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", parent],
+            env=os.environ | {MARK_ENV: mark},
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert done.stdout.strip() == "0"
         assert other.poll() is None
@@ -141,23 +152,23 @@ def test_a_sweep_spares_other_marks_and_its_own_ancestors(here, mark):
 
 
 def test_a_child_of_a_kept_keeper_carries_both_marks(here, mark):
-    outer = Kept.start([sys.executable, "-c", KEEPER, str(here), "inner"], here, None, here / "outer.log", mark)
+    outer = ChildProcess.start([sys.executable, "-c", KEEPER, str(here), "inner"], here, None, here / "outer.log", mark)
     members = family(here)
-    assert members[2].environ()[MARK].split(":")[:3:2] == [mark, "inner"]
+    assert members[2].environ()[MARK_ENV].split(":")[:3:2] == [mark, "inner"]
     outer.stop(grace=5)
     wait_for(lambda: not any(map(runs, members)))
 
 
 def test_a_module_runs_with_its_arguments_and_its_output_is_kept(tmp_path, mark):
     (tmp_path / "said.py").write_text("import sys; print(__name__, sys.argv[1:]); sys.exit(3)")
-    kept = Kept.start(
+    kept = ChildProcess.start(
         [sys.executable, "-m", "pipeline.ops.child_processes", "said", "a", "--b"], tmp_path,
         os.environ | {"PYTHONPATH": str(tmp_path)}, tmp_path / "log", mark,
     )  # fmt: skip
     assert kept.process.wait(20) == 3
     kept.stop(0)
-    assert kept.log.read_text() == "__main__ ['a', '--b']\n"
-    assert kept.log.stat().st_mode & 0o777 == 0o600
+    assert kept.log_path.read_text() == "__main__ ['a', '--b']\n"
+    assert kept.log_path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_log_is_cut_while_the_child_writes_on(tmp_path):
@@ -165,11 +176,11 @@ def test_a_log_is_cut_while_the_child_writes_on(tmp_path):
     with log.open("ab") as file:
         file.write(b"a" * 100 + b"b" * 50)
         file.flush()
-        trim(log, limit=60)
+        rotate_log(log, max_bytes=60)
         file.write(b"c")
     assert log.read_bytes() == b"c"
     assert (tmp_path / "log.1").read_bytes() == b"a" * 10 + b"b" * 50
-    trim(tmp_path / "none", limit=LOG_LIMIT)
+    rotate_log(tmp_path / "none", max_bytes=MAX_LOG_BYTES)
 
 
 class Clock:
@@ -182,17 +193,17 @@ class Clock:
 def test_restarts_wait_longer_each_time_and_a_minute_of_life_makes_good(tmp_path, mark):
     clock, started = Clock(), []
 
-    def start() -> Kept:
+    def start() -> ChildProcess:
         started.append(clock.now)
-        return Kept.start(
+        return ChildProcess.start(
             [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, None, tmp_path / "log", mark
         )
 
     def dies() -> None:
-        restarting.kept.process.kill()
-        restarting.kept.process.wait()
+        restarting.child.process.kill()
+        restarting.child.process.wait()
 
-    restarting = Restarting(start, clock=clock)
+    restarting = RestartingProcess(start, clock=clock)
     try:
         restarting.tick()
         for _ in range(4):
@@ -200,23 +211,23 @@ def test_restarts_wait_longer_each_time_and_a_minute_of_life_makes_good(tmp_path
             while restarting.tick() is None:
                 clock.now += 0.5
         assert started == [0, 0, 1, 3, 7]
-        assert restarting.ended == [-signal.SIGKILL] * 4
+        assert restarting.exit_codes == [-signal.SIGKILL] * 4
         clock.now += 60
         restarting.tick()
-        assert restarting.ended == []
+        assert restarting.exit_codes == []
         dies()
         restarting.tick()
         assert started[-1] == 67  # at once again
     finally:
         restarting.stop(0)
-    assert restarting.kept is None
-    assert sweep(mark) == 0
+    assert restarting.child is None
+    assert kill_by_mark(mark) == 0
 
 
 def test_a_program_that_is_not_there_is_tried_again_later(tmp_path, mark):
     clock = Clock()
-    restarting = Restarting(
-        lambda: Kept.start([str(tmp_path / "no")], tmp_path, None, tmp_path / "log", mark), clock=clock
+    restarting = RestartingProcess(
+        lambda: ChildProcess.start([str(tmp_path / "no")], tmp_path, None, tmp_path / "log", mark), clock=clock
     )
     with pytest.raises(FileNotFoundError):
         restarting.tick()

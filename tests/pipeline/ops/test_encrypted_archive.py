@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.core.errors import BadRun, NoSpace
-from pipeline.ops.encrypted_archive import CHUNK, MANIFEST, is_sealed, pack, unpack
+from pipeline.core.errors import NoSpaceError, RunFolderError
+from pipeline.ops.encrypted_archive import CHUNK_BYTES, MANIFEST_NAME, is_encrypted, pack_archive, unpack_archive
 from tests.support.ledger_factory import fill, small_disk
 
 FILES = [("a.txt", b"alpha", 0o600), ("deep/er/b.bin", bytes(range(256)) * 9000, 0o644), ("empty", b"", 0o755)]
@@ -17,43 +17,43 @@ FILES = [("a.txt", b"alpha", 0o600), ("deep/er/b.bin", bytes(range(256)) * 9000,
 
 @pytest.mark.parametrize("passphrase", [None, "correct horse"])
 def test_there_and_back(tmp_path, passphrase):
-    file = pack(tmp_path / "x.tar", iter(FILES), {"kind": "test"}, passphrase)
+    file = pack_archive(tmp_path / "x.tar", iter(FILES), {"kind": "test"}, passphrase)
     assert file.stat().st_mode & 0o777 == 0o600
-    assert is_sealed(file) == (passphrase is not None)
+    assert is_encrypted(file) == (passphrase is not None)
     assert (b"alpha" in file.read_bytes()) == (passphrase is None)
-    assert unpack(file, tmp_path / "out", passphrase) == {"kind": "test"}
+    assert unpack_archive(file, tmp_path / "out", passphrase) == {"kind": "test"}
     for name, content, mode in FILES:
         made = tmp_path / "out" / name
         assert (made.read_bytes(), made.stat().st_mode & 0o777) == (content, mode)
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["x.tar"]
 
 
-@pytest.mark.parametrize("size", [0, CHUNK - 3000, CHUNK, 2 * CHUNK + 1])
+@pytest.mark.parametrize("size", [0, CHUNK_BYTES - 3000, CHUNK_BYTES, 2 * CHUNK_BYTES + 1])
 def test_chunks_of_any_length(tmp_path, size):
-    file = pack(tmp_path / "x", [("f", b"x" * size, 0o600)], {}, "p")
-    unpack(file, tmp_path / "out", "p")
+    file = pack_archive(tmp_path / "x", [("f", b"x" * size, 0o600)], {}, "p")
+    unpack_archive(file, tmp_path / "out", "p")
     assert (tmp_path / "out" / "f").stat().st_size == size
 
 
 def test_the_passphrase(tmp_path):
-    file = pack(tmp_path / "x", FILES, {}, "right")
-    with pytest.raises(BadRun, match="the passphrase is wrong, or it is damaged"):
-        unpack(file, tmp_path / "out", "wrong")
-    with pytest.raises(BadRun, match="protected by a passphrase, and none was given"):
-        unpack(file, tmp_path / "out", None)
+    file = pack_archive(tmp_path / "x", FILES, {}, "right")
+    with pytest.raises(RunFolderError, match="the passphrase is wrong, or it is damaged"):
+        unpack_archive(file, tmp_path / "out", "wrong")
+    with pytest.raises(RunFolderError, match="protected by a passphrase, and none was given"):
+        unpack_archive(file, tmp_path / "out", None)
     assert "right" not in file.read_bytes().decode("latin1")
 
 
 def test_no_file_is_overwritten(tmp_path):
     (tmp_path / "x").write_text("precious")
-    with pytest.raises(BadRun, match="exists and is not overwritten"):
-        pack(tmp_path / "x", FILES, {}, None)
+    with pytest.raises(RunFolderError, match="exists and is not overwritten"):
+        pack_archive(tmp_path / "x", FILES, {}, None)
     assert (tmp_path / "x").read_text() == "precious"
 
 
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory):
-    return pack(tmp_path_factory.mktemp("sealed") / "x", FILES, {}, "p").read_bytes()
+    return pack_archive(tmp_path_factory.mktemp("sealed") / "x", FILES, {}, "p").read_bytes()
 
 
 @settings(
@@ -62,38 +62,38 @@ def sealed(tmp_path_factory):
 @given(data=st.data())
 def test_a_sealed_file_is_whole_or_refused(sealed, tmp_path_factory, data):
     place = tmp_path_factory.mktemp("cut")
-    cut = data.draw(st.one_of(st.integers(0, len(sealed) - 20_000), st.just(CHUNK + 16 + 40)))
+    cut = data.draw(st.one_of(st.integers(0, len(sealed) - 20_000), st.just(CHUNK_BYTES + 16 + 40)))
     (place / "cut").write_bytes(sealed[:cut])
-    with pytest.raises(BadRun):
-        unpack(place / "cut", place / "out", "p")
+    with pytest.raises(RunFolderError):
+        unpack_archive(place / "cut", place / "out", "p")
     at = data.draw(st.integers(0, len(sealed) - 20_000))
     (place / "flipped").write_bytes(sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :])
-    with pytest.raises(BadRun):
-        unpack(place / "flipped", place / "out2", "p")
+    with pytest.raises(RunFolderError):
+        unpack_archive(place / "flipped", place / "out2", "p")
 
 
 def test_chunks_do_not_change_places(tmp_path):
-    whole = pack(tmp_path / "x", [("f", b"x" * (4 * CHUNK), 0o600)], {}, "p").read_bytes()
-    head, size = 17 + 16 + 7, CHUNK + 16
+    whole = pack_archive(tmp_path / "x", [("f", b"x" * (4 * CHUNK_BYTES), 0o600)], {}, "p").read_bytes()
+    head, size = 17 + 16 + 7, CHUNK_BYTES + 16
     one, two = whole[head : head + size], whole[head + size : head + 2 * size]
     (tmp_path / "y").write_bytes(whole[:head] + two + one + whole[head + 2 * size :])
-    with pytest.raises(BadRun, match="cannot be read"):
-        unpack(tmp_path / "y", tmp_path / "out", "p")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        unpack_archive(tmp_path / "y", tmp_path / "out", "p")
 
 
 @pytest.mark.parametrize("cut", [0, 100, 600, 1500, 5000])
 def test_a_plain_file_cut_short(tmp_path, cut):
-    whole = pack(tmp_path / "x", FILES, {}, None).read_bytes()
+    whole = pack_archive(tmp_path / "x", FILES, {}, None).read_bytes()
     (tmp_path / "y").write_bytes(whole[:cut])
-    with pytest.raises(BadRun):
-        unpack(tmp_path / "y", tmp_path / "out", None)
+    with pytest.raises(RunFolderError):
+        unpack_archive(tmp_path / "y", tmp_path / "out", None)
 
 
 def test_a_plain_file_whose_content_was_changed(tmp_path):
-    whole = pack(tmp_path / "x", FILES, {}, None).read_bytes()
+    whole = pack_archive(tmp_path / "x", FILES, {}, None).read_bytes()
     (tmp_path / "y").write_bytes(whole.replace(b"alpha", b"omega", 1))
-    with pytest.raises(BadRun, match=r"'a\.txt' is not what was saved"):
-        unpack(tmp_path / "y", tmp_path / "out", None)
+    with pytest.raises(RunFolderError, match=r"'a\.txt' is not what was saved"):
+        unpack_archive(tmp_path / "y", tmp_path / "out", None)
 
 
 def forged(file, members, listed=None):
@@ -102,7 +102,7 @@ def forged(file, members, listed=None):
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
         text = json.dumps({"about": {}, "sha256": listed or {}}).encode()
-        last = tarfile.TarInfo(MANIFEST)
+        last = tarfile.TarInfo(MANIFEST_NAME)
         last.size = len(text)
         tar.addfile(last, io.BytesIO(text))
     return file
@@ -116,33 +116,33 @@ def link(name, kind):
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil", "a//b", "./a", "..", ".", "a\\..\\b"])
 def test_names_that_lead_out(tmp_path, name):
-    with pytest.raises(BadRun, match="points out of the folder"):
-        unpack(forged(tmp_path / "x", [(tarfile.TarInfo(name), b"x")]), tmp_path / "in" / "out", None)
+    with pytest.raises(RunFolderError, match="points out of the folder"):
+        unpack_archive(forged(tmp_path / "x", [(tarfile.TarInfo(name), b"x")]), tmp_path / "in" / "out", None)
     assert not list(tmp_path.rglob("evil"))
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
 def test_only_plain_files(tmp_path, kind):
-    with pytest.raises(BadRun, match="is a link or no plain file"):
-        unpack(forged(tmp_path / "x", [(link("a", kind), b"")]), tmp_path / "out", None)
+    with pytest.raises(RunFolderError, match="is a link or no plain file"):
+        unpack_archive(forged(tmp_path / "x", [(link("a", kind), b"")]), tmp_path / "out", None)
 
 
 def test_strange_archives(tmp_path):
     twice = [(tarfile.TarInfo("a"), b"1"), (tarfile.TarInfo("a"), b"2")]
-    with pytest.raises(BadRun, match="is in it twice"):
-        unpack(forged(tmp_path / "1", twice), tmp_path / "o1", None)
-    with pytest.raises(BadRun, match="is not what was saved"):
-        unpack(forged(tmp_path / "2", twice[:1]), tmp_path / "o2", None)
-    with pytest.raises(BadRun, match="is not what was saved"):
-        unpack(forged(tmp_path / "3", [], {"gone": "00"}), tmp_path / "o3", None)
+    with pytest.raises(RunFolderError, match="is in it twice"):
+        unpack_archive(forged(tmp_path / "1", twice), tmp_path / "o1", None)
+    with pytest.raises(RunFolderError, match="is not what was saved"):
+        unpack_archive(forged(tmp_path / "2", twice[:1]), tmp_path / "o2", None)
+    with pytest.raises(RunFolderError, match="is not what was saved"):
+        unpack_archive(forged(tmp_path / "3", [], {"gone": "00"}), tmp_path / "o3", None)
     inside = [(tarfile.TarInfo("a"), b"1"), (tarfile.TarInfo("a/b"), b"2")]
-    with pytest.raises(BadRun, match="is damaged"):
-        unpack(forged(tmp_path / "4", inside), tmp_path / "o4", None)
+    with pytest.raises(RunFolderError, match="is damaged"):
+        unpack_archive(forged(tmp_path / "4", inside), tmp_path / "o4", None)
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
     with small_disk(tmp_path) as disk:
         fill(disk, 8192)
-        with pytest.raises(NoSpace, match="no space left to write"):
-            pack(disk / "x", FILES, {}, "p")
+        with pytest.raises(NoSpaceError, match="no space left to write"):
+            pack_archive(disk / "x", FILES, {}, "p")
         assert [p.name for p in disk.iterdir()] == ["filling"]

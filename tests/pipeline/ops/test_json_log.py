@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from pipeline.ops.json_log import open_log, redacted
+from pipeline.ops.json_log import open_log, redact
 
 
 def test_an_event_is_a_line_with_its_fields(tmp_path):
     log = open_log(tmp_path / "log" / "a.jsonl")
-    log.event("login refused", "warning", user="eva", address="10.0.0.1")
+    log.write_event("login refused", "warning", user="eva", address="10.0.0.1")
     (line,) = (tmp_path / "log" / "a.jsonl").read_text().splitlines()
     record = json.loads(line)
     assert record.pop("time").endswith("+00:00")
@@ -25,41 +25,43 @@ def test_an_event_is_a_line_with_its_fields(tmp_path):
 )  # fmt: skip
 def test_secrets_are_masked_by_name_at_any_depth(tmp_path, name):
     log = open_log(tmp_path / "a.jsonl")
-    log.event("x", about={"list": [{name: "s3cret"}]}, **{name: ["s3cret"]})
+    log.write_event("x", about={"list": [{name: "s3cret"}]}, **{name: ["s3cret"]})
     assert "s3cret" not in (tmp_path / "a.jsonl").read_text()
 
 
 @pytest.mark.parametrize("name", ["monkey", "keyword", "site", "user", "why", "reason"])
 def test_other_names_are_kept(name):
-    assert redacted({name: "plain"}) == {name: "plain"}
+    assert redact({name: "plain"}) == {name: "plain"}
 
 
 def test_secrets_within_texts_are_masked():
-    assert "abc" not in redacted("got Authorization: Bearer abc in a header")
+    assert "abc" not in redact("got Authorization: Bearer abc in a header")
     pem = "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"
-    assert "MIIE" not in redacted(f"odd: {pem}")
-    assert len(redacted("x" * 10_000)) < 5000
+    assert "MIIE" not in redact(f"odd: {pem}")
+    assert len(redact("x" * 10_000)) < 5000
 
 
 def test_a_line_break_in_a_field_makes_no_second_record(tmp_path):
     log = open_log(tmp_path / "a.jsonl")
-    log.event("x", user='eva\n{"event": "forged"}')
-    assert [record["event"] for record in log.last(10)] == ["x"]
+    log.write_event("x", user='eva\n{"event": "forged"}')
+    assert [record["event"] for record in log.read_last(10)] == ["x"]
 
 
 def test_it_turns_over_by_size_and_keeps_a_few(tmp_path):
-    log = open_log(tmp_path / "a.jsonl", most=300, kept=2)
+    log = open_log(tmp_path / "a.jsonl", max_bytes=300, num_backups=2)
     for number in range(40):
-        log.event("e", number=number)
+        log.write_event("e", number=number)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.1", "a.jsonl.2"]
     assert all(p.stat().st_size <= 300 and p.stat().st_mode & 0o077 == 0 for p in tmp_path.iterdir())
-    assert [r["number"] for r in log.last(4)] == [36, 37, 38, 39]
-    assert log.last(0) == []
+    assert [r["number"] for r in log.read_last(4)] == [36, 37, 38, 39]
+    assert log.read_last(0) == []
 
 
 def test_many_threads_write_whole_lines(tmp_path):
-    log = open_log(tmp_path / "a.jsonl", most=2000, kept=200)
-    threads = [threading.Thread(target=lambda: [log.event("e", filler="x" * 50) for _ in range(25)]) for _ in range(8)]
+    log = open_log(tmp_path / "a.jsonl", max_bytes=2000, num_backups=200)
+    threads = [
+        threading.Thread(target=lambda: [log.write_event("e", filler="x" * 50) for _ in range(25)]) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -71,14 +73,14 @@ def test_many_threads_write_whole_lines(tmp_path):
 def test_a_log_that_cannot_be_written_stops_nobody_and_says_so_once(tmp_path, capsys):
     log = open_log(tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").mkdir()
-    log.event("x")
-    log.event("x")
+    log.write_event("x")
+    log.write_event("x")
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
 def test_a_line_cut_short_by_a_kill_is_passed_over(tmp_path):
     log = open_log(tmp_path / "a.jsonl")
-    log.event("whole")
+    log.write_event("whole")
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write('{"event": "ha')
-    assert [r["event"] for r in log.last(5)] == ["whole"]
+    assert [r["event"] for r in log.read_last(5)] == ["whole"]

@@ -84,7 +84,7 @@ def round_line(turn: int, accuracies: dict[str, float | None], **more: Any) -> d
         "work": {site: {"asked": 50, "done": 50, "examples": 10, "seconds": 1.0} for site in asked},
         "train_loss": {},
         "bytes": {"up": 1_000_000 * len(asked), "down": 2_000_000 * len(asked)},
-        "seconds": {"train": 30.0, "judge": 1.0, "save": 0.5},
+        "seconds": {"train": 30.0, "evaluate": 1.0, "save": 0.5},
         "clock": None,
         "void": None,
         "metrics": {"val": {"sites": {site: metrics(value) for site, value in accuracies.items()}}},
@@ -138,9 +138,9 @@ class Folder:
             },
             "worst": {"site": "a", "accuracy": 0.7},
             "spread": {"accuracy": 0.1},
-            "yardsticks": {
-                "local": {"test": {"pooled": metrics(0.66)}, "curve": [[0, 0.2], [1, 0.5], [2, 0.66]]},
-                "central": {"test": {"pooled": metrics(0.93)}, "curve": []},
+            "baselines": {
+                "local_only": {"test": {"pooled": metrics(0.66)}, "curve": [[0, 0.2], [1, 0.5], [2, 0.66]]},
+                "centralized": {"test": {"pooled": metrics(0.93)}, "curve": []},
             },
             "traffic": {"up": 4_000_000, "down": 8_000_000},
             "seconds": 95.0,
@@ -186,14 +186,14 @@ def read_page() -> Callable[[Path], Reader]:
 @pytest.fixture
 def section_of() -> Callable[[Callable[..., None], Folder], Reader]:
     """A page that has one section of the report of a folder, or nothing."""
-    from pipeline.reports.document.page import Page, Sheet
-    from pipeline.reports.run.headline_metric import Lens
-    from pipeline.reports.run.record import read_run
+    from pipeline.reports.document.page import HtmlPage, ReportWriter
+    from pipeline.reports.run.headline_metric import HeadlineMetric
+    from pipeline.reports.run.record import load_run_record
 
     def write(section: Callable[..., None], folder: Folder) -> Reader:
-        record, page = read_run(folder.write()), Page("one section")
-        section(Sheet(page, folder.path / "plots"), record, Lens.of(record))
-        return Reader(page.html())
+        record, page = load_run_record(folder.write()), HtmlPage("one section")
+        section(ReportWriter(page, folder.path / "plots"), record, HeadlineMetric.from_record(record))
+        return Reader(page.render_html())
 
     return write
 

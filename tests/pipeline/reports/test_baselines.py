@@ -15,9 +15,9 @@ def judged(pooled, **sites):
 def full(folder):
     """Federated 0.900; alone 0.800 and 0.905; one place 0.930; no scanners 0.940; normalised 0.920."""
     folder.results["test"] = judged(0.90, a=0.88, b=0.91)
-    folder.results["yardsticks"] = {
-        "local": {"test": judged(0.5, a=0.80, b=0.93), "curve": [[0, 0.5]]},
-        "central": {"test": judged(0.93, a=0.91, b=0.94), "curve": []},
+    folder.results["baselines"] = {
+        "local_only": {"test": judged(0.5, a=0.80, b=0.93), "curve": [[0, 0.5]]},
+        "centralized": {"test": judged(0.93, a=0.91, b=0.94), "curve": []},
         "unskewed": {"test": judged(0.94, a=0.93, b=0.95), "curve": []},
         "normalised": {"test": judged(0.92, a=0.90, b=0.93), "curve": []},
     }
@@ -29,10 +29,15 @@ def full(folder):
         "pooled": {"positive_auroc": [0.87, 0.925]},
         "sites": {"a": {"positive_auroc": [0.85, 0.9]}, "b": {"positive_auroc": [0.89, 0.95]}},
     }
-    draws = {"federated": 0.90, "central": 0.93, "unskewed": 0.94, "normalised": 0.92}
-    width = {"federated": 0.0, "central": 0.01, "unskewed": 0.01, "normalised": 0.03}  # of the difference, either way
+    draws = {"federated": 0.90, "centralized": 0.93, "unskewed": 0.94, "normalised": 0.92}
+    width = {
+        "federated": 0.0,
+        "centralized": 0.01,
+        "unskewed": 0.01,
+        "normalised": 0.03,
+    }  # of the difference, either way
     for name, middle in draws.items():
-        whose = folder.results if name == "federated" else folder.results["yardsticks"][name]
+        whose = folder.results if name == "federated" else folder.results["baselines"][name]
         values = [middle + width[name] * (n / 100 - 1) for n in range(201)]
         whose["intervals"] = (whose.get("intervals") or {}) | {"paired": {"metric": "positive_auroc", "values": values}}
     return folder
@@ -64,16 +69,16 @@ def test_what_is_gained_lost_and_won_back_by_hand(full, findings):
 
 
 def test_nothing_is_won_back_of_what_may_be_chance(full, findings):
-    full.results["yardsticks"]["unskewed"]["intervals"]["paired"]["values"] = [0.7 + n / 500 for n in range(201)]
+    full.results["baselines"]["unskewed"]["intervals"]["paired"]["values"] = [0.7 + n / 500 for n in range(201)]
     assert "reaches 0.920, 2.0 points more than without." in findings(full)[4]
 
 
 def test_small_and_contrary_differences_are_told_as_they_are(full, findings):
-    yards = full.results["yardsticks"]
-    yards["central"]["test"] = judged(0.86, a=0.8, b=0.9)
+    yards = full.results["baselines"]
+    yards["centralized"]["test"] = judged(0.86, a=0.8, b=0.9)
     yards["unskewed"]["test"] = judged(0.903)
     yards["normalised"]["test"] = judged(0.85)
-    yards["local"]["test"] = judged(0.5, a=0.881, b=0.907)
+    yards["local_only"]["test"] = judged(0.5, a=0.881, b=0.907)
     _, alone, pooling, scanner, normalising, _ = findings(full)
     assert alone.startswith(
         "Each site alone would do about the same (+0.1 points on average over 2 sites"
@@ -84,12 +89,12 @@ def test_small_and_contrary_differences_are_told_as_they_are(full, findings):
 
 
 def test_more_than_all_of_it_is_not_a_share(full, findings):
-    full.results["yardsticks"]["normalised"]["test"] = judged(0.95)
+    full.results["baselines"]["normalised"]["test"] = judged(0.95)
     assert "it wins back all of these 4.0 points." in findings(full)[4]
 
 
 def test_normalising_stands_alone_without_the_unskewed(full, findings):
-    del full.results["yardsticks"]["unskewed"]
+    del full.results["baselines"]["unskewed"]
     assert "reaches 0.920, 2.0 points more than without." in findings(full)[3]
 
 
@@ -110,8 +115,8 @@ def test_the_table_has_the_weakest_site_and_the_gap(full, read_page):
 
 
 def test_one_figure_for_the_sites_and_one_for_the_curves(full, read_page):
-    for name in ("unskewed", "central"):
-        full.results["yardsticks"][name]["test"]["pooled"]["roc"] = {"fpr": [0, 0.1, 1], "tpr": [0, 0.8, 1]}
+    for name in ("unskewed", "centralized"):
+        full.results["baselines"][name]["test"]["pooled"]["roc"] = {"fpr": [0, 0.1, 1], "tpr": [0, 0.8, 1]}
     full.results["test"]["pooled"]["roc"] = {"fpr": [0, 0.2, 1], "tpr": [0, 0.8, 1]}
     page = read_page(write_report(full.write()))
     assert {"yardsticks.png", "yardstick_roc.png"} <= {plot.name for plot in (full.path / "plots").iterdir()}
@@ -121,8 +126,8 @@ def test_one_figure_for_the_sites_and_one_for_the_curves(full, read_page):
 
 def test_many_sites_show_the_weakest(full, read_page):
     full.results["test"]["sites"] = {f"s{at:03}": area(0.5 + at / 1000) for at in range(100)}
-    full.results["yardsticks"]["local"]["test"] = {"sites": full.results["test"]["sites"]}
-    full.results["yardsticks"] = {"local": full.results["yardsticks"]["local"]}
+    full.results["baselines"]["local_only"]["test"] = {"sites": full.results["test"]["sites"]}
+    full.results["baselines"] = {"local_only": full.results["baselines"]["local_only"]}
     page = read_page(write_report(full.write()))
     assert "the 84 strongest are left out" in page.texts("main")[0]
     assert "s015" in page.texts("text")
@@ -130,9 +135,11 @@ def test_many_sites_show_the_weakest(full, read_page):
     assert "All together, and the 10 weakest of 100 sites" in page.texts("caption")
 
 
-@pytest.mark.parametrize("yards", [{}, None, {"local": {}}, {"central": {"test": {}, "curve": None}}, {"local": None}])
+@pytest.mark.parametrize(
+    "yards", [{}, None, {"local_only": {}}, {"centralized": {"test": {}, "curve": None}}, {"local_only": None}]
+)
 def test_yardsticks_without_content_are_left_out(folder, read_page, yards):
-    folder.results["yardsticks"] = yards
+    folder.results["baselines"] = yards
     assert "What federation gains and loses" not in read_page(write_report(folder.write())).texts("h2")
 
 
@@ -147,12 +154,12 @@ def test_a_run_of_an_older_version_is_compared_by_accuracy(page):
 def test_a_federation_judged_at_the_coordinator_is_compared_there(folder, findings):
     folder.results |= {"positive": None, "test": {"coordinator": {"n": 10, "accuracy": 0.8}}}
     folder.results["intervals"] = {"unit": "example", "coordinator": {"accuracy": [0.7, 0.9]}}
-    folder.results["yardsticks"] = {"central": {"test": {"coordinator": {"accuracy": 0.85}}, "curve": []}}
+    folder.results["baselines"] = {"centralized": {"test": {"coordinator": {"accuracy": 0.85}}, "curve": []}}
     found = findings(folder)
     assert "on the coordinator's set, 95 % interval 70.0 to 90.0)" in found[0]
     assert found[1].endswith("the federation loses 5.0 points to it.")
 
 
 def test_draws_of_another_metric_are_not_compared(full, findings):
-    full.results["yardsticks"]["central"]["intervals"]["paired"]["metric"] = "accuracy"
+    full.results["baselines"]["centralized"]["intervals"]["paired"]["metric"] = "accuracy"
     assert findings(full)[2].endswith("the federation loses 3.0 points to it.")

@@ -1,8 +1,15 @@
 import pytest
 
 from pipeline.reports.run.clusters import figures as group_figures
-from pipeline.reports.run.clusters.section import History, Move, followed, groups, history, natural
-from pipeline.reports.run.record import read_run
+from pipeline.reports.run.clusters.section import (
+    ClusterHistory,
+    ClusterMove,
+    add_clusters_section,
+    load_cluster_history,
+    natural_sort_key,
+    track_clusters,
+)
+from pipeline.reports.run.record import load_run_record
 
 SITES = "abcd"
 
@@ -26,7 +33,13 @@ def grouped(folder, line):
             entry["groups"] = members(named)
             entry["tree"] = {"leaves": list(SITES), "merges": [[1, 3, 0.25, 2], [2, 4, 0.5, 3], [0, 5, 2.0, 4]]}
     folder.data["sites"] = {site: {"train": [30, 12]} for site in SITES}
-    folder.results |= {"strategy": "similarity", "positive": None, "best_round": 4, "yardsticks": {}, "rounds": 4}
+    folder.results |= {
+        "strategy": "similarity_clustering",
+        "positive": None,
+        "best_round": 4,
+        "baselines": {},
+        "rounds": 4,
+    }
     folder.results["test"] = {
         "pooled": {"n": 100, "accuracy": 0.8},
         "sites": scored(a=(40, 0.9), b=(10, 0.5), c=(20, 0.8), d=(30, 0.9)),
@@ -37,7 +50,7 @@ def grouped(folder, line):
 
 @pytest.fixture
 def page_of(section_of):
-    return lambda folder: section_of(groups, folder)
+    return lambda folder: section_of(add_clusters_section, folder)
 
 
 def test_who_is_where_and_how_good_the_group_is(grouped, page_of):
@@ -128,8 +141,8 @@ def test_a_hundred_sites(grouped, page_of, line):
 
 
 def test_moves_bridge_gaps():
-    found = History([1, 2, 3], [members("00 ", "abc"), {}, members("010", "abc")], 2)
-    assert found.moves == [Move(3, "b", "0", "1")]
+    found = ClusterHistory([1, 2, 3], [members("00 ", "abc"), {}, members("010", "abc")], 2)
+    assert found.moves == [ClusterMove(3, "b", "0", "1")]
 
 
 def test_places_in_a_tree_are_followed_by_their_members():
@@ -139,33 +152,33 @@ def test_places_in_a_tree_are_followed_by_their_members():
         {"a": "0.1", "b": "0.1", "c": "0.1", "d": "0.0", "e": "0.0"},
         {"a": "0.0", "b": "0.0", "c": "0.1", "d": "0.1", "e": "0.1"},
     ]
-    found = History([1, 2, 3], followed(rounds, 2), 2)
-    assert found.moves == [Move(3, "c", "0.0", "0.1")]
-    assert found.result == rounds[2]
+    found = ClusterHistory([1, 2, 3], track_clusters(rounds, 2), 2)
+    assert found.moves == [ClusterMove(3, "c", "0.0", "0.1")]
+    assert found.result_clusters == rounds[2]
 
 
 def test_a_group_without_a_successor_has_a_name_of_its_own():
-    found = followed([{"a": "0.0", "b": "0.1", "c": "0.1"}, {"a": "0.0", "b": "0.0", "c": "0.0"}], 1)
+    found = track_clusters([{"a": "0.0", "b": "0.1", "c": "0.1"}, {"a": "0.0", "b": "0.0", "c": "0.0"}], 1)
     assert found[0] == {"a": "f1", "b": "0.0", "c": "0.0"}
 
 
 def test_names_that_are_models_stay_as_they_are(grouped):
     for entry, named in zip(grouped.rounds[1:], ("0011", "1100", "0011", "0011"), strict=True):
         entry["groups"] = members(named)
-    assert len(history(read_run(grouped.write())).moves) == 8  # they all took another model, twice
+    assert len(load_cluster_history(load_run_record(grouped.write())).moves) == 8  # they all took another model, twice
 
 
 def test_natural_order():
-    assert sorted(["0.10", "0.2", "f1", "0"], key=natural) == ["0", "0.2", "0.10", "f1"]
+    assert sorted(["0.10", "0.2", "f1", "0"], key=natural_sort_key) == ["0", "0.2", "0.10", "f1"]
 
 
 def test_the_strip_has_a_colour_a_group_and_none_for_the_unknown():
     groups = [{"a": "0"}, {"a": "0", "b": "1"}]
-    colours = group_figures.colours_of(["0", "1"], {"0", "1"})
-    figure = group_figures.membership(["a", "b"], [1, 2], groups, colours, 1)
+    colours = group_figures.assign_cluster_colors(["0", "1"], {"0", "1"})
+    figure = group_figures.plot_cluster_membership(["a", "b"], [1, 2], groups, colours, 1)
     cells = figure.axes[0].images[0].get_array()
-    middle = group_figures.FINE // 2
-    a, b = cells[middle], cells[middle + group_figures.FINE]
+    middle = group_figures.PIXELS_PER_ROW // 2
+    a, b = cells[middle], cells[middle + group_figures.PIXELS_PER_ROW]
     assert (a[:, 3] > 0).all()
     assert b[0, 3] == 0
     assert tuple(a[1, :3]) != tuple(b[1, :3])
@@ -174,26 +187,28 @@ def test_the_strip_has_a_colour_a_group_and_none_for_the_unknown():
 
 def test_many_rounds_share_columns():
     groups = [{"a": "0"}] * 999 + [{"a": "1"}]
-    figure = group_figures.membership(["a"], range(1000), groups, group_figures.colours_of(["0", "1"], {"1"}), 999)
+    figure = group_figures.plot_cluster_membership(
+        ["a"], range(1000), groups, group_figures.assign_cluster_colors(["0", "1"], {"1"}), 999
+    )
     assert figure.axes[0].images[0].get_array().shape[1] <= 120
     assert "1: 1 site" in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_more_groups_than_colours():
     names = [f"0.{n}" for n in range(20)]
-    shared = group_figures.colours_of(names, set(names[:4]))
+    shared = group_figures.assign_cluster_colors(names, set(names[:4]))
     assert len({shared[name] for name in names[:11]}) == 11
-    assert {shared[name] for name in names[11:]} == {group_figures.OTHERS}
-    again = group_figures.colours_of(names, set(names))
-    assert group_figures.OTHERS not in again.values()
+    assert {shared[name] for name in names[11:]} == {group_figures.OTHER_CLUSTERS_COLOR}
+    again = group_figures.assign_cluster_colors(names, set(names))
+    assert group_figures.OTHER_CLUSTERS_COLOR not in again.values()
 
 
 def test_a_branch_has_its_groups_colour_as_long_as_it_is_one_group():
     colours = {"0": "#111111", "1": "#222222"}
     merges = [[1, 3, 0.25, 2], [2, 4, 0.5, 3], [0, 5, 2.0, 4]]
-    figure = group_figures.tree(list(SITES), merges, members("0111"), colours, "Distance")
+    figure = group_figures.plot_dendrogram(list(SITES), merges, members("0111"), colours, "Distance")
     axes = figure.axes[0]
-    assert sorted(line.get_color() for line in axes.lines) == sorted([group_figures.INK, "#222222", "#222222"])
+    assert sorted(line.get_color() for line in axes.lines) == sorted([group_figures.INK_COLOR, "#222222", "#222222"])
     assert {label.get_text() for label in axes.get_yticklabels()} == {"a · 0", "b · 1", "c · 1", "d · 1"}
     assert max(max(line.get_xdata()) for line in axes.lines) == 2.0
 

@@ -1,21 +1,21 @@
 import pytest
 
-from pipeline.reports.run.communication import chains, plain_bytes, travel_words
-from pipeline.reports.run.record import read_run
-from pipeline.reports.run.sites import communication, participation, ranges
+from pipeline.reports.run.communication import compression_chains, describe_compression, float32_bytes
+from pipeline.reports.run.record import load_run_record
+from pipeline.reports.run.sites import add_communication_section, add_participation_section, format_round_ranges
 
 CODEC = """
-[codec]
-up = [{ name = "topk", share = 0.05, error_feedback = true }, { name = "qsgd", bits = 8 }]
-down = "fp16"
+[compression]
+uplink = [{ name = "topk", fraction = 0.05, error_feedback = true }, { name = "qsgd", bits = 8 }]
+downlink = "fp16"
 """
 
 
 @pytest.fixture
 def page_of(section_of):
     def both(sheet, record, lens):
-        participation(sheet, record)
-        communication(sheet, record)
+        add_participation_section(sheet, record)
+        add_communication_section(sheet, record)
 
     return lambda folder: section_of(both, folder)
 
@@ -42,9 +42,9 @@ def test_both_ways_in_words_and_against_float32(folder, page_of):
 def test_only_answers_that_counted_are_counted(folder):
     folder.rounds[1]["counted"] = ["a"]
     folder.results["parameters"] = 10
-    record = read_run(folder.write())
-    assert plain_bytes(record, "up") == 3 * 40
-    assert plain_bytes(record, "down") == 4 * 40
+    record = load_run_record(folder.write())
+    assert float32_bytes(record, "up") == 3 * 40
+    assert float32_bytes(record, "down") == 4 * 40
 
 
 def test_a_run_that_goes_on_tells_its_codecs_without_a_ratio(folder, page_of):
@@ -61,7 +61,7 @@ def test_about_as_much_is_called_so(folder, page_of):
     assert page_of(folder).row("Up, sites").endswith("3.9 MB about as much")
 
 
-@pytest.mark.parametrize("codec", ["", "[codec]\ndown = []\n"])
+@pytest.mark.parametrize("codec", ["", "[compression]\ndown = []\n"])
 def test_without_codecs_nothing_is_said(folder, page_of, codec):
     folder.study += codec
     page = page_of(folder)
@@ -70,9 +70,9 @@ def test_without_codecs_nothing_is_said(folder, page_of, codec):
 
 
 def test_a_strategy_may_bring_its_own(folder):
-    folder.study = '[strategy]\nname = "fedpaq"\nbits = 1\n[codec]\ndown = []\n'
+    folder.study = '[strategy]\nname = "fedpaq"\nbits = 1\n[compression]\ndownlink = []\n'
     folder.results["strategy"] = "fedpaq"
-    words = travel_words(chains(read_run(folder.write())))
+    words = describe_compression(compression_chains(load_run_record(folder.write())))
     assert (
         words
         == "Updates went up by qsgd (rounded at random to 1 bit a number); models came down as they are, in float32."
@@ -81,14 +81,14 @@ def test_a_strategy_may_bring_its_own(folder):
 
 @pytest.mark.parametrize("strategy", ['name = "gone"', 'name = "fedpaq"\nlevels = 3'])
 def test_a_strategy_that_is_no_longer_known_brings_none(folder, strategy):
-    folder.study = f"[strategy]\n{strategy}\n[codec]\ndown = []\n"
+    folder.study = f"[strategy]\n{strategy}\n[compression]\ndownlink = []\n"
     folder.results = None
-    assert chains(read_run(folder.write())) == {}
+    assert compression_chains(load_run_record(folder.write())) == {}
 
 
 def test_an_unknown_codec_has_its_name(folder):
-    folder.study += '[codec]\nup = ["zip", { name = "randk", share = 0.5, error_feedback = false }]\n'
-    words = travel_words(chains(read_run(folder.write())))
+    folder.study += '[compression]\nup = ["zip", { name = "randk", share = 0.5, error_feedback = false }]\n'
+    words = describe_compression(compression_chains(load_run_record(folder.write())))
     assert words.startswith("Updates went up by zip, then randk (50 % of the numbers, at random places); ")
 
 
@@ -117,4 +117,4 @@ def test_who_only_dropped_out_was_not_quarantined(folder, page_of):
 
 
 def test_ranges():
-    assert [ranges(turns) for turns in ([], [3], [7, 1, 2, 3], [1, 3])] == ["", "3", "1–3, 7", "1, 3"]
+    assert [format_round_ranges(turns) for turns in ([], [3], [7, 1, 2, 3], [1, 3])] == ["", "3", "1–3, 7", "1, 3"]

@@ -1,7 +1,7 @@
 import pytest
 
-from pipeline.core.errors import BadRun
-from pipeline.reports.compare import flatten, write_compare
+from pipeline.core.errors import RunFolderError
+from pipeline.reports.compare import flatten_settings, write_comparison
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def two_runs(folder, tmp_path):
 
 
 def test_rows_are_plain_numbers(two_runs, tmp_path):
-    _, rows = write_compare(two_runs, tmp_path / "c.html")
+    _, rows = write_comparison(two_runs, tmp_path / "c.html")
     assert rows[1] == {
         "name": "other",
         "strategy": "fedprox",
@@ -28,7 +28,7 @@ def test_rows_are_plain_numbers(two_runs, tmp_path):
 
 
 def test_the_page_shows_scores_curves_and_what_differs(two_runs, tmp_path, read_page):
-    path, _ = write_compare(two_runs, tmp_path / "pages")
+    path, _ = write_comparison(two_runs, tmp_path / "pages")
     page = read_page(path)
     assert path == tmp_path / "pages" / "compare.html"
     rows = page.texts("tr")
@@ -41,7 +41,7 @@ def test_the_page_shows_scores_curves_and_what_differs(two_runs, tmp_path, read_
 
 
 def test_another_metric_has_its_own_column(two_runs, tmp_path, read_page):
-    path, rows = write_compare(two_runs, tmp_path, metric="auroc")
+    path, rows = write_comparison(two_runs, tmp_path, metric="auroc")
     assert rows[0]["auroc"] == 0.75
     assert "AUROC" in read_page(path).texts("th")
 
@@ -50,14 +50,14 @@ def test_runs_judged_differently_are_told_apart(two_runs, folder, tmp_path, read
     for line in folder.rounds:
         line["metrics"] = {"test": {"coordinator": {"accuracy": 0.1 * line["round"]}}}
     folder.write()
-    path, _ = write_compare(two_runs, tmp_path)
+    path, _ = write_comparison(two_runs, tmp_path)
     assert "The runs were not judged alike: run: validation data" in read_page(path).texts("figcaption")[0]
 
 
 def test_a_running_run_is_named(two_runs, folder, tmp_path, read_page):
     folder.results = None
     folder.write()
-    path, rows = write_compare(two_runs, tmp_path)
+    path, rows = write_comparison(two_runs, tmp_path)
     assert "Not finished, judged by their last round: other." in read_page(path).texts("header")[0]
     assert rows[1]["best_round"] is None
 
@@ -66,15 +66,15 @@ def test_equal_names_and_equal_studies(folder, tmp_path, read_page):
     folder.path = tmp_path / "x" / "run"
     first = folder.write()
     folder.path = tmp_path / "y" / "run"
-    path, rows = write_compare([first, folder.write(), first], tmp_path)
+    path, rows = write_comparison([first, folder.write(), first], tmp_path)
     assert [row["name"] for row in rows] == ["x/run (1)", "y/run", "x/run (2)"]
     assert "the study files say the same" in read_page(path).texts("main")[0]
 
 
 def test_an_unknown_metric_is_refused_with_the_valid_ones(two_runs, tmp_path):
-    with pytest.raises(BadRun, match="'acuracy'; valid: accuracy"):
-        write_compare(two_runs, tmp_path, metric="acuracy")
+    with pytest.raises(RunFolderError, match="'acuracy'; valid: accuracy"):
+        write_comparison(two_runs, tmp_path, metric="acuracy")
 
 
 def test_flatten():
-    assert flatten({"a": {"b": {"c": 1}}, "d": [1, 2]}) == {"a.b.c": "1", "d": "[1, 2]"}
+    assert flatten_settings({"a": {"b": {"c": 1}}, "d": [1, 2]}) == {"a.b.c": "1", "d": "[1, 2]"}

@@ -8,10 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.reports.run.contact_sheets import GAP, SHOWN_SITES, contact_sheets, write_cells
+from pipeline.reports.run.contact_sheets import (
+    MAX_SHEET_SITES,
+    TILE_GAP_PIXELS,
+    make_contact_sheets,
+    write_contact_sheets,
+)
 from pipeline.reports.run.report import write_report
-from sites.population.simulated_sites import Population
-from sites.training.base import Examples, Pool
+from sites.population.simulated_sites import FederatedDataset
+from sites.training.base import ExamplePool, SplitIndices
 
 
 def population(sites, classes, shape=(3, 40, 40), holds=None):
@@ -22,12 +27,12 @@ def population(sites, classes, shape=(3, 40, 40), holds=None):
     ends = np.cumsum([0, *map(len, labels)]).tolist()
     nobody = torch.zeros(0, dtype=torch.int64)
     examples = {
-        site: Examples(torch.arange(a, b), nobody, nobody)
+        site: SplitIndices(torch.arange(a, b), nobody, nobody)
         for site, a, b in zip(sites, ends[:-1], ends[1:], strict=True)
     }
-    pool = Pool(x, y, torch.device("cpu"))
+    pool = ExamplePool(x, y, torch.device("cpu"))
     told = {"fingerprint": "feed", "skipped": (), "unit": None, "public": nobody, "acquisitions": {}}
-    return Population(pool, tuple(sites), examples, tuple(classes), shape, **told)
+    return FederatedDataset(pool, tuple(sites), examples, tuple(classes), shape, **told)
 
 
 def opened(png):
@@ -36,9 +41,9 @@ def opened(png):
 
 def test_two_classes_are_two_rows_the_positive_one_first():
     people = population(["a"], ["schistocyte", "other"], holds={"a": [0, 1, 1, 0, 1]})
-    sheet = opened(contact_sheets(people, per_class=3, positive="schistocyte")["a"])
-    assert sheet.shape[:2] == (2 * 40 + GAP, 3 * 40 + 2 * GAP)
-    upper = {int(sheet[0, at * (40 + GAP), 0]) for at in range(2)}
+    sheet = opened(make_contact_sheets(people, per_class=3, positive_class="schistocyte")["a"])
+    assert sheet.shape[:2] == (2 * 40 + TILE_GAP_PIXELS, 3 * 40 + 2 * TILE_GAP_PIXELS)
+    upper = {int(sheet[0, at * (40 + TILE_GAP_PIXELS), 0]) for at in range(2)}
     assert upper == {0, 3}  # the rows of the pool that are schistocytes
     assert sheet[0, -1, 3] == 0  # there are only two: the third place is blank
     assert sheet[-1, -1, 3] == 255
@@ -46,31 +51,31 @@ def test_two_classes_are_two_rows_the_positive_one_first():
 
 def test_many_classes_are_columns_and_a_missing_one_stays_blank():
     people = population(["a"], list("vwxyz"), holds={"a": [0, 1, 3, 4]})
-    sheet = opened(contact_sheets(people, per_class=1)["a"])
-    assert [int(sheet[5, at * (40 + GAP) + 5, 3]) for at in range(5)] == [255, 255, 0, 255, 255]
+    sheet = opened(make_contact_sheets(people, per_class=1)["a"])
+    assert [int(sheet[5, at * (40 + TILE_GAP_PIXELS) + 5, 3]) for at in range(5)] == [255, 255, 0, 255, 255]
 
 
 @pytest.mark.parametrize(("side", "tile"), [(28, 56), (48, 48), (72, 56)])
 def test_small_images_grow_by_whole_factors_and_large_ones_shrink(side, tile):
     people = population(["a"], ["x", "y"], (1, side, side))
-    assert opened(contact_sheets(people, per_class=1)["a"]).shape[:2] == (2 * tile + GAP, tile)
+    assert opened(make_contact_sheets(people, per_class=1)["a"]).shape[:2] == (2 * tile + TILE_GAP_PIXELS, tile)
 
 
 def test_points_have_no_sheets(tmp_path):
     people = population(["a"], ["x", "y"], (2,))
-    assert contact_sheets(people) == {}
-    write_cells(tmp_path, people)
+    assert make_contact_sheets(people) == {}
+    write_contact_sheets(tmp_path, people)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_the_first_sites_have_sheets():
     people = population([f"site {at}" for at in range(12)], ["x", "y"])
-    assert list(contact_sheets(people)) == [f"site {at}" for at in range(SHOWN_SITES)]
+    assert list(make_contact_sheets(people)) == [f"site {at}" for at in range(MAX_SHEET_SITES)]
 
 
 def test_odd_names_become_plain_files(tmp_path, nasty):
     sites = ["../../etc/passwd", nasty, "東京", "a/b", "a b"]
-    write_cells(tmp_path, replace(population(sites, ["x", "y"]), acquisitions={"a/b": "warm light"}))
+    write_contact_sheets(tmp_path, replace(population(sites, ["x", "y"]), acquisitions={"a/b": "warm light"}))
     index = json.loads((tmp_path / "cells" / "index.json").read_text())
     assert list(index) == sites
     assert index["a/b"]["words"] == "warm light"
@@ -83,7 +88,7 @@ def test_odd_names_become_plain_files(tmp_path, nasty):
 def test_the_report_shows_every_sheet(folder, read_page, nasty):
     path = folder.write()
     people = replace(population(["a", nasty], ["normal", "schistocyte"]), acquisitions={"a": "warm <light>"})
-    write_cells(path, people, "schistocyte")
+    write_contact_sheets(path, people, "schistocyte")
     page = read_page(write_report(path))
     images = page.all("img")
     assert len(images) == 2
@@ -100,7 +105,7 @@ def test_the_report_shows_every_sheet(folder, read_page, nasty):
 
 def test_the_report_says_how_many_sites_are_not_shown(folder, read_page):
     path = folder.write()
-    write_cells(path, population(["a"], ["normal", "schistocyte"]))
+    write_contact_sheets(path, population(["a"], ["normal", "schistocyte"]))
     assert "Shown: 1 of 2 sites; 1 more took part." in read_page(write_report(path)).texts("main")[0]
 
 

@@ -1,9 +1,9 @@
 import pytest
 
-from pipeline.reports.document.formatting import joined, points, span
+from pipeline.reports.document.formatting import format_interval, format_points, join_names
 from pipeline.reports.run import scores as score_figures
-from pipeline.reports.run.headline_metric import Lens
-from pipeline.reports.run.record import read_run
+from pipeline.reports.run.headline_metric import HeadlineMetric
+from pipeline.reports.run.record import load_run_record
 from pipeline.reports.run.report import write_report
 
 
@@ -50,11 +50,11 @@ def test_the_worst_site_is_that_of_the_leading_metric(detecting, read_page, nast
 
 def test_pooled_scores_lead_where_they_have_intervals(detecting):
     detecting.results["test"]["coordinator"] = {"n": 5, "positive_auroc": 0.99}
-    lens = Lens.of(read_run(detecting.write()))
-    assert lens.whole(detecting.results["test"])[0] == "all sites"
+    lens = HeadlineMetric.from_record(load_run_record(detecting.write()))
+    assert lens.overall_scores(detecting.results["test"])[0] == "all sites"
     detecting.results["intervals"] = None
-    lens = Lens.of(read_run(detecting.write()))
-    assert lens.whole(detecting.results["test"])[0] == "coordinator's set"
+    lens = HeadlineMetric.from_record(load_run_record(detecting.write()))
+    assert lens.overall_scores(detecting.results["test"])[0] == "coordinator's set"
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_pooled_scores_lead_where_they_have_intervals(detecting):
 def test_without_a_positive_class_what_the_study_chooses_by_leads(folder, best, leads):
     folder.results["positive"] = None
     folder.study += f'[evaluation]\nbest = "{best}"\n'
-    assert Lens.of(read_run(folder.write())).metric == leads  # the run has no macro F1
+    assert HeadlineMetric.from_record(load_run_record(folder.write())).metric == leads  # the run has no macro F1
 
 
 @pytest.mark.parametrize("edges", [None, [], [0.1], [None, 0.2], [float("nan"), 0.5], "ab"])
 def test_half_an_interval_is_none(folder, edges):
     folder.results["intervals"] = {"pooled": {"accuracy": edges}, "sites": None}
-    lens = Lens.of(read_run(folder.write()))
-    assert lens.interval("accuracy") is None
-    assert lens.interval("accuracy", "a") is None
+    lens = HeadlineMetric.from_record(load_run_record(folder.write()))
+    assert lens.score_interval("accuracy") is None
+    assert lens.score_interval("accuracy", "a") is None
 
 
 def test_sites_are_drawn_behind_the_whole_and_the_operating_point_is_ringed(detecting, read_page, nasty):
@@ -96,19 +96,19 @@ def test_a_class_may_have_its_area(folder, read_page):
 
 
 def test_a_long_curve_keeps_its_ends():
-    across, upward = score_figures.thinned([at / 1023 for at in range(1024)], [1.0] * 1024)
-    assert len(across) == len(upward) <= score_figures.MOST_POINTS
+    across, upward = score_figures.thin_curve([at / 1023 for at in range(1024)], [1.0] * 1024)
+    assert len(across) == len(upward) <= score_figures.MAX_CURVE_POINTS
     assert (across[0], across[-1]) == (0, 1)
-    assert score_figures.thinned([0, 1], [0, 1]) == ([0, 1], [0, 1])
+    assert score_figures.thin_curve([0, 1], [0, 1]) == ([0, 1], [0, 1])
 
 
 def test_the_interval_of_a_share_by_hand():
     # z = 2, 5 of 10: centre 1/2, half-width 2 / 1.4 * sqrt(0.025 + 0.01)
-    low, high = score_figures.wilson(0.5, 10, z=2)
+    low, high = score_figures.wilson_interval(0.5, 10, z=2)
     assert (low, high) == pytest.approx((0.5 - 2 / 1.4 * 0.035**0.5, 0.5 + 2 / 1.4 * 0.035**0.5))
 
 
 def test_words():
-    assert [points(x) for x in (0.012, -0.034, 0.0004, -0.0004)] == ["+1.2", "−3.4", "0.0", "0.0"]
-    assert span("accuracy", 0.9, 0.951) == "(90.0 to 95.1)"
-    assert [joined(names) for names in ([], ["a"], ["a", "b", "c"])] == ["", "a", "a, b and c"]
+    assert [format_points(x) for x in (0.012, -0.034, 0.0004, -0.0004)] == ["+1.2", "−3.4", "0.0", "0.0"]
+    assert format_interval("accuracy", 0.9, 0.951) == "(90.0 to 95.1)"
+    assert [join_names(names) for names in ([], ["a"], ["a", "b", "c"])] == ["", "a", "a, b and c"]

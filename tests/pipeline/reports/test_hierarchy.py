@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.reports.run.hierarchy import Level, levels, levels_of
+from pipeline.reports.run.hierarchy import LevelScores, add_hierarchy_section, level_scores
 from pipeline.reports.run.report import write_report
 
 SECTION = "Specialisation and generalisation"
@@ -33,7 +33,7 @@ def demlearn(shift=0.0):
 
 @pytest.fixture
 def hierarchy(folder):
-    folder.results |= {"positive": None, "strategy": "demlearn", "best_round": 2, "test": demlearn(), "yardsticks": {}}
+    folder.results |= {"positive": None, "strategy": "demlearn", "best_round": 2, "test": demlearn(), "baselines": {}}
     for entry in folder.rounds[1:]:
         entry |= {"groups": MEMBERS, "metrics": {"val": demlearn(entry["round"] / 100)}}
     return folder
@@ -41,27 +41,27 @@ def hierarchy(folder):
 
 @pytest.fixture
 def page_of(section_of):
-    return lambda folder: section_of(levels, folder)
+    return lambda folder: section_of(add_hierarchy_section, folder)
 
 
 def test_three_levels_by_hand():
-    found = levels_of(demlearn(), MEMBERS, "accuracy")
+    found = level_scores(demlearn(), MEMBERS, "accuracy")
     assert found == {
-        "site": Level(0.9, pytest.approx(0.5)),
-        "group": Level(0.8, pytest.approx(0.6)),
-        "top": Level(0.7, 0.75),
+        "site": LevelScores(0.9, pytest.approx(0.5)),
+        "group": LevelScores(0.8, pytest.approx(0.6)),
+        "top": LevelScores(0.7, 0.75),
     }
 
 
 def test_areas_of_several_models_are_means_over_sites():
-    found = levels_of(demlearn(), MEMBERS, "positive_auroc")
-    assert found["site"].special == pytest.approx(0.89)
-    assert found["group"].special == pytest.approx(0.7)
+    found = level_scores(demlearn(), MEMBERS, "positive_auroc")
+    assert found["site"].specialization == pytest.approx(0.89)
+    assert found["group"].specialization == pytest.approx(0.7)
 
 
 def test_without_models_of_their_own_sites_stand_for_their_groups():
     scores = {"pooled": at(0.8), "models": {"group/0": at(0.5), "group/1": at(0.6), "group/2": at(0.1)}}
-    assert levels_of(scores, {"a": "0", "b": "1"}, "accuracy") == {"group": Level(0.8, pytest.approx(0.55))}
+    assert level_scores(scores, {"a": "0", "b": "1"}, "accuracy") == {"group": LevelScores(0.8, pytest.approx(0.55))}
 
 
 def test_the_table_the_words_and_both_curves(hierarchy, page_of):
@@ -75,7 +75,7 @@ def test_the_table_the_words_and_both_curves(hierarchy, page_of):
 
 
 def test_a_skewed_study_says_that_the_coordinator_is_not(hierarchy, page_of):
-    hierarchy.study += '[skew]\nname = "plane"\n'
+    hierarchy.study += '[feature_skew]\nname = "plane"\n'
     assert any("belongs to no site and is not skewed." in words for words in page_of(hierarchy).texts("p"))
 
 

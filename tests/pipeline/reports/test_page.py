@@ -3,16 +3,16 @@ import errno
 import pytest
 from markupsafe import Markup
 
-from pipeline.core.errors import NoSpace
+from pipeline.core.errors import NoSpaceError
 from pipeline.core.files import write_atomically
-from pipeline.reports.document.formatting import count_of, duration, score, shorten, size
-from pipeline.reports.document.page import Column, Page
+from pipeline.reports.document.formatting import format_bytes, format_count, format_duration, format_score, shorten_text
+from pipeline.reports.document.page import HtmlPage, TableColumn
 
 
 def test_blocks_come_in_order_and_are_escaped(tmp_path, read_page):
-    page = Page("A < B", "sub & title").section("Tables").text("1 < 2", "two")
-    page.table([Column("Site"), Column("n", True)], [["<b>", "3"]], "A caption", highlight=0, badge="odd")
-    page.figure(Markup("<svg></svg>"), "A drawing").details("More", "a <pre>\n b")
+    page = HtmlPage("A < B", "sub & title").add_section("Tables").add_text("1 < 2", "two")
+    page.add_table([TableColumn("Site"), TableColumn("n", True)], [["<b>", "3"]], "A caption", highlight=0, badge="odd")
+    page.add_figure(Markup("<svg></svg>"), "A drawing").add_details("More", "a <pre>\n b")
     found = read_page(page.save(tmp_path / "new" / "page.html"))
     assert found.texts("h1") == ["A < B"]
     assert found.texts("p")[2:4] == ["1 < 2", "two"]
@@ -23,14 +23,14 @@ def test_blocks_come_in_order_and_are_escaped(tmp_path, read_page):
 
 
 def test_a_plain_string_is_no_drawing():
-    assert "<svg" not in Page("x").figure("<svg></svg>", "forged").html()
+    assert "<svg" not in HtmlPage("x").add_figure("<svg></svg>", "forged").render_html()
 
 
 def test_a_long_captioned_table_starts_folded():
     rows = [[str(at)] for at in range(13)]
-    assert "<summary>Many</summary>" in Page("x").table([Column("n")], rows, "Many").html()
-    assert "<summary>" not in Page("x").table([Column("n")], rows[:12], "Few").html()
-    assert "<summary>" not in Page("x").table([Column("n")], rows, "Marked", highlight=2).html()
+    assert "<summary>Many</summary>" in HtmlPage("x").add_table([TableColumn("n")], rows, "Many").render_html()
+    assert "<summary>" not in HtmlPage("x").add_table([TableColumn("n")], rows[:12], "Few").render_html()
+    assert "<summary>" not in HtmlPage("x").add_table([TableColumn("n")], rows, "Marked", highlight=2).render_html()
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
@@ -40,7 +40,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(NoSpace, match=r"no space left to write .*page\.html"):
+    with pytest.raises(NoSpaceError, match=r"no space left to write .*page\.html"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
@@ -51,19 +51,19 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     [(None, "–"), (0.04, "0.0 s"), (59.97, "1 min 00 s"), (3599.6, "1 h 00 min"), (7500, "2 h 05 min")],
 )
 def test_durations(seconds, words):
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words
 
 
 @pytest.mark.parametrize(
     ("count", "words"), [(None, "–"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB"), (2.5e13, "25.0 TB")]
 )
 def test_sizes(count, words):
-    assert size(count) == words
+    assert format_bytes(count) == words
 
 
 def test_scores_and_counts():
-    assert score("accuracy", 0.8604) == "86.0 %"
-    assert score("auroc", 0.8604) == "0.860"
-    assert score("loss", None) == "–"
-    assert (count_of(1, "site"), count_of(2000, "site")) == ("1 site", "2,000 sites")
-    assert shorten("x" * 30, 5) == "xxxx…"
+    assert format_score("accuracy", 0.8604) == "86.0 %"
+    assert format_score("auroc", 0.8604) == "0.860"
+    assert format_score("loss", None) == "–"
+    assert (format_count(1, "site"), format_count(2000, "site")) == ("1 site", "2,000 sites")
+    assert shorten_text("x" * 30, 5) == "xxxx…"

@@ -1,9 +1,9 @@
 import pytest
 
 from pipeline.reports.run import personalization as personal_figures
-from pipeline.reports.run.headline_metric import Lens, unmixed
-from pipeline.reports.run.personalization import Personal, personal
-from pipeline.reports.run.record import read_run
+from pipeline.reports.run.headline_metric import HeadlineMetric, replace_pooled_rank_metrics
+from pipeline.reports.run.personalization import PersonalizationScores, add_personalization_section
+from pipeline.reports.run.record import load_run_record
 from pipeline.reports.run.report import write_report
 
 SECTION = "Own models and the common one"
@@ -24,13 +24,13 @@ def own(folder):
         "sites": scored(a=0.9, b=0.8, c=0.7),
         "views": {"global": {"pooled": {"accuracy": 0.78}, "sites": scored(a=0.8, b=0.8, c=0.75)}},
     }
-    folder.results["yardsticks"] = {"local": {"test": {"sites": scored(a=0.88, b=0.85)}, "curve": []}}
+    folder.results["baselines"] = {"local_only": {"test": {"sites": scored(a=0.88, b=0.85)}, "curve": []}}
     return folder
 
 
 @pytest.fixture
 def page_of(section_of):
-    return lambda folder: section_of(personal, folder)
+    return lambda folder: section_of(add_personalization_section, folder)
 
 
 def test_gains_over_the_common_model_and_over_none_by_hand(own, page_of):
@@ -56,7 +56,7 @@ def test_the_best_of_a_row_is_marked_by_a_sign(own, page_of):
 
 
 def test_without_yardsticks_nobody_is_alone(own, page_of):
-    own.results["yardsticks"] = {}
+    own.results["baselines"] = {}
     page = page_of(own)
     assert page.row("a 40 80.0 %") == "a 40 80.0 % ★ 90.0 % +10.0"
     assert "alone" not in page.texts("main")[0]
@@ -94,7 +94,7 @@ def test_a_hundred_sites_are_dots_and_a_folded_table(own, page_of):
     many = {f"s{at:03}": {"n": 10, "accuracy": 0.5 + at / 400} for at in range(100)}
     own.results["test"]["sites"] = many
     own.results["test"]["views"]["global"]["sites"] = {site: {"n": 10, "accuracy": 0.6} for site in many}
-    own.results["yardsticks"]["local"]["test"]["sites"] = many
+    own.results["baselines"]["local_only"]["test"]["sites"] = many
     page = page_of(own)
     # at / 400 against 0.1: better from 42 on, worse up to 38
     assert {"own is better (58)", "own is worse (39)", "about the same (100)"} <= set(page.texts("text"))
@@ -103,7 +103,9 @@ def test_a_hundred_sites_are_dots_and_a_folded_table(own, page_of):
 
 
 def test_a_line_goes_from_the_common_model_to_the_own_one():
-    figure = personal_figures.dumbbells([Personal("a", 0.8, 0.9, 0.85), Personal("b", 0.8, 0.7)], "Accuracy", True)
+    figure = personal_figures.plot_dumbbells(
+        [PersonalizationScores("a", 0.8, 0.9, 0.85), PersonalizationScores("b", 0.8, 0.7)], "Accuracy", True
+    )
     lines = [list(line.get_xdata()) for line in figure.axes[0].lines]
     assert lines == [[80, 90], [80, 70]]
     colours = [line.get_color() for line in figure.axes[0].lines]
@@ -134,13 +136,13 @@ def test_areas_of_several_models_are_means_over_sites(own):
     test = own.results["test"]
     test["pooled"] |= {"auroc": 0.99, "roc": {"fpr": [0, 1], "tpr": [0, 1]}, "class_auroc": [0.9, 0.9]}
     test["sites"]["a"]["auroc"], test["sites"]["b"]["auroc"] = 0.8, 0.9
-    assert unmixed(test)["pooled"] == {"n": 120, "accuracy": 0.80, "auroc": pytest.approx(0.85)}
-    lens = Lens.of(read_run(own.write()))
-    assert lens.several
-    assert lens.whole(test)[0] == "all sites"
+    assert replace_pooled_rank_metrics(test)["pooled"] == {"n": 120, "accuracy": 0.80, "auroc": pytest.approx(0.85)}
+    lens = HeadlineMetric.from_record(load_run_record(own.write()))
+    assert lens.has_several_models
+    assert lens.overall_scores(test)[0] == "all sites"
 
 
 def test_one_common_model_keeps_its_areas(folder):
-    lens = Lens.of(read_run(folder.write()))
-    assert not lens.several
-    assert lens.fair(folder.results["test"]) is folder.results["test"]
+    lens = HeadlineMetric.from_record(load_run_record(folder.write()))
+    assert not lens.has_several_models
+    assert lens.comparable_scores(folder.results["test"]) is folder.results["test"]

@@ -3,7 +3,7 @@ from pipeline.reports.run.report import write_report
 PLOTS = {
     "accuracy",
     "loss",
-    "yardsticks",
+    "baselines",
     "yardstick_curves",
     "confusion",
     "reliability",

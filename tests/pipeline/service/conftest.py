@@ -20,8 +20,8 @@ from cryptography.x509.oid import NameOID
 from fastapi import FastAPI
 
 from pipeline.service.storage.home import CoordinatorHome
-from pipeline.service.storage.store import Store
-from pipeline.service.web.app import make_app
+from pipeline.service.storage.store import CoordinatorStore
+from pipeline.service.web.app import create_app
 from privacy.ledger import keys
 
 STUDY = """
@@ -75,7 +75,7 @@ class Web:
 @dataclass
 class World:
     home: CoordinatorHome
-    store: Store
+    store: CoordinatorStore
     app: FastAPI
     clock: Clock
     lead_token: str
@@ -94,7 +94,9 @@ class World:
         return Web(self.app, token)
 
     def enrol(self, site: str, key: Ed25519PrivateKey | None = None) -> Web:
-        told = self.nobody.post("/site/enrol", enrolment(self.store.accounts.invite(site, 1, "lead")[0], site, key))
+        told = self.nobody.post(
+            "/site/enrol", enrolment(self.store.accounts.create_invitation(site, 1, "lead")[0], site, key)
+        )
         assert told.status_code == 200, told.text
         return Web(self.app, told.json()["credential"])
 
@@ -104,18 +106,18 @@ class World:
         return str(made.json()["id"])
 
     def approval(self, run: str, hours: float = 24) -> dict[str, Any]:
-        row = self.store.run(run)
+        row = self.store.find_run(run)
         assert row is not None
         until = (self.clock() + timedelta(hours=hours)).isoformat()
         return {"run": run, "offer": row.digest, "at": self.clock().isoformat(), "expires": until, "officer": "1a2b"}
 
     def state(self, run: str) -> str:
-        row = self.store.run(run)
+        row = self.store.find_run(run)
         assert row is not None
         return row.state
 
     def file(self, run: str, name: str, data: bytes = b"x") -> Path:
-        path = self.home.runs / run / name
+        path = self.home.runs_folder / run / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         return path
@@ -132,11 +134,11 @@ def csr(name: str, key: RSAPrivateKey = RSA) -> str:
 
 
 def enrolment(token: str, site: str, key: Ed25519PrivateKey | None = None, **more: str) -> dict[str, str]:
-    key = key or keys.generate()
+    key = key or keys.generate_key()
     asked = more.pop("csr", csr(site))
     sha = [hashlib.sha256(text.encode()).hexdigest() for text in (token, asked)]
     proof = keys.sign(key, "possession", {"site": site, "token_sha256": sha[0], "csr_sha256": sha[1]})
-    own = {"token": token, "site": site, "key": keys.public_hex(key), "officer": keys.public_hex(keys.generate())}
+    own = {"token": token, "site": site, "key": keys.public_hex(key), "officer": keys.public_hex(keys.generate_key())}
     return own | {"csr": asked, "version": "0.1.0", "proof": proof} | more
 
 
@@ -152,7 +154,7 @@ def world(built: Path, tmp_path: Path):
 
     shutil.copytree(built, tmp_path / "home")
     home, clock = CoordinatorHome.open(tmp_path / "home"), Clock()
-    store = Store(home.database, clock)
-    app = make_app(home, store, registered=lambda: {"a"})
-    yield World(home, store, app, clock, home.token.read_text().strip())
+    store = CoordinatorStore(home.database_url, clock)
+    app = create_app(home, store, registered_sites=lambda: {"a"})
+    yield World(home, store, app, clock, home.token_path.read_text().strip())
     store.close()

@@ -28,14 +28,14 @@ def test_an_invited_site_gets_all_it_needs(world):
 
 
 def test_an_invitation_is_good_once_for_one_name_and_not_for_ever(world):
-    token, _ = world.store.accounts.invite("a", 1, "lead")
+    token, _ = world.store.accounts.create_invitation("a", 1, "lead")
     assert join(world, "wrong", "a").status_code == 403
     assert join(world, token, "b").status_code == 403
     assert join(world, token, "a").status_code == 200
     again = join(world, token, "a")
     assert again.status_code == 403
     assert "ask the lead for a new one" in again.json()["error"]
-    late, _ = world.store.accounts.invite("c", 1, "lead")
+    late, _ = world.store.accounts.create_invitation("c", 1, "lead")
     world.clock.pass_by(hours=1)
     assert join(world, late, "c").status_code == 403
     assert [s.name for s in world.store.sites()] == ["a"]
@@ -43,15 +43,15 @@ def test_an_invitation_is_good_once_for_one_name_and_not_for_ever(world):
 
 
 def test_a_newer_invitation_voids_the_older(world):
-    old, _ = world.store.accounts.invite("a", 1, "lead")
-    new, _ = world.store.accounts.invite("a", 1, "lead")
+    old, _ = world.store.accounts.create_invitation("a", 1, "lead")
+    new, _ = world.store.accounts.create_invitation("a", 1, "lead")
     assert join(world, old, "a").status_code == 403
     assert join(world, new, "a").status_code == 200
 
 
 def test_what_is_wrong_with_an_enrolment_does_not_use_up_the_invitation(world):
-    token, _ = world.store.accounts.invite("a", 1, "lead")
-    stranger = keys.public_hex(keys.generate())
+    token, _ = world.store.accounts.create_invitation("a", 1, "lead")
+    stranger = keys.public_hex(keys.generate_key())
     assert "proof" in join(world, token, "a", key=None, **{"officer": stranger, "proof": "0" * 128}).json()["error"]
     other = enrolment(token, "a") | {"key": stranger}
     assert "proof" in world.nobody.post("/site/enrol", other).json()["error"]
@@ -62,9 +62,9 @@ def test_what_is_wrong_with_an_enrolment_does_not_use_up_the_invitation(world):
 
 
 def test_a_name_belongs_to_its_key_until_the_lead_removes_it(world):
-    own, thief = keys.generate(), keys.generate()
+    own, thief = keys.generate_key(), keys.generate_key()
     first = world.enrol("a", own)
-    token, _ = world.store.accounts.invite("a", 1, "lead")
+    token, _ = world.store.accounts.create_invitation("a", 1, "lead")
     told = join(world, token, "a", thief)
     assert told.status_code == 403
     assert "removes it first" in told.json()["error"]
@@ -72,14 +72,14 @@ def test_a_name_belongs_to_its_key_until_the_lead_removes_it(world):
     assert join(world, token, "a", own).status_code == 200  # the same site again, say after a restore
     assert first.post("/site/beat", beating()).status_code == 401  # its old credential is void
     assert world.lead.post("/api/sites/a/remove").status_code == 200
-    token, _ = world.store.accounts.invite("a", 1, "lead")
+    token, _ = world.store.accounts.create_invitation("a", 1, "lead")
     assert join(world, token, "a", thief).status_code == 200
 
 
 def test_a_key_has_one_name(world):
-    key = keys.generate()
+    key = keys.generate_key()
     world.enrol("a", key)
-    token, _ = world.store.accounts.invite("b", 1, "lead")
+    token, _ = world.store.accounts.create_invitation("b", 1, "lead")
     assert "another name" in join(world, token, "b", key).json()["error"]
 
 
@@ -95,7 +95,7 @@ def test_who_left_or_was_removed_is_out(world):
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "a.b", ".a", "-a", "a b", "ä", "a" * 49, "a\n", "", "%2e%2e"])
 def test_a_name_is_no_path(world, name):
-    token, _ = world.store.accounts.invite("a", 1, "lead")
+    token, _ = world.store.accounts.create_invitation("a", 1, "lead")
     assert world.nobody.post("/site/enrol", enrolment(token, "a") | {"site": name}).status_code == 422
     if name and "/" not in name:
         told = world.lead.post(f"/api/sites/{name}/invite".replace("\n", "%0a"), {})

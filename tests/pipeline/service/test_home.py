@@ -5,9 +5,9 @@ import ssl
 
 import pytest
 
-from pipeline.core.errors import BadRun
+from pipeline.core.errors import RunFolderError
 from pipeline.service.storage.home import CoordinatorHome
-from pipeline.service.storage.store import Store
+from pipeline.service.storage.store import CoordinatorStore
 from privacy.ledger import keys
 
 
@@ -17,16 +17,16 @@ def test_all_is_there_and_secrets_are_the_owners(built):
     for name in ("key.pem", "ca.key", "web.key", "lead.token", "hemofed.db"):
         assert (built / name).stat().st_mode & 0o777 == 0o600, name
     assert built.stat().st_mode & 0o777 == 0o700
-    assert len(keys.public_hex(home.key)) == 64
+    assert len(keys.public_hex(home.signing_key)) == 64
     ssl.create_default_context(cafile=str(built / "ca.pem")).load_cert_chain(built / "web.crt", built / "web.key")
     assert not list(built.parent.glob(".home*")), "a draft was left behind"
 
 
 def test_the_leads_token_opens_and_is_not_in_the_database(built):
     home = CoordinatorHome.open(built)
-    token = home.token.read_text().strip()
-    store = Store(home.database)
-    user = store.accounts.user(token)
+    token = home.token_path.read_text().strip()
+    store = CoordinatorStore(home.database_url)
+    user = store.accounts.find_user(token)
     store.close()
     assert user is not None
     assert (user.name, user.role) == ("lead", "lead")
@@ -36,7 +36,7 @@ def test_the_leads_token_opens_and_is_not_in_the_database(built):
 def test_a_home_is_never_made_over_something(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("mine")
-    with pytest.raises(BadRun, match="not empty"):
+    with pytest.raises(RunFolderError, match="not empty"):
         CoordinatorHome.create(tmp_path / "home", "x", "localhost")
     assert [p.name for p in tmp_path.iterdir()] == ["home"]
 
@@ -45,18 +45,18 @@ def test_a_home_is_never_made_over_something(tmp_path):
     ("name", "host", "port"), [('a"b', "h", 1), ("", "h", 1), ("a\n", "h", 1), ("a", 'h"', 1), ("a", "h", 0), ("a", "h", 70000)]
 )  # fmt: skip
 def test_names_that_would_break_files_are_refused(tmp_path, name, host, port):
-    with pytest.raises(BadRun):
+    with pytest.raises(RunFolderError):
         CoordinatorHome.create(tmp_path / "home", name, host, port)
     assert not (tmp_path / "home").exists()
 
 
 def test_what_is_missing_is_named(built, tmp_path):
-    with pytest.raises(BadRun, match="coordinator init"):
+    with pytest.raises(RunFolderError, match="coordinator init"):
         CoordinatorHome.open(tmp_path)
     shutil.copytree(built, tmp_path / "home")
     (tmp_path / "home" / "ca.key").unlink()
-    with pytest.raises(BadRun, match=r"lacks ca\.key"):
+    with pytest.raises(RunFolderError, match=r"lacks ca\.key"):
         CoordinatorHome.open(tmp_path / "home")
     (tmp_path / "home" / "coordinator.toml").write_text("name = 1")
-    with pytest.raises(BadRun, match="a host and a port"):
+    with pytest.raises(RunFolderError, match="a host and a port"):
         CoordinatorHome.open(tmp_path / "home")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pipeline.core.errors import Refused
-from pipeline.service.runtime.create_run import plain_words
-from pipeline.service.web.app import make_app
+from pipeline.core.errors import IncompatibleStudyError
+from pipeline.service.runtime.create_run import describe_study
+from pipeline.service.web.app import create_app
 from pipeline.study.offer import read_offer
 from tests.pipeline.service.conftest import STUDY, Web, beating
 
@@ -31,7 +31,7 @@ def test_an_offer_is_what_the_sites_are_sent(world, sites):
     (sent,) = sites["a"].post("/site/beat", beating()).json()["offers"]
     offer = read_offer(json.dumps(sent))
     assert offer.digest == world.store.run(run).digest
-    assert offer.sites == {s.name: s.key for s in world.store.sites()}
+    assert offer.site_keys == {s.name: s.key for s in world.store.sites()}
     assert shown["offer"] == sent
     assert control(world, run) == "run"
     assert sites["a"].post("/site/beat", beating(have=[offer.digest])).json()["offers"] == []
@@ -48,7 +48,7 @@ def test_only_the_named_sites_are_asked(world, sites):
     }
     stranger = sites["b"].post("/site/beat", beating(world.approval(run)))
     assert stranger.status_code == 200
-    assert world.store.approved(run) == set()
+    assert world.store.approved_sites(run) == set()
     assert "ignored" in world.app.state.parts.log.last(1)[0]["event"]
 
 
@@ -63,7 +63,7 @@ def test_only_the_named_sites_are_asked(world, sites):
         ({"sites": ["../a"]}, "sites.0"),
         ({"fewest": 4}, "at least 4"),
         ({"fewest": 0}, "fewest"),
-        ({"study": STUDY + "[waiting]\nquorum = 9"}, "at least 9"),
+        ({"study": STUDY + "[round]\nquorum = 9"}, "at least 9"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -81,9 +81,9 @@ def test_without_sites_there_is_no_run(world):
 
 def test_a_study_unfit_for_hospitals_is_refused(world, sites):
     def check(study):
-        raise Refused(f"{study.name}: only a simulation has that")
+        raise IncompatibleStudyError(f"{study.name}: only a simulation has that")
 
-    strict = Web(make_app(world.home, world.store, check=check), world.lead_token)
+    strict = Web(create_app(world.home, world.store, check_study=check), world.lead_token)
     told = strict.post("/api/runs", {"study": STUDY})
     assert (told.status_code, told.json()["error"]) == (422, "moons: only a simulation has that")
 
@@ -131,7 +131,7 @@ def test_withdrawals_and_expiry_are_shown(world, sites):
     sites["b"].post("/site/beat", beating(withdrawn=[gone]))
     states = {x["site"]: x["state"] for x in world.lead.get("/api/approvals").json()}
     assert states == {"a": "expired", "b": "withdrawn", "c": "pending"}
-    assert world.store.approved(run) == set()
+    assert world.store.approved_sites(run) == set()
     shown = {s["site"]: s for s in world.lead.get(f"/api/runs/{run}").json()["sites"]}
     assert shown["b"]["withdrawn"] is not None
     assert shown["a"]["withdrawn"] is None
@@ -157,6 +157,6 @@ def test_a_runs_name_is_no_path(world, sites, id):
 
 
 def test_a_study_in_plain_words():
-    lines = plain_words({"rounds": 3, "strategy": {"name": "fedavg"}, "model": {"name": "cnn"}, "data": {"name": "folder"}, "selection": {"fraction": 0.5}, "privacy": {}})  # fmt: skip
+    lines = describe_study({"rounds": 3, "strategy": {"name": "fedavg"}, "model": {"name": "cnn"}, "data": {"name": "folder"}, "client_sampling": {"fraction": 0.5}, "privacy": {}})  # fmt: skip
     assert any("50% of the sites" in line for line in lines)
     assert any("No privacy budget" in line for line in lines)

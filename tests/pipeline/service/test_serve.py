@@ -13,11 +13,11 @@ import pytest
 import uvicorn
 
 from pipeline.cli.commands import coordinator as coordinating
-from pipeline.core.errors import BadService
+from pipeline.core.errors import ServiceError
 from pipeline.protocol.invitations import parse_invitation
 from pipeline.service.storage.home import CoordinatorHome
-from pipeline.service.storage.store import Store
-from pipeline.service.web.app import make_app
+from pipeline.service.storage.store import CoordinatorStore
+from pipeline.service.web.app import create_app
 from tests.pipeline.service.conftest import STUDY, beating, enrolment
 
 ROUND = {"lr": 0.1, "asked": ["a"], "counted": ["a"], "missed": {}, "bytes": {"up": 1, "down": 1}, "seconds": {"train": 0.1},
@@ -27,7 +27,7 @@ ROUND = {"lr": 0.1, "asked": ["a"], "counted": ["a"], "missed": {}, "bytes": {"u
 @dataclass
 class Served:
     home: CoordinatorHome
-    store: Store
+    store: CoordinatorStore
     app: object
     context: ssl.SSLContext
 
@@ -44,10 +44,10 @@ def served(tmp_path, capsys):
     said = capsys.readouterr().out
     assert re.search(r"([0-9a-f]{4}-){7}", said)
     home = CoordinatorHome.open(tmp_path / "home")
-    assert home.token.read_text().strip() not in said
-    store = Store(home.database)
-    app = make_app(home, store)
-    app.state.parts.streams.poll = 0.05
+    assert home.token_path.read_text().strip() not in said
+    store = CoordinatorStore(home.database_url)
+    app = create_app(home, store)
+    app.state.parts.event_stream.poll_seconds = 0.05
     server = uvicorn.Server(
         uvicorn.Config(app, ssl_certfile=home.path / "web.crt", ssl_keyfile=home.path / "web.key", log_level="error",
                        access_log=False, timeout_graceful_shutdown=2)
@@ -57,7 +57,7 @@ def served(tmp_path, capsys):
     while not server.started:
         time.sleep(0.01)
     yield Served(home, store, app, ssl.create_default_context(cafile=str(home.path / "ca.pem")))
-    app.state.parts.streams.close()
+    app.state.parts.event_stream.close()
     server.should_exit = True
     thread.join(10)
     assert not thread.is_alive(), "the server does not shut down"
@@ -90,17 +90,17 @@ def test_from_init_to_a_finished_run(served, tmp_path, capsys):
         for site in (a, b):
             site.post("/site/beat", json=beating(approval(served, run)))
         served.store.state(run, "running")
-        coordinating.act_command(home, run, "pause", json=False)
+        coordinating.action_command(home, run, "pause", json=False)
         assert f"{run} is pausing" in capsys.readouterr().out
         served.store.state(run, "paused")
-        coordinating.act_command(home, run, "resume", json=False)
+        coordinating.action_command(home, run, "resume", json=False)
         served.store.state(run, "running")
         (served.home.runs / run / "models").mkdir()
         (served.home.runs / run / "models" / "global.safetensors").write_bytes(b"weights")
         served.store.state(run, "finished")
         assert a.get(f"/site/runs/{run}/models/global").content == b"weights"
-        with pytest.raises(BadService, match="it is over already"):
-            coordinating.act_command(home, run, "stop", json=False)
+        with pytest.raises(ServiceError, match="it is over already"):
+            coordinating.action_command(home, run, "stop", json=False)
     with served.client(served.home.token.read_text().strip()) as lead:
         files = [file["path"] for file in lead.get(f"/api/runs/{run}/files").json()]
         assert files == ["models/global.safetensors", "study.toml"]
@@ -144,9 +144,9 @@ def test_who_is_waited_for_is_told_once(capsys):
         "sites": [{"site": "a", "approved": None}, {"site": "b", "approved": "2026"}],
         "reason": "",
     }
-    said = coordinating._tell(run, "", quiet=False)
-    assert coordinating._tell(run, said, quiet=False) == said == "offered, waiting for a"
-    coordinating._tell({"state": "waiting", "reason": "b is away"}, said, quiet=False)
+    said = coordinating._print_status_change(run, "", quiet=False)
+    assert coordinating._print_status_change(run, said, quiet=False) == said == "offered, waiting for a"
+    coordinating._print_status_change({"state": "waiting", "reason": "b is away"}, said, quiet=False)
     assert capsys.readouterr().err.splitlines() == ["offered, waiting for a", "waiting: b is away"]
 
 
@@ -171,11 +171,11 @@ def test_only_the_federations_own_service_is_believed(served, tmp_path, monkeypa
         stranger.get(url)
     monkeypatch.setenv("HEMOFED_URL", url)
     monkeypatch.delenv("HEMOFED_TOKEN", raising=False)
-    with pytest.raises(BadService, match="HEMOFED_TOKEN"):
+    with pytest.raises(ServiceError, match="HEMOFED_TOKEN"):
         coordinating.status_command(None, None, json=True)
     monkeypatch.setenv("HEMOFED_TOKEN", "wrong")
     monkeypatch.setenv("HEMOFED_CA", str(served.home.path / "ca.pem"))
-    with pytest.raises(BadService, match="needs a token"):
+    with pytest.raises(ServiceError, match="needs a token"):
         coordinating.status_command(None, None, json=True)
     monkeypatch.setenv("HEMOFED_TOKEN", served.home.token.read_text().strip())
     coordinating.status_command(None, None, json=True)
@@ -192,9 +192,9 @@ def test_people_are_added_and_revoked(served, capsys):
 
 
 def test_a_service_that_is_not_there_is_told_with_the_cure(built):
-    with pytest.raises(BadService, match=f"hemofed coordinator serve {built}"):
+    with pytest.raises(ServiceError, match=f"hemofed coordinator serve {built}"):
         coordinating.status_command(built, None, json=True)
-    with pytest.raises(BadService, match="HEMOFED_URL"):
+    with pytest.raises(ServiceError, match="HEMOFED_URL"):
         coordinating.status_command(None, None, json=True)
 
 
@@ -204,7 +204,7 @@ def test_ctrl_c_leaves_the_run_going_and_says_so(served, tmp_path, capsys, monke
 
     (tmp_path / "study.toml").write_text(STUDY)
     enrolled(served, "a", capsys).close()
-    monkeypatch.setattr("pipeline.service.runtime.client.Client.events", interrupted)
+    monkeypatch.setattr("pipeline.service.runtime.client.ApiClient.stream_events", interrupted)
     with pytest.raises(KeyboardInterrupt):
         coordinating.run_command(str(tmp_path / "study.toml"), [], served.home.path, [], None, follow=True, json=False)
     (run,) = served.store.runs()

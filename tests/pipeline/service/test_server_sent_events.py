@@ -3,12 +3,12 @@
 import asyncio
 import json
 
-from pipeline.service.web.server_sent_events import QUIET, Streams
+from pipeline.service.web.server_sent_events import KEEP_ALIVE_COMMENT, EventStream
 
 
 def parsed(texts):
     for text in texts:
-        if text != QUIET:
+        if text != KEEP_ALIVE_COMMENT:
             lines = dict(line.split(": ", 1) for line in text.strip().splitlines())
             yield lines["event"], json.loads(lines["data"]), lines.get("id")
 
@@ -40,7 +40,9 @@ async def gather(stream, most=1000):
 
 def test_rounds_come_once_in_order_and_then_the_end():
     fake = Fake([("running", 0, None), ("running", 2, {"round": 2}), ("running", 2, {"round": 2}), ("running", 3, {"round": 3}), ("finished", 4, None)])  # fmt: skip
-    told = list(parsed(asyncio.run(gather(Streams(poll=0).run(fake.run, fake.rounds, -1, lambda: True)))))
+    told = list(
+        parsed(asyncio.run(gather(EventStream(poll_seconds=0).stream_run(fake.run, fake.rounds, -1, lambda: True))))
+    )
     assert [data["round"] for name, data, _ in told if name == "round"] == [0, 1, 2, 3]
     assert [id for name, _, id in told if name == "round"] == ["0", "1", "2", "3"]
     assert [data["state"] for name, data, _ in told if name == "run"] == ["running", "finished"]
@@ -50,7 +52,9 @@ def test_rounds_come_once_in_order_and_then_the_end():
 
 def test_who_comes_back_gets_only_what_is_new():
     fake = Fake([("finished", 5, None)])
-    told = list(parsed(asyncio.run(gather(Streams(poll=0).run(fake.run, fake.rounds, 2, lambda: True)))))
+    told = list(
+        parsed(asyncio.run(gather(EventStream(poll_seconds=0).stream_run(fake.run, fake.rounds, 2, lambda: True))))
+    )
     assert [data["round"] for name, data, _ in told if name == "round"] == [3, 4]
 
 
@@ -61,17 +65,19 @@ def test_silence_is_filled_and_the_unwelcome_are_let_go():
         asked.append(1)
         return len(asked) < 3
 
-    told = asyncio.run(gather(Streams(poll=0, keep_alive=0.0).run(fake.run, fake.rounds, -1, welcome)))
-    assert told[1:] == [QUIET] * 3
+    told = asyncio.run(
+        gather(EventStream(poll_seconds=0, keep_alive_seconds=0.0).stream_run(fake.run, fake.rounds, -1, welcome))
+    )
+    assert told[1:] == [KEEP_ALIVE_COMMENT] * 3
     assert len(asked) == 3
 
 
 def test_a_closed_service_lets_its_listeners_go():
-    streams = Streams(poll=0)
+    streams = EventStream(poll_seconds=0)
 
     async def go():
         found = []
-        async for text in streams.changes({"runs": lambda: [1]}, lambda: True):
+        async for text in streams.stream_changes({"runs": lambda: [1]}, lambda: True):
             found.append(text)
             streams.close()
         return found
@@ -86,5 +92,7 @@ def test_only_what_changed_is_sent():
         looks.append(next(sites, ["a", "b"]))
         return looks[-1]
 
-    told = asyncio.run(gather(Streams(poll=0).changes({"runs": lambda: [], "sites": look}, lambda: True), most=3))
+    told = asyncio.run(
+        gather(EventStream(poll_seconds=0).stream_changes({"runs": lambda: [], "sites": look}, lambda: True), most=3)
+    )
     assert [(name, data) for name, data, _ in parsed(told)] == [("runs", []), ("sites", ["a"]), ("sites", ["a", "b"])]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pipeline.service.web.middleware import MOST_BYTES, Failures
+from pipeline.service.web.middleware import MAX_BODY_BYTES, AuthFailureLimiter
 from tests.pipeline.service.conftest import Web
 
 
@@ -72,12 +72,12 @@ def test_wrong_tokens_are_written_down_until_they_are_too_many(world):
 
 def test_failures_are_counted_by_address_and_forgotten():
     now = [0.0]
-    failures = Failures(most=2, seconds=10, now=lambda: now[0])
-    assert [failures.add("a") for _ in range(3)] == [False, False, True]
-    assert not failures.add("b")
+    failures = AuthFailureLimiter(max_failures=2, window_seconds=10, clock=lambda: now[0])
+    assert [failures.record_failure("a") for _ in range(3)] == [False, False, True]
+    assert not failures.record_failure("b")
     now[0] = 11
-    assert not failures.add("a")
-    assert set(failures._seen) == {"a"}
+    assert not failures.record_failure("a")
+    assert set(failures._times_by_address) == {"a"}
 
 
 def test_every_answer_tells_the_browser_to_be_careful(world):
@@ -92,7 +92,7 @@ def test_every_answer_tells_the_browser_to_be_careful(world):
 
 
 def test_a_body_that_is_too_long_is_not_read(world):
-    told = world.lead.post("/api/runs", {"study": "x" * MOST_BYTES})
+    told = world.lead.post("/api/runs", {"study": "x" * MAX_BODY_BYTES})
     assert told.status_code == 413
     assert "2 MB" in told.json()["error"]
     assert told.headers["x-frame-options"] == "DENY"
@@ -103,7 +103,7 @@ def test_a_length_that_is_not_told_is_counted(world):
     async def endless():
         for _ in range(5):
             await asyncio.sleep(0)
-            yield b"x" * (MOST_BYTES // 2)
+            yield b"x" * (MAX_BODY_BYTES // 2)
 
     headers = {"content-type": "application/json"}
     assert world.lead.post("/api/runs", content=endless(), headers=headers).status_code == 413

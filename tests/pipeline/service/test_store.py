@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline.core.errors import BadRun
-from pipeline.service.runtime.run_states import ACTIONS, STATES, NotNow
-from pipeline.service.storage.accounts import Newcomer, NotEnrolled
-from pipeline.service.storage.store import Store
-from privacy.ledger.records import Receipt
+from pipeline.core.errors import RunFolderError
+from pipeline.service.runtime.run_states import LIFECYCLE_STATES, RUN_ACTIONS, InvalidStateError
+from pipeline.service.storage.accounts import EnrolmentRefusal, EnrolmentRequest
+from pipeline.service.storage.store import CoordinatorStore
+from privacy.ledger.records import LedgerReceipt
 from tests.pipeline.service.conftest import Clock
 
 DIGEST = "d" * 64
@@ -22,12 +22,12 @@ def clock():
 
 @pytest.fixture
 def store(tmp_path, clock):
-    made = Store(f"sqlite:///{tmp_path / 'x.db'}", clock)
+    made = CoordinatorStore(f"sqlite:///{tmp_path / 'x.db'}", clock)
     for number, site in enumerate("abc"):
-        token, _ = made.accounts.invite(site, 1, "lead")
-        made.accounts.enrol(token, Newcomer(site, f"{number}" * 64, "f" * 64, "1"))
-    made.add_run("r", name="r", strategy="fedavg", rounds=4, digest=DIGEST, fewest=2, by="lead",
-                 sites={s.name: s.key for s in made.sites()})  # fmt: skip
+        token, _ = made.accounts.create_invitation(site, 1, "lead")
+        made.accounts.enrol_site(token, EnrolmentRequest(site, f"{number}" * 64, "f" * 64, "1"))
+    made.add_run("r", name="r", strategy="fedavg", rounds=4, digest=DIGEST, min_sites=2, actor="lead",
+                 sites={s.name: s.key for s in made.list_sites()})  # fmt: skip
     yield made
     made.close()
 
@@ -44,63 +44,63 @@ def test_all_approvals_begin_a_run(store):
     assert approve(store, "c")
     run = store.run("r")
     assert (run.state, run.started, run.sites) == ("starting", store.clock(), ["a", "b", "c"])
-    assert store.approved("r") == {"a", "b", "c"}
+    assert store.approved_sites("r") == {"a", "b", "c"}
 
 
 def test_some_approvals_and_the_lead_begin_a_run(store):
     approve(store, "a")
-    with pytest.raises(NotNow, match="approval of 2 sites and has 1"):
-        store.act("r", "begin", "lead")
+    with pytest.raises(InvalidStateError, match="approval of 2 sites and has 1"):
+        store.apply_action("r", "begin", "lead")
     approve(store, "b")
-    assert store.act("r", "begin", "lead").state == "starting"
+    assert store.apply_action("r", "begin", "lead").state == "starting"
 
 
 def test_an_approval_ends_by_time_by_withdrawal_and_by_leaving(store, clock):
     approve(store, "a", hours=1)
     approve(store, "b", hours=3)
-    assert store.approved("r") == {"a", "b"}
+    assert store.approved_sites("r") == {"a", "b"}
     clock.pass_by(hours=2)
-    assert store.approved("r") == {"b"}
-    assert store.withdraw("r", "b", clock())
-    assert store.approved("r") == set()
+    assert store.approved_sites("r") == {"b"}
+    assert store.record_withdrawal("r", "b", clock())
+    assert store.approved_sites("r") == set()
     clock.pass_by(minutes=1)
     approve(store, "b")
-    assert store.approved("r") == {"b"}
+    assert store.approved_sites("r") == {"b"}
     assert store.leave("b")
-    assert store.approved("r") == set()
+    assert store.approved_sites("r") == set()
 
 
 def test_an_old_approval_told_again_does_not_undo_a_withdrawal(store, clock):
     first = clock()
     approve(store, "a")
     clock.pass_by(minutes=1)
-    store.withdraw("r", "a", clock())
+    store.record_withdrawal("r", "a", clock())
     store.approve("r", "a", DIGEST, first, None, "officer")
-    assert store.approved("r") == set()
+    assert store.approved_sites("r") == set()
 
 
 def test_an_approval_of_something_else_is_none(store):
     assert not approve(store, "a", digest="e" * 64)
     assert not store.approve("other", "a", DIGEST, store.clock(), None, "")
-    assert store.approved("r") == set()
+    assert store.approved_sites("r") == set()
 
 
 def test_an_approval_under_an_old_key_counts_no_more(store):
     approve(store, "a")
     assert store.leave("a", "lead", removed=True)
-    token, _ = store.accounts.invite("a", 1, "lead")
-    assert isinstance(store.accounts.enrol(token, Newcomer("a", "9" * 64, "f" * 64, "1")), str)
-    assert store.approved("r") == set()
+    token, _ = store.accounts.create_invitation("a", 1, "lead")
+    assert isinstance(store.accounts.enrol(token, EnrolmentRequest("a", "9" * 64, "f" * 64, "1")), str)
+    assert store.approved_sites("r") == set()
     assert not approve(store, "a"), "the offer names the old key"
 
 
 def test_of_two_that_race_with_one_invitation_one_gets_in(store):
-    token, _ = store.accounts.invite("d", 1, "lead")
+    token, _ = store.accounts.create_invitation("d", 1, "lead")
     got, gate = [], threading.Barrier(6)
 
     def enrol(number):
         gate.wait()
-        got.append(store.accounts.enrol(token, Newcomer("d", f"{number:064x}", "f" * 64, "1")))
+        got.append(store.accounts.enrol(token, EnrolmentRequest("d", f"{number:064x}", "f" * 64, "1")))
 
     threads = [threading.Thread(target=enrol, args=(100 + n,)) for n in range(6)]
     for thread in threads:
@@ -108,7 +108,7 @@ def test_of_two_that_race_with_one_invitation_one_gets_in(store):
     for thread in threads:
         thread.join()
     assert sum(isinstance(one, str) for one in got) == 1
-    assert sum(isinstance(one, NotEnrolled) for one in got) == 5
+    assert sum(isinstance(one, EnrolmentRefusal) for one in got) == 5
 
 
 MOVES = {
@@ -119,34 +119,34 @@ MOVES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("action", sorted(ACTIONS))
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("action", sorted(RUN_ACTIONS))
+@pytest.mark.parametrize("state", LIFECYCLE_STATES)
 def test_every_action_in_every_state(store, action, state):
     for site in "abc":
         approve(store, site)
     store.state("r", state)
     told = []
     if state in MOVES[action]:
-        run = store.act("r", action, "lead", tell=lambda row: told.append(row.want))
-        assert (run.state, told) == (MOVES[action][state], [ACTIONS[action].want])
-    elif state in ACTIONS[action].already:
+        run = store.apply_action("r", action, "lead", tell=lambda row: told.append(row.want))
+        assert (run.state, told) == (MOVES[action][state], [RUN_ACTIONS[action].desired_state])
+    elif state in RUN_ACTIONS[action].no_op_states:
         assert (store.act("r", action, "lead", tell=lambda row: told.append(row.want)).state, told) == (state, [])
     else:
-        with pytest.raises(NotNow, match=f"r is {state}"):
-            store.act("r", action, "lead")
+        with pytest.raises(InvalidStateError, match=f"r is {state}"):
+            store.apply_action("r", action, "lead")
         assert store.run("r").state == state
 
 
 def test_a_run_that_was_stopped_before_it_began_is_offered_again(store):
-    store.act("r", "stop", "lead")
+    store.apply_action("r", "stop", "lead")
     assert store.run("r").finished is not None
-    assert store.act("r", "resume", "lead").state == "offered"
+    assert store.apply_action("r", "resume", "lead").state == "offered"
     assert store.run("r").finished is None
 
 
 def test_a_slow_supervisor_does_not_undo_what_a_lead_asked(store):
     store.state("r", "running")
-    store.act("r", "stop", "lead")
+    store.apply_action("r", "stop", "lead")
     assert not store.state("r", "running", only=["starting", "waiting"])
     assert store.run("r").state == "stopping"
     assert store.state("r", "stopped", "as asked", only=["stopping"])
@@ -155,7 +155,7 @@ def test_a_slow_supervisor_does_not_undo_what_a_lead_asked(store):
 
 def test_the_journal_says_who_did_what(store):
     approve(store, "a")
-    store.act("r", "stop", "eva")
+    store.apply_action("r", "stop", "eva")
     assert [(e.who, e.what) for e in store.events(3)] == [
         ("lead", "run offered"),
         ("a", "approved"),
@@ -164,14 +164,16 @@ def test_the_journal_says_who_did_what(store):
 
 
 def test_receipts_are_noted_once(store):
-    receipt = Receipt(site="a", dataset_id="x", index=3, head="1" * 64, time="t", key="2" * 64, signature="3" * 128)
-    store.note_receipt(receipt)
-    store.note_receipt(receipt)
+    receipt = LedgerReceipt(
+        site="a", dataset_id="x", index=3, head="1" * 64, time="t", coordinator_key="2" * 64, signature="3" * 128
+    )
+    store.record_receipt(receipt)
+    store.record_receipt(receipt)
     assert [(r.site, r.index) for r in store.receipts()] == [("a", 3)]
 
 
 def test_unknown_names_are_told_with_the_cure(store):
-    with pytest.raises(BadRun, match="coordinator status"):
+    with pytest.raises(RunFolderError, match="coordinator status"):
         store.want("nothing", "run")
-    with pytest.raises(BadRun, match="coordinator invite"):
+    with pytest.raises(RunFolderError, match="coordinator invite"):
         store.seen("nobody", {})

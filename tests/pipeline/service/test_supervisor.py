@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipeline.coordinator.live_status import want, wanted
-from pipeline.core.errors import BadService
+from pipeline.coordinator.live_status import request_state, requested_state
+from pipeline.core.errors import ServiceError
 from pipeline.ops.json_log import open_log
 from pipeline.service.runtime import supervisor as module
-from pipeline.service.runtime.supervisor import TROUBLES, Supervisor
-from pipeline.service.storage.accounts import Newcomer
-from pipeline.service.storage.store import Store
+from pipeline.service.runtime.supervisor import MAX_FAILED_ATTEMPTS, RunSupervisor
+from pipeline.service.storage.accounts import EnrolmentRequest
+from pipeline.service.storage.store import CoordinatorStore
 
 DIGEST = "d" * 64
 KEYS = {"a": "1" * 64, "b": "2" * 64, "c": "3" * 64}
@@ -29,7 +29,7 @@ class Server:
 
     def connected(self) -> set[str]:
         if self.away:
-            raise BadService("FLARE's server cannot be asked")
+            raise ServiceError("FLARE's server cannot be asked")
         return self.there
 
     def submit(self, run: str, digest: str, sites: list[str], fewest: int) -> str:
@@ -47,14 +47,14 @@ class Server:
 def scene(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 0.0)
     monkeypatch.setattr(module, "SLOWEST", 0.0)
-    store = Store(f"sqlite:///{tmp_path / 'x.db'}")
+    store = CoordinatorStore(f"sqlite:///{tmp_path / 'x.db'}")
     for site, key in KEYS.items():
-        token, _ = store.accounts.invite(site, 1, "lead")
-        store.accounts.enrol(token, Newcomer(site, key, "0" * 64, "0.1.0"))
-    store.add_run("r", name="r", strategy="fedavg", rounds=3, digest=DIGEST, fewest=2, sites=KEYS, by="lead")
+        token, _ = store.accounts.create_invitation(site, 1, "lead")
+        store.accounts.enrol_site(token, EnrolmentRequest(site, key, "0" * 64, "0.1.0"))
+    store.add_run("r", name="r", strategy="fedavg", rounds=3, digest=DIGEST, min_sites=2, sites=KEYS, actor="lead")
     (tmp_path / "runs" / "r").mkdir(parents=True)
     server = Server()
-    yield Supervisor(tmp_path / "runs", store, server, open_log(tmp_path / "log.jsonl")), store, server
+    yield RunSupervisor(tmp_path / "runs", store, server, open_log(tmp_path / "log.jsonl")), store, server
     store.close()
 
 
@@ -140,9 +140,9 @@ def test_an_attempt_that_is_lost_is_followed_by_another(scene):
 
 def test_a_server_that_died_takes_all_attempts_with_it(scene):
     boss, _, server = begun(scene)
-    boss.server_died()
+    boss.on_server_died()
     server.away = True
-    with pytest.raises(BadService):
+    with pytest.raises(ServiceError):
         boss.look()
     server.away = False
     boss.look()
@@ -151,28 +151,28 @@ def test_a_server_that_died_takes_all_attempts_with_it(scene):
 
 def test_attempts_that_lead_nowhere_end_some_time(scene):
     boss, store, server = begun(scene)
-    for _ in range(2 * TROUBLES + 2):
+    for _ in range(2 * MAX_FAILED_ATTEMPTS + 2):
         server.dead.add(f"job-{len(server.submitted)}")
         boss.look()
     assert state(store)[0] == "failed"
-    assert len(server.submitted) == TROUBLES
+    assert len(server.submitted) == MAX_FAILED_ATTEMPTS
 
 
 def test_a_site_that_came_back_is_taken_in(scene):
     boss, _, server = begun(scene)
     (boss.runs / "r" / "live.json").write_text(json.dumps({"lost": ["c"]}))
     boss.look()
-    assert wanted(boss.runs / "r") == "regroup"
+    assert requested_state(boss.runs / "r") == "regroup"
     end(boss, "halted", "regroup")
     boss.look()
     boss.look()
     assert len(server.submitted) == 2
-    assert wanted(boss.runs / "r") == "run"
+    assert requested_state(boss.runs / "r") == "run"
 
 
 def test_what_the_lead_asks_meanwhile_is_not_overridden(scene):
     boss, store, server = begun(scene)
-    store.act("r", "pause", "lead", lambda run: want(boss.runs / "r", "pause"))
+    store.apply_action("r", "pause", "lead", lambda run: request_state(boss.runs / "r", "pause"))
     server.dead.add("job-1")
     boss.look()
     boss.look()
@@ -182,15 +182,15 @@ def test_what_the_lead_asks_meanwhile_is_not_overridden(scene):
 
 def test_a_pause_that_came_while_the_attempt_was_made_is_heard(scene):
     boss, store, _ = begun(scene)
-    store.act("r", "pause", "lead")  # and its control.json was overwritten
-    assert wanted(boss.runs / "r") == "run"
+    store.apply_action("r", "pause", "lead")  # and its control.json was overwritten
+    assert requested_state(boss.runs / "r") == "run"
     boss.look()
-    assert wanted(boss.runs / "r") == "pause"
+    assert requested_state(boss.runs / "r") == "pause"
 
 
 def test_a_withdrawn_approval_keeps_a_site_out_of_the_next_attempt(scene):
     boss, store, server = begun(scene)
-    store.withdraw("r", "c", datetime.now(UTC) + timedelta(seconds=1))
+    store.record_withdrawal("r", "c", datetime.now(UTC) + timedelta(seconds=1))
     server.dead.add("job-1")
     boss.look()
     boss.look()

@@ -12,7 +12,13 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from pipeline.service.runtime.tls_router import BUFFER, MOST, Front, NotTls, offered
+from pipeline.service.runtime.tls_router import (
+    BUFFER_BYTES,
+    MAX_HELLO_BYTES,
+    NotTlsError,
+    TlsRouter,
+    parse_alpn_protocols,
+)
 from tests.support.fake_coordinator import authority, served, wait_for
 
 BIG = bytes(range(256)) * 4096 * 28  # 28 MB, as a model has
@@ -40,9 +46,9 @@ def in_records(whole: bytes, size: int) -> bytes:
 def test_protocols_are_read_however_the_hello_is_cut(alpn):
     whole = hello(alpn)
     for data in (whole, in_records(whole, 1), in_records(whole, 100)):
-        assert offered(data) == tuple(alpn or ())
-        assert offered(data + b"anything after it") == tuple(alpn or ())
-        assert all(offered(data[:end]) is None for end in range(len(data)))
+        assert parse_alpn_protocols(data) == tuple(alpn or ())
+        assert parse_alpn_protocols(data + b"anything after it") == tuple(alpn or ())
+        assert all(parse_alpn_protocols(data[:end]) is None for end in range(len(data)))
 
 
 @pytest.mark.parametrize(
@@ -56,20 +62,20 @@ def test_protocols_are_read_however_the_hello_is_cut(alpn):
         b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00",  # a hello of one byte
         b"\x16\x03\x01\x00\x04\x01\xff\xff\xff",  # one of 16 MB
         b"\x16\x03\x01\xff\xff",
-        in_records(b"12345" + b"\x01\x00\x3f\xff" + bytes(MOST - 5000), 100),  # never comes to its end
+        in_records(b"12345" + b"\x01\x00\x3f\xff" + bytes(MAX_HELLO_BYTES - 5000), 100),  # never comes to its end
     ],
 )
 def test_what_is_no_hello_is_refused(data):
-    with pytest.raises(NotTls):
-        offered(data)
+    with pytest.raises(NotTlsError):
+        parse_alpn_protocols(data)
 
 
 def test_every_cut_or_changed_extension_is_refused_or_read_but_never_crashes():
     whole = hello(["h2"])
     for at in range(5, len(whole)):
         changed = whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :]
-        with contextlib.suppress(NotTls):
-            assert isinstance(offered(changed), tuple | None)
+        with contextlib.suppress(NotTlsError):
+            assert isinstance(parse_alpn_protocols(changed), tuple | None)
 
 
 @pytest.fixture
@@ -94,8 +100,8 @@ def flare(tmp_path):
 def front():
     made = []
 
-    def make(web=NOWHERE[1], flare=NOWHERE[1], **limits) -> Front:
-        made.append(Front("127.0.0.1", 0, ("127.0.0.1", web), ("127.0.0.1", flare), **limits).start())
+    def make(web=NOWHERE[1], flare=NOWHERE[1], **limits) -> TlsRouter:
+        made.append(TlsRouter("127.0.0.1", 0, ("127.0.0.1", web), ("127.0.0.1", flare), **limits).start())
         return made[-1]
 
     yield make
@@ -122,10 +128,10 @@ def test_grpc_and_https_share_a_port(tmp_path, flare, front):
                 assert call(BIG, timeout=30) == BIG[::-1]
                 assert client.post("/turn", content=b"").json() == 0
                 assert seen == [("127.0.0.1", "127.0.0.1")] * 2
-                assert both.connections == 2
+                assert both.num_connections == 2
         wait_for(lambda: both.connections == 0)
-        assert both.peer(1) is None
-        assert both._peers == {}
+        assert both.peer_address(1) is None
+        assert both._peer_by_port == {}
 
 
 def test_a_foreign_certificate_is_not_hidden_by_the_front(flare, front):
@@ -162,7 +168,7 @@ def test_nobody_behind_it_closes_and_says_so(front, caplog):
 
 
 def test_a_slow_hello_is_given_up(front, monkeypatch):
-    monkeypatch.setattr("pipeline.service.runtime.tls_router.HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("pipeline.service.runtime.tls_router.HELLO_TIMEOUT_SECONDS", 0.3)
     began = time.monotonic()
     assert talk(front().port, hello(["h2"])[:50]) == b""
     assert 0.2 < time.monotonic() - began < 5
@@ -195,8 +201,8 @@ def test_half_a_close_passes_and_a_slow_reader_holds_the_sender_back(front):
                 inside.settimeout(10)
 
                 def send() -> None:
-                    for at in range(0, len(BIG), BUFFER):
-                        client.sendall(BIG[at : at + BUFFER])
+                    for at in range(0, len(BIG), BUFFER_BYTES):
+                        client.sendall(BIG[at : at + BUFFER_BYTES])
                         sent.append(at)
                     client.shutdown(socket.SHUT_WR)
 
@@ -205,7 +211,9 @@ def test_half_a_close_passes_and_a_slow_reader_holds_the_sender_back(front):
                 time.sleep(0.5)
                 held = len(sent)
                 time.sleep(0.3)
-                assert len(sent) == held < len(BIG) // BUFFER  # kernel buffers and ours are full, no more is taken
+                assert (
+                    len(sent) == held < len(BIG) // BUFFER_BYTES
+                )  # kernel buffers and ours are full, no more is taken
                 whole = b""
                 while more := inside.recv(1 << 20):
                     whole += more

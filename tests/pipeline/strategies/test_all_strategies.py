@@ -7,11 +7,11 @@ import torch
 
 from pipeline.coordinator.checkpoint import load_checkpoint
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.registry import choices
-from pipeline.runs.simulation import run
+from pipeline.core.registry import registered_components
+from pipeline.runs.simulation import run_simulation
 from tests.conftest import final_weights
 
-PUBLIC = {"public": {"share": 0.2}}
+PUBLIC = {"public": {"fraction": 0.2}}
 LIVELY = {  # name -> settings under which everything that it can do happens within six rounds of moons
     "fedavg": {},
     "fedprox": {"mu": 0.1},
@@ -29,13 +29,13 @@ LIVELY = {  # name -> settings under which everything that it can do happens wit
     "fedrep": {"head_epochs": 2},
     "ifca": {"k": 2},
     "cfl": {"eps1": 1.0, "eps2": 0.0, "gap": -2.0, "smallest": 1},
-    "similarity": {"every": 2},
+    "similarity_clustering": {"every": 2},
     "demlearn": {"tau": 2, "pull": "all", "alpha_decay": 0.9},
     "fedswap": {"h2": 3, "swap": "cka", "matching": "optimal"},
-    "local": {},
-    "central": {},
+    "local_only": {},
+    "centralized": {},
 }
-FIXED = {"fedsgd": {"local": {"lr": 0.5, "batch": "all", "epochs": 1}}}
+FIXED = {"fedsgd": {"local": {"lr": 0.5, "batch_size": "all", "epochs": 1}}}
 OFF = {  # name -> settings that make it FedAvg
     "fedprox": {"mu": 0.0},
     "fedopt": {"optimiser": "momentum", "beta1": 0.0},
@@ -48,7 +48,7 @@ OFF = {  # name -> settings that make it FedAvg
     "fedrep": {"keeps": [], "head_epochs": 0},
     "ifca": {"k": 1},
     "cfl": {"eps1": 0.0},
-    "similarity": {"k": 1},
+    "similarity_clustering": {"k": 1},
     "fedswap": {"h2": 1},
 }
 NEARLY = {  # up to rounding: they divide and multiply again, or sum models instead of moves
@@ -59,7 +59,7 @@ NO_NORM = {"fedbn"}  # needs a model with normalisation; has tests of its own
 
 
 def test_no_strategy_is_forgotten():
-    assert choices("strategies").keys() == LIVELY.keys() | NO_NORM
+    assert registered_components("strategies").keys() == LIVELY.keys() | NO_NORM
 
 
 def study_of(moons, name, settings, **sections):
@@ -78,7 +78,7 @@ def model_of(folder: RunFolder) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", OFF)
 def test_with_its_knobs_off_it_is_fedavg_to_the_bit(moons, go, name):
-    uneven = {"partition": {"name": "quantity", "ratio": 3}, "selection": {"fraction": 0.75}}
+    uneven = {"partition": {"name": "quantity", "ratio": 3}, "client_sampling": {"fraction": 0.75}}
     one, _ = go(study_of(moons, name, OFF[name], **uneven), name)
     other, _ = go(study_of(moons, "fedavg", {}, **uneven), "avg")
     assert torch.equal(model_of(one), final_weights(other))
@@ -99,15 +99,15 @@ def test_pfedme_of_one_round_all_the_way_is_fedprox(moons, go):
 
 
 def test_fedpaq_with_its_codec_taken_away_is_fedavg(moons, go):
-    one, _ = go(study_of(moons, "fedpaq", {"tau": 5}, codec={"up": []}), "paq")
-    other, _ = go(study_of(moons, "fedavg", {}, local={"lr": 0.1, "batch": 8, "steps": 5}), "avg")
+    one, _ = go(study_of(moons, "fedpaq", {"tau": 5}, compression={"uplink": []}), "paq")
+    other, _ = go(study_of(moons, "fedavg", {}, local={"lr": 0.1, "batch_size": 8, "steps": 5}), "avg")
     assert torch.equal(final_weights(one), final_weights(other))
 
 
 @pytest.mark.parametrize("name", LIVELY)
 def test_trainers_agree(moons, go, name):
     ends = []
-    for trainer in ("loop", "stacked"):
+    for trainer in ("sequential", "stacked"):
         folder, results = go(study_of(moons, name, LIVELY[name], trainer=trainer, rounds=4), f"{name}-{trainer}")
         tensors = load_checkpoint(folder.path / "checkpoint")[1]
         ends.append(({k: v for k, v in tensors.items() if v.is_floating_point()}, results["test"]["pooled"]["loss"]))
@@ -119,7 +119,7 @@ def test_trainers_agree(moons, go, name):
 
 @pytest.mark.parametrize("name", LIVELY)
 def test_stopped_and_resumed_it_is_the_undisturbed_run(moons, go, tmp_path, name):
-    study = study_of(moons, name, LIVELY[name], codec={"up": [{"name": "topk", "share": 0.5}, "qsgd"]})
+    study = study_of(moons, name, LIVELY[name], compression={"uplink": [{"name": "topk", "fraction": 0.5}, "qsgd"]})
     resumes_to_the_bit(study, go, tmp_path, stop=3)
 
 
@@ -135,17 +135,17 @@ def resumes_to_the_bit(study, go, tmp_path, stop):
             raise Killed
 
     with pytest.raises(Killed):
-        run(study, folder, watch=watch)
-    got = run(RunFolder.open(folder.path).study(), RunFolder.open(folder.path))
+        run_simulation(study, folder, on_round_end=watch)
+    got = run_simulation(RunFolder.open(folder.path).load_study(), RunFolder.open(folder.path))
     assert got["test"] == want["test"]
     last, other = (load_checkpoint(f.path / "checkpoint")[1] for f in (whole, folder))
     assert last.keys() == other.keys()
     assert all(torch.equal(value, other[key]) for key, value in last.items())
     for part in ("groups", "tree"):
-        assert [r.get(part) for r in whole.rounds()] == [r.get(part) for r in folder.rounds()]
+        assert [r.get(part) for r in whole.rounds()] == [r.get(part) for r in folder.load_rounds()]
 
 
-@pytest.mark.parametrize("name", sorted(set(LIVELY) - {"central"}))
+@pytest.mark.parametrize("name", sorted(set(LIVELY) - {"centralized"}))
 def test_a_site_that_never_answers_is_survived(moons, go, name):
     sites = {"count": 4, "dropout": [0.0, 0.0, 1.0, 0.0]}
     watching = {"where": "sites", "watch": ["test"]}
@@ -160,9 +160,9 @@ def test_a_site_that_never_answers_is_survived(moons, go, name):
 CELLS = {
     "data": {"name": "synthetic_smear", "cells": 200, "patients": 40, "size": 40, "val": 0.0},
     "sites": {"count": 2},
-    "skew": {"name": "scanner"},
+    "feature_skew": {"name": "scanner"},
     "model": {"name": "cnn72", "norm": "batch"},
-    "local": {"lr": 0.01, "batch": 15},
+    "local": {"lr": 0.01, "batch_size": 15},
     "rounds": 2,
 }
 
@@ -173,7 +173,7 @@ def test_fedbn_resumes_to_the_bit(moons, go, tmp_path):
 
 def test_fedbn_is_the_same_by_loop_and_pool(moons, go):
     ends = []
-    for trainer in ("loop", "pool"):
+    for trainer in ("sequential", "threaded"):
         folder, _ = go(moons(strategy="fedbn", trainer=trainer, **CELLS), trainer)
         tensors = load_checkpoint(folder.path / "checkpoint")[1]
         ends.append({k: v for k, v in tensors.items() if v.is_floating_point()})
@@ -183,6 +183,6 @@ def test_fedbn_is_the_same_by_loop_and_pool(moons, go):
 
 
 def test_fedbn_keeping_nothing_is_fedavg_to_the_bit(moons, go):
-    one, _ = go(moons(strategy={"name": "fedbn", "keeps": []}, **CELLS), "bn")
+    one, _ = go(moons(strategy={"name": "fedbn", "personal_roles": []}, **CELLS), "bn")
     other, _ = go(moons(strategy="fedavg", **CELLS), "avg")
     assert torch.equal(final_weights(one), final_weights(other))

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cross_decomposition import CCA
 
-from pipeline.core.errors import BadReply, BadStrategy, BadStudy
+from pipeline.core.errors import ReplyError, StrategyContractError, StudyError
 from pipeline.strategies import _representation_similarity as sim
-from pipeline.strategies._pairing import greedy, optimal
+from pipeline.strategies._pairing import greedy_matching, optimal_matching
 
-CHOICES = [(m, k) for m in ("hsic", "cka", "dcka", "debiased_cka") for k in sim.KERNELS] + [("cca", "linear")]
+CHOICES = [(m, k) for m in ("hsic", "cka", "dcka", "debiased_cka") for k in sim.KERNEL_FUNCTIONS] + [("cca", "linear")]
 
 
 def normal(*shape, seed=0):
@@ -31,26 +31,26 @@ def column(*values):
 @given(st.integers(2, 12), st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
 def test_three_ways_to_write_the_linear_product(n, p1, p2, seed):
     X, Y = normal(n, p1, seed=seed), normal(n, p2, seed=seed + 1)
-    K, L = sim.linear(X), sim.linear(Y)
+    K, L = sim.linear_kernel(X), sim.linear_kernel(Y)
     product = float(K.flatten() @ L.flatten())
     assert float(torch.trace(K @ L)) == pytest.approx(product)
     assert float((Y.T @ X).square().sum()) == pytest.approx(product)
 
     X, Y = X - X.mean(0), Y - Y.mean(0)
     covariance = np.cov(X.T.numpy(), Y.T.numpy())[:p1, p1:]
-    product = float(torch.trace(sim.linear(X) @ sim.linear(Y))) / (n - 1) ** 2
+    product = float(torch.trace(sim.linear_kernel(X) @ sim.linear_kernel(Y))) / (n - 1) ** 2
     assert product == pytest.approx((covariance**2).sum())
-    assert sim.hsic(sim.linear(X + 5), sim.linear(Y)) == pytest.approx((covariance**2).sum())
+    assert sim.hsic(sim.linear_kernel(X + 5), sim.linear_kernel(Y)) == pytest.approx((covariance**2).sum())
 
 
 def test_hsic_is_the_trace_that_defines_it():
-    K, L, n = sim.gaussian(normal(7, 3)), sim.polynomial(normal(7, 2, seed=1)), 7
+    K, L, n = sim.gaussian_kernel(normal(7, 3)), sim.polynomial_kernel(normal(7, 2, seed=1)), 7
     H = torch.eye(n).double() - 1 / n
     assert sim.hsic(K, L) == pytest.approx(float(torch.trace(K @ H @ L @ H)) / (n - 1) ** 2)
 
 
 def test_debiased_hsic_is_the_sum_that_defines_it():
-    K, L, n = sim.linear(normal(6, 3)), sim.linear(normal(6, 2, seed=1)), 6
+    K, L, n = sim.linear_kernel(normal(6, 3)), sim.linear_kernel(normal(6, 2, seed=1)), 6
     assert sim.debiased_hsic(K, L) == pytest.approx(song(K, L, n))
     assert sim.debiased_cka(K, L) == pytest.approx(song(K, L, n) / (song(K, K, n) * song(L, L, n)) ** 0.5)
 
@@ -63,21 +63,21 @@ def song(K, L, n):
 
 def test_by_hand():
     # one feature: x = (-1, 0, 1) and y = (-1, -1, 2) have x.y = 3, |x|^2 = 2, |y|^2 = 6
-    K, L = sim.linear(column(-1, 0, 1)), sim.linear(column(-1, -1, 2))
+    K, L = sim.linear_kernel(column(-1, 0, 1)), sim.linear_kernel(column(-1, -1, 2))
     assert sim.hsic(K, L) == pytest.approx(3**2 / 2**2)
     assert sim.cka(K, L) == pytest.approx(3**2 / (2 * 6))
     assert sim.cca(column(-1, 0, 1), column(-1, -1, 2)) == pytest.approx(3**2 / (2 * 6))
-    assert sim.cka(K, sim.linear(column(1, -2, 1))) == pytest.approx(0)
+    assert sim.cka(K, sim.linear_kernel(column(1, -2, 1))) == pytest.approx(0)
     assert sim.sumdiff(torch.tensor([1.0, -2.0]), torch.tensor([0.0, 1.0])) == -4
 
 
 def test_kernels_by_hand():
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]])  # distances 5, 5, 10
-    assert sim.linear(x).tolist() == [[0, 0, 0], [0, 25, 50], [0, 50, 100]]
-    assert sim.polynomial(x, c=2, degree=3)[1].tolist() == [2**3, 27**3, 52**3]
-    given = sim.gaussian(x, sigma=2)[0]
+    assert sim.linear_kernel(x).tolist() == [[0, 0, 0], [0, 25, 50], [0, 50, 100]]
+    assert sim.polynomial_kernel(x, c=2, degree=3)[1].tolist() == [2**3, 27**3, 52**3]
+    given = sim.gaussian_kernel(x, sigma=2)[0]
     assert given.tolist() == pytest.approx([1, np.exp(-25 / 8), np.exp(-100 / 8)])
-    followed = sim.gaussian(x, fraction=0.4)[0]  # 0.4 * 5 = 2
+    followed = sim.gaussian_kernel(x, fraction=0.4)[0]  # 0.4 * 5 = 2
     assert followed.tolist() == pytest.approx(given.tolist())
 
 
@@ -136,12 +136,12 @@ INVARIANT = {
 } | {
     (measure, kernel): {"orthogonal"} if kernel == "polynomial" else BOTH
     for measure in ("cka", "dcka", "debiased_cka")
-    for kernel in sim.KERNELS
+    for kernel in sim.KERNEL_FUNCTIONS
 }
 
 
 def test_every_measure_and_kernel_is_in_the_table():
-    assert {measure for measure, _ in INVARIANT} == set(sim.MEASURES)
+    assert {measure for measure, _ in INVARIANT} == set(sim.SIMILARITY_MEASURES)
     assert set(CHOICES) | {("sumdiff", "linear")} == set(INVARIANT)
 
 
@@ -157,7 +157,7 @@ def test_invariances(measure, kernel, change):
     def value(x, y):
         if measure == "sumdiff":
             return float(sim.weight_similarity([[x.flatten()], [y.flatten()]])[0, 0, 1])
-        return float(sim.pairwise([[x], [y]], inputs, measure, kernel)[0, 0, 1])
+        return float(sim.pairwise_similarity([[x], [y]], inputs, measure, kernel)[0, 0, 1])
 
     before, after = value(X, Y), value(MAPS[change](X, 5), MAPS[change](Y, 6))
     if change in INVARIANT[measure, kernel]:
@@ -168,17 +168,17 @@ def test_invariances(measure, kernel, change):
 
 def test_gaussian_cka_sees_scaling_when_sigma_is_given():
     X, Y = normal(30, 4), normal(30, 6, seed=1)
-    fixed = sim.cka(sim.gaussian(X, sigma=2), sim.gaussian(Y, sigma=2))
-    assert abs(sim.cka(sim.gaussian(3 * X, sigma=2), sim.gaussian(3 * Y, sigma=2)) - fixed) > 0.01
-    followed = sim.cka(sim.gaussian(X), sim.gaussian(Y))
-    assert sim.cka(sim.gaussian(3 * X), sim.gaussian(0.1 * Y)) == pytest.approx(followed)
+    fixed = sim.cka(sim.gaussian_kernel(X, sigma=2), sim.gaussian_kernel(Y, sigma=2))
+    assert abs(sim.cka(sim.gaussian_kernel(3 * X, sigma=2), sim.gaussian_kernel(3 * Y, sigma=2)) - fixed) > 0.01
+    followed = sim.cka(sim.gaussian_kernel(X), sim.gaussian_kernel(Y))
+    assert sim.cka(sim.gaussian_kernel(3 * X), sim.gaussian_kernel(0.1 * Y)) == pytest.approx(followed)
 
 
 # What the variants of CKA are for
 
 
 def test_debiased_cka_of_unrelated_wide_layers_is_about_zero():
-    K, L = sim.linear(normal(40, 4000)), sim.linear(normal(40, 4000, seed=1))
+    K, L = sim.linear_kernel(normal(40, 4000)), sim.linear_kernel(normal(40, 4000, seed=1))
     assert sim.cka(K, L) > 0.9
     assert abs(sim.debiased_cka(K, L)) < 0.1
     assert sim.debiased_cka(K, K) == pytest.approx(1)
@@ -186,7 +186,10 @@ def test_debiased_cka_of_unrelated_wide_layers_is_about_zero():
 
 def test_debiased_hsic_of_unrelated_features_is_zero_on_average():
     found = [
-        [f(sim.linear(normal(8, 30, seed=2 * i)), sim.linear(normal(8, 30, seed=2 * i + 1))) for i in range(200)]
+        [
+            f(sim.linear_kernel(normal(8, 30, seed=2 * i)), sim.linear_kernel(normal(8, 30, seed=2 * i + 1)))
+            for i in range(200)
+        ]
         for f in (sim.debiased_hsic, sim.hsic)
     ]
     assert abs(np.mean(found[0])) < 4 * np.std(found[0]) / 200**0.5
@@ -199,16 +202,16 @@ def test_dcka_removes_what_two_networks_share_with_the_inputs_only(kernel, rest)
     inputs = normal(300, 3)
     own = [0.5 * normal(300, 2, seed=s) for s in (1, 2)]
     X, Y = (torch.cat([orthogonal(inputs, 3), z], dim=1) for z in own)
-    K, L, K0 = (sim.KERNELS[kernel](x) for x in (X, Y, inputs))
+    K, L, K0 = (sim.KERNEL_FUNCTIONS[kernel](x) for x in (X, Y, inputs))
     assert sim.cka(K, L) > 0.85
     assert abs(sim.dcka(K, L, K0)) < rest
 
     shared = torch.cat([inputs, orthogonal(own[0], 4)], dim=1)  # what is not the inputs' stays
-    assert sim.dcka(K, sim.KERNELS[kernel](shared), K0) == pytest.approx(1)
+    assert sim.dcka(K, sim.KERNEL_FUNCTIONS[kernel](shared), K0) == pytest.approx(1)
 
 
 def test_dcka_is_the_partial_correlation_of_centred_entries():
-    K, L, K0 = (sim.centred(sim.linear(normal(9, p, seed=p))) for p in (2, 3, 4))
+    K, L, K0 = (sim.center_gram(sim.linear_kernel(normal(9, p, seed=p))) for p in (2, 3, 4))
     r = np.corrcoef(torch.stack([K.flatten(), L.flatten(), K0.flatten()]).numpy())
     partial = (r[0, 1] - r[0, 2] * r[1, 2]) / ((1 - r[0, 2] ** 2) * (1 - r[1, 2] ** 2)) ** 0.5
     assert sim.dcka(K + 3, L, K0) == pytest.approx(partial)
@@ -216,7 +219,7 @@ def test_dcka_is_the_partial_correlation_of_centred_entries():
 
 def test_dcka_of_what_the_inputs_explain_is_zero():
     inputs = normal(20, 3).float()
-    K0, K = sim.linear(inputs), sim.linear(orthogonal(inputs.double(), 1).float())  # equal up to float32
+    K0, K = sim.linear_kernel(inputs), sim.linear_kernel(orthogonal(inputs.double(), 1).float())  # equal up to float32
     assert sim.dcka(K, K, K0) == 0
     assert sim.dcka(K0, K0, torch.ones(20, 20)) == pytest.approx(1)  # inputs that are all alike explain nothing
 
@@ -232,7 +235,7 @@ def layers(sites=4, n=12):
 def of_two(measure, kernel, x, y, inputs):
     if measure == "cca":
         return sim.cca(x, y)
-    gram = sim.KERNELS[kernel]
+    gram = sim.KERNEL_FUNCTIONS[kernel]
     rest = [gram(inputs)] if measure == "dcka" else []
     return getattr(sim, measure)(gram(x), gram(y), *rest)
 
@@ -240,7 +243,7 @@ def of_two(measure, kernel, x, y, inputs):
 @pytest.mark.parametrize(("measure", "kernel"), CHOICES)
 def test_all_pairs_are_the_pairs(measure, kernel):
     features, inputs = layers(), normal(12, 5, seed=9)
-    found = sim.pairwise(features, inputs, measure, kernel)
+    found = sim.pairwise_similarity(features, inputs, measure, kernel)
     assert found.shape == (2, 4, 4)
     assert found.dtype == torch.double
     assert torch.equal(found, found.mT)
@@ -262,14 +265,14 @@ def test_weights_by_hand():
 def test_a_dead_layer_is_like_none(measure, kernel, constant):
     dead = torch.full((12, 3), constant)
     rounded = (dead * (1 + 1e-7 * normal(12, 3))).float()
-    found = sim.pairwise([[dead], [rounded], [normal(12, 3)]], normal(12, 2, seed=1), measure, kernel)[0]
+    found = sim.pairwise_similarity([[dead], [rounded], [normal(12, 3)]], normal(12, 2, seed=1), measure, kernel)[0]
     assert found[:2].tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_images_and_gradients_are_taken_as_they_come():
     images = normal(6, 1, 4, 4).float()
     x = normal(6, 2, 3, seed=1).requires_grad_()
-    found = sim.pairwise([[x], [2 * x]], images, "dcka")
+    found = sim.pairwise_similarity([[x], [2 * x]], images, "dcka")
     assert not found.requires_grad
     assert float(found[0, 0, 1]) == pytest.approx(1)
 
@@ -277,23 +280,23 @@ def test_images_and_gradients_are_taken_as_they_come():
 @pytest.mark.parametrize(
     ("features", "inputs", "measure", "kernel", "error", "says"),
     [
-        (layers(), normal(12, 2), "ckaa", "linear", BadStudy, "did you mean 'cka'"),
-        (layers(), normal(12, 2), "cka", "gausian", BadStudy, "did you mean 'gaussian'"),
-        (layers(), normal(12, 2), "sumdiff", "linear", BadStudy, "weight_similarity"),
-        (layers(n=3), normal(3, 2), "cka", "linear", BadStudy, "at least 4"),
-        (layers(), normal(13, 2), "cka", "linear", BadStrategy, "12 activations for 13"),
-        ([], normal(12, 2), "cka", "linear", BadStrategy, "no sites"),
-        ([*layers(), layers()[0][:1]], normal(12, 2), "cka", "linear", BadStrategy, "numbers of layers"),
-        ([[normal(12, 2).log()]], normal(12, 2), "cka", "linear", BadReply, "site 0, layer 0: not finite"),
+        (layers(), normal(12, 2), "ckaa", "linear", StudyError, "did you mean 'cka'"),
+        (layers(), normal(12, 2), "cka", "gausian", StudyError, "did you mean 'gaussian'"),
+        (layers(), normal(12, 2), "sumdiff", "linear", StudyError, "weight_similarity"),
+        (layers(n=3), normal(3, 2), "cka", "linear", StudyError, "at least 4"),
+        (layers(), normal(13, 2), "cka", "linear", StrategyContractError, "12 activations for 13"),
+        ([], normal(12, 2), "cka", "linear", StrategyContractError, "no sites"),
+        ([*layers(), layers()[0][:1]], normal(12, 2), "cka", "linear", StrategyContractError, "numbers of layers"),
+        ([[normal(12, 2).log()]], normal(12, 2), "cka", "linear", ReplyError, "site 0, layer 0: not finite"),
     ],
 )
 def test_refusals(features, inputs, measure, kernel, error, says):
     with pytest.raises(error, match=says):
-        sim.pairwise(features, inputs, measure, kernel)
+        sim.pairwise_similarity(features, inputs, measure, kernel)
 
 
 def test_weights_of_two_architectures_are_refused():
-    with pytest.raises(BadStrategy, match="different sizes"):
+    with pytest.raises(StrategyContractError, match="different sizes"):
         sim.weight_similarity([[torch.zeros(3)], [torch.zeros(4)]])
 
 
@@ -330,50 +333,52 @@ def test_the_brute_force_counts_right():
 @given(st.integers(0, 8), st.integers(0, 10_000), st.booleans())
 def test_optimal_is_optimal_and_greedy_takes_the_least_first(sites, seed, ties):
     similarity = symmetric(sites, seed).round() if ties else symmetric(sites, seed)
-    for match in (greedy, optimal):
+    for match in (greedy_matching, optimal_matching):
         pairs = match(similarity)
         assert len(pairs) == sites // 2
         assert len({s for pair in pairs for s in pair}) == 2 * len(pairs)
         assert all(i < j for i, j in pairs)
         assert pairs == sorted(pairs) == match(similarity.clone())
     best = min(cost(similarity, pairs) for pairs in matchings(list(range(sites))))
-    assert cost(similarity, optimal(similarity)) == pytest.approx(best, abs=1e-9)
+    assert cost(similarity, optimal_matching(similarity)) == pytest.approx(best, abs=1e-9)
     if sites > 1:
         least = min(float(similarity[i, j]) for j in range(sites) for i in range(j))
-        assert least in {float(similarity[pair]) for pair in greedy(similarity)}
+        assert least in {float(similarity[pair]) for pair in greedy_matching(similarity)}
 
 
 def test_greedy_can_be_worse():
     similarity = torch.full((4, 4), 0.1)
     similarity[0, 1] = similarity[1, 0] = 0.0
     similarity[2, 3] = similarity[3, 2] = 0.9
-    assert greedy(similarity) == [(0, 1), (2, 3)]  # 0.9 in all
-    assert cost(similarity, optimal(similarity)) == pytest.approx(0.2)
+    assert greedy_matching(similarity) == [(0, 1), (2, 3)]  # 0.9 in all
+    assert cost(similarity, optimal_matching(similarity)) == pytest.approx(0.2)
 
 
 def test_an_odd_one_is_left_out():
     similarity = torch.tensor([[1.0, 0.9, 0.8], [0.9, 1.0, 0.1], [0.8, 0.1, 1.0]])
-    assert greedy(similarity) == optimal(similarity) == [(1, 2)]
+    assert greedy_matching(similarity) == optimal_matching(similarity) == [(1, 2)]
 
 
-@pytest.mark.parametrize("match", [greedy, optimal])
+@pytest.mark.parametrize("match", [greedy_matching, optimal_matching])
 def test_few_sites_and_equals(match):
     assert match(torch.zeros(0, 0)) == []
     assert match(torch.ones(1, 1)) == []
     assert match(torch.ones(2, 2)) == [(0, 1)]
     assert len(match(torch.ones(6, 6))) == 3
-    assert greedy(torch.ones(6, 6)) == [(0, 1), (2, 3), (4, 5)]
+    assert greedy_matching(torch.ones(6, 6)) == [(0, 1), (2, 3), (4, 5)]
 
 
 def test_the_scale_of_a_similarity_does_not_matter():
     similarity = symmetric(8, 3)
-    assert optimal(similarity) == optimal(1e9 * similarity - 1e10) == optimal(1e-9 * similarity)
+    assert (
+        optimal_matching(similarity) == optimal_matching(1e9 * similarity - 1e10) == optimal_matching(1e-9 * similarity)
+    )
 
 
 @pytest.mark.parametrize(
     "bad", [torch.zeros(2, 3), torch.full((2, 2), torch.nan), torch.tensor([[0.0, 1.0], [2.0, 0.0]])]
 )
 def test_what_cannot_be_matched(bad):
-    for match in (greedy, optimal):
-        with pytest.raises(BadStrategy, match="matched"):
+    for match in (greedy_matching, optimal_matching):
+        with pytest.raises(StrategyContractError, match="matched"):
             match(bad)

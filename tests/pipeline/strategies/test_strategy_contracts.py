@@ -7,16 +7,16 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from pipeline.coordinator.checkpoint import freeze
-from pipeline.core.errors import BadStrategy
-from pipeline.core.registry import choices
-from pipeline.protocol.messages import Update
-from pipeline.protocol.tasks import Fit, fitted
-from pipeline.strategies.base import Global, Strategy
+from pipeline.coordinator.checkpoint import serialize_state
+from pipeline.core.errors import StrategyContractError
+from pipeline.core.registry import registered_components
+from pipeline.protocol.messages import ClientUpdate
+from pipeline.protocol.tasks import TrainJob, run_training
+from pipeline.strategies.base import GlobalModelState, Strategy
 
 
 @dataclass(frozen=True)
-class WithSpeed(Global):
+class WithSpeed(GlobalModelState):
     speed: torch.Tensor
 
 
@@ -25,45 +25,47 @@ class Base(Strategy):
 
 
 class ForgotState(Base):
-    def start(self, start, plan):
-        return WithSpeed(start.weights, start.stats, torch.zeros(1))
+    def init_state(self, start, plan):
+        return WithSpeed(start.weights, start.norm_stats, torch.zeros(1))
 
 
 class StartIsFine(Base):
-    state: ClassVar[type] = Global
+    state_type: ClassVar[type] = GlobalModelState
 
-    def round(self, state, sites, ask, plan) -> Any:
-        ask.total({site: self.brief(state, site) for site in sites})
+    def run_round(self, state, sites, ask, plan) -> Any:
+        ask.aggregate({site: self.train_payload(state, site) for site in sites})
 
 
 class LooksAtEach(Base):
-    def round(self, state, sites, ask, plan):
-        ask.each({site: self.brief(state, site) for site in sites})
+    def run_round(self, state, sites, ask, plan):
+        ask.collect({site: self.train_payload(state, site) for site in sites})
         return state
 
 
 class AsksTwice(Base):
-    def round(self, state, sites, ask, plan):
+    def run_round(self, state, sites, ask, plan):
         for _ in range(2):
-            ask.total({site: self.brief(state, site) for site in sites})
+            ask.aggregate({site: self.train_payload(state, site) for site in sites})
         return state
 
 
 class WrongKey(Base):
-    def round(self, state, sites, ask, plan):
-        return Global(ask.total({site: self.brief(state, site) for site in sites}).mean("deltas"), state.stats)
+    def run_round(self, state, sites, ask, plan):
+        return GlobalModelState(
+            ask.aggregate({site: self.train_payload(state, site) for site in sites}).mean("deltas"), state.stats
+        )
 
 
 class ForgotFrom(Base):
-    def train(self, message, memory, plan):
-        yield fitted(Fit(message.vectors["weights"], epochs=1))
-        return Update(), memory
+    def client_train(self, message, memory, plan):
+        yield run_training(TrainJob(message.vectors["weights"], epochs=1))
+        return ClientUpdate(), memory
 
 
 class ForgotMemory(Base):
-    def train(self, message, memory, plan):
-        yield from fitted(Fit(message.vectors["weights"], epochs=1))
-        return Update()
+    def client_train(self, message, memory, plan):
+        yield from run_training(TrainJob(message.vectors["weights"], epochs=1))
+        return ClientUpdate()
 
 
 @pytest.mark.parametrize(
@@ -80,15 +82,15 @@ class ForgotMemory(Base):
 )
 def test_slips_are_named(moons, go, strategy, message):
     study = moons(rounds=2).model_copy(update={"strategy": strategy()})
-    with pytest.raises(BadStrategy) as error:
+    with pytest.raises(StrategyContractError) as error:
         go(study)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize(("value", "message"), [({1: 2}, "texts for keys"), (object(), "cannot be checkpointed")])
 def test_a_state_holds_what_a_checkpoint_can(value, message):
-    with pytest.raises(BadStrategy, match=message):
-        freeze({"x": value}, "state", {})
+    with pytest.raises(StrategyContractError, match=message):
+        serialize_state({"x": value}, "state", {})
 
 
 def plugin(tmp_path, monkeypatch, code: str, value: str) -> None:
@@ -100,14 +102,14 @@ def plugin(tmp_path, monkeypatch, code: str, value: str) -> None:
     (info / "entry_points.txt").write_text(f"[hemofed.strategies]\nany = {value}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "outsider", raising=False)
-    choices.cache_clear()
+    registered_components.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def fresh_choices():
-    choices.cache_clear()
+    registered_components.cache_clear()
     yield
-    choices.cache_clear()
+    registered_components.cache_clear()
 
 
 GOOD = """
@@ -121,7 +123,7 @@ class Outside(Strategy):
 def test_a_plugin_is_found_and_its_version_is_part_of_the_hash(tmp_path, monkeypatch, moons):
     before = moons().hash
     plugin(tmp_path, monkeypatch, GOOD, "outsider:Outside")
-    assert "outside" in choices("strategies")
+    assert "outside" in registered_components("strategies")
     assert moons().hash == before  # a study that does not use it is the same study
     with_it = moons(strategy="outside").hash
     (tmp_path / "outsider-1.0.dist-info" / "METADATA").write_text(
@@ -144,5 +146,5 @@ def test_a_plugin_is_found_and_its_version_is_part_of_the_hash(tmp_path, monkeyp
 )
 def test_a_bad_plugin_is_named(tmp_path, monkeypatch, code, value, message):
     plugin(tmp_path, monkeypatch, code, value)
-    with pytest.raises(BadStrategy, match=message):
-        choices("strategies")
+    with pytest.raises(StrategyContractError, match=message):
+        registered_components("strategies")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.errors import BadStudy
-from pipeline.study.schema import Local, load_study
-from pipeline.study.toml_file import PACKAGED, find_study, parse_override, read_study, to_toml
+from pipeline.core.errors import StudyError
+from pipeline.study.schema import LocalConfig, load_study
+from pipeline.study.toml_file import PACKAGED_STUDIES, find_study, parse_override, parse_study, to_toml
 
 GOOD = """name = "s"
 [data]
@@ -27,8 +27,8 @@ mu = 0.5
 
 
 def failing(text: str, **overrides) -> str:
-    with pytest.raises(BadStudy) as error:
-        read_study(text, "s.toml", overrides)
+    with pytest.raises(StudyError) as error:
+        parse_study(text, "s.toml", overrides)
     return str(error.value)
 
 
@@ -48,9 +48,9 @@ def failing(text: str, **overrides) -> str:
         (
             "[local]",
             '[evaluation]\nbest = "acuracy"\n[local]',
-            ["s.toml:9", "evaluation.best", "'accuracy'", "'auroc'"],
+            ["s.toml:9", "evaluation.selection_metric", "'accuracy'", "'auroc'"],
         ),
-        ("[local]", "[local]\nbatch = 0", ["s.toml:9: local.batch", "greater than 0 or", "'all'", "(given: 0)"]),
+        ("[local]", "[local]\nbatch = 0", ["s.toml:9: local.batch_size", "greater than 0 or", "'all'", "(given: 0)"]),
         ("count = 3", "count = 3\nspeed = [1.0, -1.0]", ["s.toml:6: sites.speed"]),
         ('name = "s"', 'name = "../s"', ["s.toml:1", "name"]),
         ("[local]", "[local", ["not valid TOML", "line 8"]),
@@ -68,10 +68,10 @@ def test_a_wrong_override_is_named_as_such():
 
 
 def test_overrides_reach_sections_and_change_components():
-    study = read_study(GOOD, "s", {"local.lr": 0.3, "strategy.name": "fedavg", "sites.count": 5})
+    study = parse_study(GOOD, "s", {"local.lr": 0.3, "strategy.name": "fedavg", "sites.count": 5})
     assert (study.local.lr, study.strategy.name, study.sites.count) == (0.3, "fedavg", 5)
-    assert read_study(GOOD, "s", {"strategy": "fedsgd"}).strategy.name == "fedsgd"
-    assert read_study(GOOD, "s", {"strategy.mu": 0}).strategy.mu == 0
+    assert parse_study(GOOD, "s", {"strategy": "fedsgd"}).strategy.name == "fedsgd"
+    assert parse_study(GOOD, "s", {"strategy.mu": 0}).strategy.mu == 0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_override_values_are_toml_or_text(text, want):
 
 
 def test_an_override_needs_an_equals_sign():
-    with pytest.raises(BadStudy, match=r"--set local\.lr=0\.1"):
+    with pytest.raises(StudyError, match=r"--set local\.lr=0\.1"):
         parse_override("local.lr")
 
 
@@ -110,34 +110,36 @@ def test_to_toml_is_read_back(values):
 
 
 def test_a_resolved_study_is_the_same_study():
-    study = read_study(GOOD, "s", {})
-    again = read_study(to_toml(study.dump()), "t", {})
+    study = parse_study(GOOD, "s", {})
+    again = parse_study(to_toml(study.to_dict()), "t", {})
     assert again == study
     assert again.hash == study.hash
 
 
 def test_the_hash_is_of_what_decides_the_result():
-    study = read_study(GOOD, "s", {})
-    same = read_study(GOOD, "s", {"name": "other", "about": "x", "data.path": "/elsewhere"})
+    study = parse_study(GOOD, "s", {})
+    same = parse_study(GOOD, "s", {"name": "other", "description": "x", "data.path": "/elsewhere"})
     assert same.hash == study.hash
-    assert read_study(GOOD, "s", {"seed": 1}).hash != study.hash
+    assert parse_study(GOOD, "s", {"seed": 1}).hash != study.hash
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGED.glob("*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(PACKAGED_STUDIES.glob("*.toml")), ids=lambda p: p.stem)
 def test_packaged_studies_are_valid(path: Path):
     assert load_study(path).name == path.stem
-    assert load_study(path).about
+    assert load_study(path).description
 
 
 def test_an_unknown_study_lists_the_packaged_ones():
-    with pytest.raises(BadStudy, match="moons-demo"):
+    with pytest.raises(StudyError, match="moons-demo"):
         find_study("moons-demos")
 
 
 def test_schedules_by_hand():
-    assert [Local(lr=1, schedule="step", decay=0.5, every=2).rate(t, 6) for t in range(1, 6)] == [1, 1, 0.5, 0.5, 0.25]
-    assert Local(lr=1, schedule="exponential", decay=0.5).rate(3, 6) == 0.25
-    cosine = [Local(lr=2, schedule="cosine").rate(t, 4) for t in (1, 3)]
+    assert [
+        LocalConfig(lr=1, lr_schedule="step", lr_decay=0.5, lr_decay_every=2).lr_at_round(t, 6) for t in range(1, 6)
+    ] == [1, 1, 0.5, 0.5, 0.25]
+    assert LocalConfig(lr=1, lr_schedule="exponential", lr_decay=0.5).lr_at_round(3, 6) == 0.25
+    cosine = [LocalConfig(lr=2, lr_schedule="cosine").lr_at_round(t, 4) for t in (1, 3)]
     assert cosine == pytest.approx([2.0, 1.0])
 
 
@@ -146,7 +148,7 @@ def test_a_typo_in_the_public_source_names_its_keys(tmp_path):
     file.write_text(
         'name = "x"\ndata = "moons"\nmodel = "moons_net"\n[public.data]\nname = "synthetic_smear"\ntaks = "types"\n'
     )
-    with pytest.raises(BadStudy, match=r"s\.toml:6: unknown key 'public\.data\.taks'; did you mean 'task'\?"):
+    with pytest.raises(StudyError, match=r"s\.toml:6: unknown key 'public\.data\.taks'; did you mean 'task'\?"):
         load_study(file)
 
 
@@ -160,5 +162,5 @@ def test_paths_given_here_start_here(tmp_path, monkeypatch):
 
 
 def test_a_typo_below_privacy_names_the_keys_that_are_there(tmp_path):
-    with pytest.raises(BadStudy, match="did you mean 'epsilon'"):
-        load_study(find_study("smear-private"), {"privacy.at_site.epsilonn": 2.0})
+    with pytest.raises(StudyError, match="did you mean 'epsilon'"):
+        load_study(find_study("smear-private"), {"privacy.dp_sgd.epsilonn": 2.0})

@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from pipeline.core.errors import BadBudget
-from privacy.accounting.accountant import ORDERS, Event, account, curve, epsilon, log_slack, merged, noise_for, renyi
+from pipeline.core.errors import BudgetError
+from privacy.accounting.accountant import (
+    RDP_ORDERS,
+    DpEvent,
+    calibrate_noise_multiplier,
+    compute_epsilon,
+    compute_privacy_spent,
+    epsilon_curve,
+    log_conversion_factors,
+    merge_events,
+    renyi_divergences,
+)
 
 # noise, rate, steps, delta
 SETTINGS = [
@@ -53,27 +63,27 @@ def google(kind: type, noise: float, rate: float, steps: int, **options: object)
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), SETTINGS)
 def test_numerical_accountants_agree_and_rdp_is_above(noise: float, rate: float, steps: int, delta: float) -> None:
-    event = Event(noise, rate, steps)
-    prv, pld, rdp = (account([event], delta, how) for how in ("prv", "pld", "rdp"))
-    assert (prv.how, pld.how, rdp.how) == ("prv", "pld", "rdp")
+    event = DpEvent(noise, rate, steps)
+    prv, pld, rdp = (compute_privacy_spent([event], delta, how) for how in ("prv", "pld", "rdp"))
+    assert (prv.accountant, pld.accountant, rdp.accountant) == ("prv", "pld", "rdp")
     assert prv.epsilon == pytest.approx(pld.epsilon, rel=0.02)
     assert rdp.epsilon > max(prv.epsilon, pld.epsilon)
-    assert account([event], delta) == pld
+    assert compute_privacy_spent([event], delta) == pld
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), SETTINGS[1::3])
 def test_pld_is_that_of_dp_accounting_on_a_finer_grid(noise: float, rate: float, steps: int, delta: float) -> None:
     theirs = google(PLDAccountant, noise, rate, steps).get_epsilon(delta)
-    assert theirs * (1 - 1e-5) < epsilon([Event(noise, rate, steps)], delta, "pld") < theirs * 1.002
+    assert theirs * (1 - 1e-5) < compute_epsilon([DpEvent(noise, rate, steps)], delta, "pld") < theirs * 1.002
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), SETTINGS)
 def test_rdp_is_that_of_dp_accounting(noise: float, rate: float, steps: int, delta: float) -> None:
-    whole = ORDERS.round() == ORDERS  # at other orders dp_accounting adds up what should alternate
-    theirs = google(RdpAccountant, noise, rate, steps, orders=ORDERS[whole].tolist())
-    ours = renyi([Event(noise, rate, steps)])
+    whole = RDP_ORDERS.round() == RDP_ORDERS  # at other orders dp_accounting adds up what should alternate
+    theirs = google(RdpAccountant, noise, rate, steps, orders=RDP_ORDERS[whole].tolist())
+    ours = renyi_divergences([DpEvent(noise, rate, steps)])
     np.testing.assert_allclose(ours[whole], theirs._rdp, rtol=1e-6, atol=1e-7)
-    assert epsilon([Event(noise, rate, steps)], delta, "rdp") <= theirs.get_epsilon(delta) * (1 + 1e-6)
+    assert compute_epsilon([DpEvent(noise, rate, steps)], delta, "rdp") <= theirs.get_epsilon(delta) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -82,47 +92,47 @@ def test_rdp_is_that_of_dp_accounting(noise: float, rate: float, steps: int, del
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
 def test_gaussian_mechanism_in_closed_form(noise: float, steps: int, delta: float) -> None:
     exact = gaussian(math.sqrt(steps) / noise, delta)
-    assert exact <= epsilon([Event(noise, 1.0, steps)], delta) <= exact * 1.002
-    assert epsilon([Event(noise, 1.0, steps)], delta, "rdp") >= exact
-    once = epsilon([Event(noise / math.sqrt(steps), 1.0, 1)], delta)
-    assert epsilon([Event(noise, 1.0, steps)], delta) == pytest.approx(once, rel=2e-3)
+    assert exact <= compute_epsilon([DpEvent(noise, 1.0, steps)], delta) <= exact * 1.002
+    assert compute_epsilon([DpEvent(noise, 1.0, steps)], delta, "rdp") >= exact
+    once = compute_epsilon([DpEvent(noise / math.sqrt(steps), 1.0, 1)], delta)
+    assert compute_epsilon([DpEvent(noise, 1.0, steps)], delta) == pytest.approx(once, rel=2e-3)
 
 
 @pytest.mark.parametrize("how", ["rdp", "pld", "prv"])
 def test_gaussians_of_different_noise_compose(how: str) -> None:
     exact = gaussian(math.sqrt(3 / 2**2 + 10 / 5**2 + 1 / 9), 1e-6)
-    found = epsilon([Event(2.0, 1.0, 3), Event(5.0, 1.0, 10), Event(3.0, 1.0, 1)], 1e-6, how)
+    found = compute_epsilon([DpEvent(2.0, 1.0, 3), DpEvent(5.0, 1.0, 10), DpEvent(3.0, 1.0, 1)], 1e-6, how)
     assert exact <= found <= exact * (1.12 if how == "rdp" else 1.01)
 
 
 def test_small_rates_lose_no_steps() -> None:
     """At small rates the divergence is rate^2 order (e^(1/noise^2) - 1) / 2 to first order, however small."""
-    low = ORDERS[ORDERS <= 20]
+    low = RDP_ORDERS[RDP_ORDERS <= 20]
     first = 1e5 * 1e-10 * low * math.expm1(1 / 16) / 2
-    found = renyi([Event(4.0, 1e-5, 100_000)])[: len(low)]
+    found = renyi_divergences([DpEvent(4.0, 1e-5, 100_000)])[: len(low)]
     assert (found >= first).all()
     assert (found <= first * 1.03 + 1e5 * 2e-12 / (low - 1)).all()
 
 
 def test_the_conversion_touches_what_it_bounds() -> None:
     y = np.linspace(0.0, 30.0, 30_001)
-    for order, slack in zip(ORDERS, log_slack(ORDERS), strict=True):
+    for order, slack in zip(RDP_ORDERS, log_conversion_factors(RDP_ORDERS), strict=True):
         assert (-np.expm1(-y) <= np.exp(np.minimum(slack + (order - 1) * y, 1.0)) * (1 + 1e-12)).all()
         touch = math.log(order / (order - 1))
         assert -math.expm1(-touch) == pytest.approx(math.exp(slack + (order - 1) * touch))
 
 
 def test_equal_events_merge() -> None:
-    parts = [Event(1.0, 0.1, 3), Event(2, 0.1, 1), Event(1.0, 0.1, 4), Event(5.0, 0.1, 0)]
-    assert merged(parts) == (Event(1.0, 0.1, 7), Event(2.0, 0.1, 1))
-    assert account(parts, 1e-5) == account(reversed(parts), 1e-5)
+    parts = [DpEvent(1.0, 0.1, 3), DpEvent(2, 0.1, 1), DpEvent(1.0, 0.1, 4), DpEvent(5.0, 0.1, 0)]
+    assert merge_events(parts) == (DpEvent(1.0, 0.1, 7), DpEvent(2.0, 0.1, 1))
+    assert compute_privacy_spent(parts, 1e-5) == compute_privacy_spent(reversed(parts), 1e-5)
 
 
 @pytest.mark.parametrize("how", ["rdp", "pld", "prv", "tightest"])
 def test_nothing_spends_nothing_and_no_noise_spends_all(how: str) -> None:
-    assert epsilon([], 1e-5, how) == 0
-    assert epsilon([Event(1.0, 0.1, 0)], 1e-5, how) == 0
-    assert epsilon([Event(0.0, 0.1, 1)], 1e-5, how) == math.inf
+    assert compute_epsilon([], 1e-5, how) == 0
+    assert compute_epsilon([DpEvent(1.0, 0.1, 0)], 1e-5, how) == 0
+    assert compute_epsilon([DpEvent(0.0, 0.1, 1)], 1e-5, how) == math.inf
 
 
 @pytest.mark.parametrize("how", ["rdp", "tightest"])
@@ -130,7 +140,7 @@ def test_extremes_are_quiet(how: str) -> None:
     corners = itertools.product([0.3, 100.0], [1e-5, 0.03, 1.0], [1, 100_000], [1e-10, 1e-2])
     with np.errstate(over="raise", divide="raise", invalid="raise"):
         for noise, rate, steps, delta in corners:
-            assert 0 <= epsilon([Event(noise, rate, steps)], delta, how) < math.inf
+            assert 0 <= compute_epsilon([DpEvent(noise, rate, steps)], delta, how) < math.inf
 
 
 @pytest.mark.parametrize(
@@ -147,14 +157,14 @@ def test_extremes_are_quiet(how: str) -> None:
     ],
 )
 def test_bad_events_are_refused(wrong: dict[str, float], says: str) -> None:
-    with pytest.raises(BadBudget, match=says):
-        Event(**{"noise": 1.0, "rate": 0.1, "steps": 1} | wrong)
+    with pytest.raises(BudgetError, match=says):
+        DpEvent(**{"noise": 1.0, "rate": 0.1, "steps": 1} | wrong)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
 def test_bad_deltas_are_refused(delta: float) -> None:
-    with pytest.raises(BadBudget, match="delta"):
-        epsilon([Event(1.0, 0.1, 1)], delta)
+    with pytest.raises(BudgetError, match="delta"):
+        compute_epsilon([DpEvent(1.0, 0.1, 1)], delta)
 
 
 @settings(max_examples=150, deadline=None)
@@ -167,22 +177,22 @@ def test_bad_deltas_are_refused(delta: float) -> None:
     more=st.integers(0, 3),
 )
 def test_more_steps_never_spend_less(noise: float, rate: float, delta: float, how: str, steps: int, more: int) -> None:
-    less = epsilon([Event(noise, rate, steps)], delta, how)
-    assert less <= epsilon([Event(noise, rate, steps + 10**more)], delta, how)
+    less = compute_epsilon([DpEvent(noise, rate, steps)], delta, how)
+    assert less <= compute_epsilon([DpEvent(noise, rate, steps + 10**more)], delta, how)
 
 
 @pytest.mark.parametrize(("noise", "rate", "start"), [(100.0, 1.0, 99_000), (30.0, 1.0, 4090), (2.0, 0.01, 65_000)])
 def test_rounding_errors_never_show(noise: float, rate: float, start: int) -> None:
     """At the smallest delta of `pld` and one step more each time, where Fourier transforms are worst."""
-    turns = [account([Event(noise, rate, start + n)], 1e-8) for n in range(6)]
-    assert all(turn.how == "pld" for turn in turns)
+    turns = [compute_privacy_spent([DpEvent(noise, rate, start + n)], 1e-8) for n in range(6)]
+    assert all(turn.accountant == "pld" for turn in turns)
     assert all(a.epsilon < b.epsilon for a, b in itertools.pairwise(turns))
 
 
 def test_tiny_deltas_are_left_to_rdp() -> None:
     """There `pld` of 100,000 steps would be 0.08 % below the truth."""
-    found = account([Event(100.0, 1.0, 100_000)], 1e-10)
-    assert found.how == "rdp"
+    found = compute_privacy_spent([DpEvent(100.0, 1.0, 100_000)], 1e-10)
+    assert found.accountant == "rdp"
     assert found.epsilon >= gaussian(math.sqrt(1e5) / 100, 1e-10)
 
 
@@ -198,28 +208,28 @@ def test_tiny_deltas_are_left_to_rdp() -> None:
     ],
 )
 def test_noise_for_is_the_least_that_fits(target: float, delta: float, rate: float, steps: int, how: str) -> None:
-    noise = noise_for(target, delta, rate, steps, how)
-    assert epsilon([Event(noise, rate, steps)], delta, how) <= target
-    assert epsilon([Event(noise / 1.002, rate, steps)], delta, how) > target
+    noise = calibrate_noise_multiplier(target, delta, rate, steps, how)
+    assert compute_epsilon([DpEvent(noise, rate, steps)], delta, how) <= target
+    assert compute_epsilon([DpEvent(noise / 1.002, rate, steps)], delta, how) > target
 
 
 def test_noise_for_one_gaussian_is_the_analytic_one() -> None:
-    noise = noise_for(1.0, 1e-5, 1.0, 1)
+    noise = calibrate_noise_multiplier(1.0, 1e-5, 1.0, 1)
     assert gaussian(1 / noise, 1e-5) <= 1.0 <= gaussian(1.002 / noise, 1e-5)
     assert noise == pytest.approx(3.73, rel=0.002)
 
 
 def test_noise_out_of_reach_says_so() -> None:
-    with pytest.raises(BadBudget, match="out of reach: 100 steps at rate 1 spend more even with noise 10000"):
-        noise_for(1e-5, 1e-9, 1.0, 100, "rdp")
-    with pytest.raises(BadBudget, match="epsilon 0"):
-        noise_for(0.0, 1e-5, 0.1, 10)
-    with pytest.raises(BadBudget, match="0 steps need no noise"):
-        noise_for(1.0, 1e-5, 0.1, 0)
+    with pytest.raises(BudgetError, match="out of reach: 100 steps at rate 1 spend more even with noise 10000"):
+        calibrate_noise_multiplier(1e-5, 1e-9, 1.0, 100, "rdp")
+    with pytest.raises(BudgetError, match="epsilon 0"):
+        calibrate_noise_multiplier(0.0, 1e-5, 0.1, 10)
+    with pytest.raises(BudgetError, match="0 steps need no noise"):
+        calibrate_noise_multiplier(1.0, 1e-5, 0.1, 0)
 
 
 def test_curve_adds_up_turn_by_turn() -> None:
-    found = curve(Event(4.0, 1.0, 5), 8, 1e-5)
+    found = epsilon_curve(DpEvent(4.0, 1.0, 5), 8, 1e-5)
     assert found == sorted(found)
     for turn, reached in enumerate(found, 1):
         assert reached == pytest.approx(gaussian(math.sqrt(5 * turn) / 4, 1e-5), rel=1e-3)

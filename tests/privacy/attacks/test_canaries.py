@@ -11,24 +11,24 @@ from scipy import optimize, stats
 from torch.nn import functional as F
 
 from models.networks.mlp import MLP
-from pipeline.core.errors import BadData
-from pipeline.core.parameters import Snapshot, Spec
-from pipeline.protocol.tasks import Fit, Fitted
+from pipeline.core.errors import DataError
+from pipeline.core.parameters import ModelState, ParameterSpec
+from pipeline.protocol.tasks import TrainJob, TrainResult
 from privacy.attacks.canaries import (
-    Canaries,
-    _directions,
-    audit,
-    by_gradient,
-    by_loss,
-    judge,
-    lower_bound,
+    CanaryUnits,
+    _gradient_directions,
+    audit_canaries,
+    combine_scores,
+    epsilon_lower_bound,
+    evaluate_guesses,
+    gradient_score,
+    loss_score,
     make_canaries,
     p_value,
-    together,
 )
-from privacy.dpsgd.secure_rng import Entropy
-from sites.training.base import Bench, Examples, Pool, Recipe, Ticket
-from sites.training.sequential import Loop
+from privacy.dpsgd.secure_rng import SecureRandom
+from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig, TrainRequest
+from sites.training.sequential import SequentialTrainer
 
 SHAPE, CLASSES = (1, 12, 12), 3
 
@@ -43,20 +43,20 @@ def one_thread():
 
 
 def network():
-    return MLP(hidden=(64,)).make(SHAPE, CLASSES, 0)
+    return MLP(hidden=(64,)).init_network(SHAPE, CLASSES, 0)
 
 
 def test_all_right_without_delta_by_hand():
     """q^r = 0.05, epsilon = log(q / (1 - q))"""
     q = 0.05 ** (1 / 40)
-    assert lower_bound(40, 40, 100, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-6)
+    assert epsilon_lower_bound(40, 40, 100, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.floats(0.5, 1), st.sampled_from([0.8, 0.95, 0.99]))
 def test_without_delta_the_tail_at_the_bound_is_the_error(guesses, share, confidence):
     correct = round(share * guesses)
-    found = lower_bound(guesses, correct, 300, 0.0, confidence)
+    found = epsilon_lower_bound(guesses, correct, 300, 0.0, confidence)
     at = lambda epsilon: stats.binom.sf(correct - 1, guesses, 1 / (1 + math.exp(-epsilon)))  # noqa: E731
     if found:
         assert at(found) == pytest.approx(1 - confidence, rel=1e-4)
@@ -71,7 +71,7 @@ def test_the_part_of_delta_by_hand():
 
 
 def test_delta_lowers_the_bound():
-    bounds = [lower_bound(200, 180, 1000, delta) for delta in (0.0, 1e-5, 1e-3, 0.1)]
+    bounds = [epsilon_lower_bound(200, 180, 1000, delta) for delta in (0.0, 1e-5, 1e-3, 0.1)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] - bounds[1] < 0.01
     assert bounds[-1] == 0
@@ -79,8 +79,8 @@ def test_delta_lowers_the_bound():
 
 @pytest.mark.parametrize(("guesses", "correct", "m"), [(10, 11, 20), (30, 20, 20), (5, -1, 20)])
 def test_impossible_counts_are_refused(guesses, correct, m):
-    with pytest.raises(BadData, match="cannot be"):
-        lower_bound(guesses, correct, m, 0.0)
+    with pytest.raises(DataError, match="cannot be"):
+        epsilon_lower_bound(guesses, correct, m, 0.0)
 
 
 def answered(m, epsilon, seed):
@@ -93,7 +93,12 @@ def answered(m, epsilon, seed):
 
 @pytest.mark.parametrize("sides", [[100], None])
 def test_the_bound_holds_in_95_of_100_audits_and_says_something(sides):
-    found = np.array([judge(*answered(400, 1.5, seed), 0.0, sides=sides).epsilon_low for seed in range(400)])
+    found = np.array(
+        [
+            evaluate_guesses(*answered(400, 1.5, seed), 0.0, guesses_per_side=sides).epsilon_lower_bound
+            for seed in range(400)
+        ]
+    )
     assert (found > 1.5).sum() <= stats.binom.ppf(0.99, 400, 0.05)
     assert found.mean() > 0.8
 
@@ -104,8 +109,10 @@ def test_the_best_of_many_numbers_of_guesses_has_to_be_paid_for():
     for seed in range(200):
         g = torch.Generator().manual_seed(seed)
         scores, included = torch.rand(200, generator=g), torch.rand(200, generator=g) < 0.5
-        naive += max(judge(scores, included, 0.0, sides=[k]).epsilon_low for k in tried) > 0
-        honest += judge(scores, included, 0.0, sides=tried).epsilon_low > 0
+        naive += (
+            max(evaluate_guesses(scores, included, 0.0, guesses_per_side=[k]).epsilon_lower_bound for k in tried) > 0
+        )
+        honest += evaluate_guesses(scores, included, 0.0, guesses_per_side=tried).epsilon_lower_bound > 0
     assert honest <= 0.05 * 200
     assert naive > 0.1 * 200
 
@@ -113,23 +120,25 @@ def test_the_best_of_many_numbers_of_guesses_has_to_be_paid_for():
 def test_guesses_are_the_two_ends_of_the_ranking():
     scores = torch.tensor([9.0, 1.0, 8.0, 2.0, 5.0, 5.0, 5.0, 5.0])
     included = torch.tensor([True, False, False, False, True, True, False, False])
-    found = judge(scores, included, 0.0, sides=[2])
-    assert (found.m, found.guesses, found.correct, found.tried) == (8, 4, 3, (4,))
-    assert found.most == lower_bound(4, 4, 8, 0.0)
+    found = evaluate_guesses(scores, included, 0.0, guesses_per_side=[2])
+    assert (found.num_canaries, found.num_guesses, found.num_correct, found.tried_num_guesses) == (8, 4, 3, (4,))
+    assert found.max_epsilon_lower_bound == epsilon_lower_bound(4, 4, 8, 0.0)
 
 
 def test_numbers_of_guesses_beyond_the_canaries_are_refused():
     for sides in ([5], [0], []):
-        with pytest.raises(BadData, match="from 1 to 4"):
-            judge(torch.rand(8), torch.ones(8).bool(), 0.0, sides=sides)
-    with pytest.raises(BadData, match="one finite number each"):
-        judge(torch.rand(7), torch.ones(8).bool(), 0.0)
+        with pytest.raises(DataError, match="from 1 to 4"):
+            evaluate_guesses(torch.rand(8), torch.ones(8).bool(), 0.0, guesses_per_side=sides)
+    with pytest.raises(DataError, match="one finite number each"):
+        evaluate_guesses(torch.rand(7), torch.ones(8).bool(), 0.0)
 
 
 def test_coins_are_fair_secret_and_new_every_time():
     thrown = []
-    for entropy in (None, None, Entropy(bytes(32)), Entropy(bytes(32))):
-        audit(lambda included: thrown.append(included) or [], lambda turns: torch.zeros(2000), 2000, entropy=entropy)
+    for entropy in (None, None, SecureRandom(bytes(32)), SecureRandom(bytes(32))):
+        audit_canaries(
+            lambda included: thrown.append(included) or [], lambda turns: torch.zeros(2000), 2000, secure_random=entropy
+        )
     for included in thrown:
         assert 850 < int(included.sum()) < 1150
     assert not torch.equal(thrown[0], thrown[1])
@@ -137,9 +146,9 @@ def test_coins_are_fair_secret_and_new_every_time():
 
 
 def test_canaries_are_units_of_noise_with_labels_in_turn():
-    found = make_canaries((3, 12, 20), 4, 50, per_unit=3, seed=1)
+    found = make_canaries((3, 12, 20), 4, 50, examples_per_unit=3, seed=1)
     assert found.x.shape == (150, 3, 12, 20)
-    assert (found.m, found.unit.tolist()[:4]) == (50, [0, 0, 0, 1])
+    assert (found.num_units, found.unit_index.tolist()[:4]) == (50, [0, 0, 0, 1])
     assert found.x.min() >= 0
     assert found.x.max() <= 1
     steps = found.y.view(50, 3).diff(dim=1).remainder(4)
@@ -147,18 +156,18 @@ def test_canaries_are_units_of_noise_with_labels_in_turn():
     assert set(found.y.view(50, 3)[:, 0].tolist()) == {0, 1, 2, 3}
     included = torch.zeros(50).bool()
     included[[1, 3]] = True
-    assert found.rows(included).tolist() == [3, 4, 5, 9, 10, 11]
-    assert torch.equal(found.x, make_canaries((3, 12, 20), 4, 50, per_unit=3, seed=1).x)
+    assert found.included_rows(included).tolist() == [3, 4, 5, 9, 10, 11]
+    assert torch.equal(found.x, make_canaries((3, 12, 20), 4, 50, examples_per_unit=3, seed=1).x)
     assert make_canaries((2,), 2, 5).x.shape == (10, 2)  # no images
 
 
 def test_labels_in_turn_keep_the_units_gradients_apart():
     module = network()
     turns = make_canaries(SHAPE, CLASSES, 32)
-    same = Canaries(turns.x, turns.y.view(-1, 2)[:, :1].expand(-1, 2).flatten(), turns.unit, 2)
+    same = CanaryUnits(turns.x, turns.y.view(-1, 2)[:, :1].expand(-1, 2).flatten(), turns.unit_index, 2)
 
     def alike(canaries):
-        directions = _directions(module, canaries, 1.0)
+        directions = _gradient_directions(module, canaries, 1.0)
         assert torch.allclose(directions.norm(dim=1), torch.ones(32), atol=1e-5)
         return float((directions @ directions.T - torch.eye(32)).abs().mean())
 
@@ -180,18 +189,22 @@ def trained(module, canaries, lr, optimiser="sgd", turns=4, batch=16):
     g = torch.Generator().manual_seed(4)
     x = torch.cat([canaries.x, torch.rand(50, *SHAPE, generator=g)])
     y = torch.cat([canaries.y, torch.randint(0, CLASSES, (50,), generator=g)])
-    spec = Spec.of(module)
-    start = spec.read(network()).weights
+    spec = ParameterSpec.from_module(module)
+    start = spec.read_state(network()).weights
 
     def train(included):
         rows = torch.cat([canaries.rows(included), torch.arange(len(canaries.y), len(y))])
-        recipe = Recipe(batch, optimiser, 0.0, 0.0, lambda turn: lr)
+        recipe = TrainingConfig(batch, optimiser, 0.0, 0.0, lambda turn: lr)
         build = lambda: network()  # noqa: E731
-        loop = Loop(Bench(build, spec, Pool(x, y, x.device), {"a": Examples(rows, rows, rows)}, recipe, CLASSES, 0))
+        loop = SequentialTrainer(
+            TrainerContext(
+                build, spec, ExamplePool(x, y, x.device), {"a": SplitIndices(rows, rows, rows)}, recipe, CLASSES, 0
+            )
+        )
         seen, weights = [], start
         for turn in range(turns):
-            fitted = loop.run([Ticket("a", turn, 0, Fit(weights, epochs=1))])[0]
-            assert isinstance(fitted, Fitted)
+            fitted = loop.run([TrainRequest("a", turn, 0, TrainJob(weights, epochs=1))])[0]
+            assert isinstance(fitted, TrainResult)
             seen.append((weights, fitted.weights))
             weights = fitted.weights
         return seen
@@ -201,29 +214,33 @@ def trained(module, canaries, lr, optimiser="sgd", turns=4, batch=16):
 
 def test_plain_training_is_found_out(module, canaries):
     train = trained(module, canaries, 0.5, batch=None)
-    found = audit(train, by_gradient(module, canaries), 128, 1e-5, entropy=Entropy(bytes(32)))
-    assert found.epsilon_low > 2
-    assert found.correct > 0.95 * found.guesses
-    assert found.epsilon_low <= found.most
+    found = audit_canaries(train, gradient_score(module, canaries), 128, 1e-5, secure_random=SecureRandom(bytes(32)))
+    assert found.epsilon_lower_bound > 2
+    assert found.num_correct > 0.95 * found.num_guesses
+    assert found.epsilon_lower_bound <= found.max_epsilon_lower_bound
 
 
 def test_also_with_adam_and_less_by_the_loss_alone(module, canaries):
     included = torch.rand(128, generator=torch.Generator().manual_seed(1)) < 0.5
     turns = trained(module, canaries, 0.001, "adam", turns=15)(included)
-    black, white = by_loss(module, canaries), by_gradient(module, canaries)
-    alone, both = (judge(score(turns), included, 1e-5).epsilon_low for score in (black, together(black, white)))
+    black, white = loss_score(module, canaries), gradient_score(module, canaries)
+    alone, both = (
+        evaluate_guesses(score(turns), included, 1e-5).epsilon_lower_bound
+        for score in (black, combine_scores(black, white))
+    )
     assert both > 2 > alone > 0.5
 
 
 def test_canaries_that_nobody_trained_on_are_not_found(module, canaries):
     """The coins fall, and nobody heeds them."""
     turns = trained(module, canaries, 0.5, batch=None)(torch.zeros(128).bool())
-    for score in (by_gradient(module, canaries), by_loss(module, canaries)):
+    for score in (gradient_score(module, canaries), loss_score(module, canaries)):
         scores = score(turns)
         audits = [
-            audit(lambda _: turns, lambda _, s=scores: s, 128, entropy=Entropy(bytes([n]) * 32)) for n in range(40)
+            audit_canaries(lambda _: turns, lambda _, s=scores: s, 128, secure_random=SecureRandom(bytes([n]) * 32))
+            for n in range(40)
         ]
-        assert sum(found.epsilon_low > 0 for found in audits) <= 4  # two are to be expected
+        assert sum(found.epsilon_lower_bound > 0 for found in audits) <= 4  # two are to be expected
 
 
 def gaussian_epsilon(mu, delta):
@@ -235,15 +252,15 @@ def gaussian_epsilon(mu, delta):
 
 def noisy(module, canaries, noise, turns, seed):
     """Full-batch descent on clipped unit gradients with noise: `turns` Gaussian mechanisms."""
-    spec = Spec.of(module)
+    spec = ParameterSpec.from_module(module)
 
     def train(included):
         g = torch.Generator().manual_seed(seed)
-        weights, seen = spec.read(network()).weights, []
+        weights, seen = spec.read_state(network()).weights, []
         for _ in range(turns):
-            spec.write(module, Snapshot(weights, torch.zeros(0)))
-            unit = _directions(module, canaries, 1.0)  # of length 1: clipped to 1
-            total = unit[included].sum(0) + noise * torch.randn(spec.size, generator=g)
+            spec.write_state(module, ModelState(weights, torch.zeros(0)))
+            unit = _gradient_directions(module, canaries, 1.0)  # of length 1: clipped to 1
+            total = unit[included].sum(0) + noise * torch.randn(spec.num_parameters, generator=g)
             seen.append((weights, weights - 0.01 * total))
             weights = seen[-1][1]
         return seen
@@ -252,9 +269,11 @@ def noisy(module, canaries, noise, turns, seed):
 
 
 def bounds(module, canaries, noise, turns, delta, audits):
-    score = by_gradient(module, canaries)
+    score = gradient_score(module, canaries)
     return [
-        audit(noisy(module, canaries, noise, turns, n), score, 128, delta, entropy=Entropy(bytes([n]) * 32)).epsilon_low
+        audit_canaries(
+            noisy(module, canaries, noise, turns, n), score, 128, delta, secure_random=SecureRandom(bytes([n]) * 32)
+        ).epsilon_lower_bound
         for n in range(audits)
     ]
 
@@ -275,19 +294,19 @@ def test_less_noise_is_found_out_more(module, canaries):
 
 
 def test_a_turn_without_a_step_counts_nothing(module, canaries):
-    spec = Spec.of(module)
-    w = spec.read(module).weights
-    step = F.normalize(torch.randn(spec.size, generator=torch.Generator().manual_seed(0)), dim=0)
-    score = by_gradient(module, canaries)
+    spec = ParameterSpec.from_module(module)
+    w = spec.read_state(module).weights
+    step = F.normalize(torch.randn(spec.num_parameters, generator=torch.Generator().manual_seed(0)), dim=0)
+    score = gradient_score(module, canaries)
     assert torch.equal(score([(w, w), (w, w + step)]), score([(w, w + step)]))
     assert not score([(w, w)]).any()
 
 
 def test_a_score_is_the_canarys_own_part_of_the_update(module, canaries):
     """An update made of three canaries' gradients alone points to these three."""
-    spec = Spec.of(module)
-    w = spec.read(module).weights
-    step = _directions(module, canaries, 1.0)[[3, 50, 99]].sum(0)
-    scores = by_gradient(module, canaries)([(w, w - step)])
+    spec = ParameterSpec.from_module(module)
+    w = spec.read_state(module).weights
+    step = _gradient_directions(module, canaries, 1.0)[[3, 50, 99]].sum(0)
+    scores = gradient_score(module, canaries)([(w, w - step)])
     assert sorted(scores.topk(3).indices.tolist()) == [3, 50, 99]
     assert scores.topk(4).values[2] > 3 * scores.topk(4).values[3]

@@ -11,16 +11,28 @@ from torch.nn import functional as F
 
 from models.networks.cnn import CNN28, CNN72
 from models.networks.mlp import MLP, TwoNN
-from pipeline.core.errors import BadData, BadModel
-from pipeline.core.parameters import Snapshot, Spec
-from pipeline.protocol.tasks import Fit, Fitted
-from privacy.attacks.analytic_inversion import layers, recover, watching
-from privacy.attacks.gradient_inversion import blind_to_light, gradient_of, invert, label_of, variation
-from privacy.attacks.inversion_figure import SAME, exhibit, gradient, likeness, panel
-from privacy.dpsgd.secure_rng import Entropy
+from pipeline.core.errors import DataError, ModelError
+from pipeline.core.parameters import ModelState, ParameterSpec
+from pipeline.protocol.tasks import TrainJob, TrainResult
+from privacy.attacks.analytic_inversion import layer_gradients, record_layer_input, recover_activation
+from privacy.attacks.gradient_inversion import (
+    gradient_from_update,
+    infer_label,
+    invert_gradient,
+    is_brightness_invariant,
+    total_variation,
+)
+from privacy.attacks.inversion_figure import (
+    MAX_PSNR_DB,
+    compute_gradient,
+    image_similarity,
+    make_inversion_figure,
+    render_image_row,
+)
+from privacy.dpsgd.secure_rng import SecureRandom
 from sites.data.synthetic_smear import SyntheticSmear
-from sites.training.base import Bench, Examples, Pool, Recipe, Ticket
-from sites.training.sequential import Loop
+from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig, TrainRequest
+from sites.training.sequential import SequentialTrainer
 
 CLASSES = 12
 
@@ -49,35 +61,43 @@ def one_step(model, x, y, lr):
     """What a coordinator sees of a site that takes one step on its only image."""
     shape, build = tuple(x.shape[1:]), lambda: model.make(tuple(x.shape[1:]), CLASSES, 0)
     module, row = build(), torch.zeros(1, dtype=torch.int64)
-    recipe = Recipe(None, "sgd", 0.0, 0.0, lambda turn: lr)
-    bench = Bench(build, Spec.of(module), Pool(x, y, x.device), {"a": Examples(row, row, row)}, recipe, CLASSES, 0)
-    before = bench.spec.read(module).weights.clone()
-    fitted = Loop(bench).run([Ticket("a", 0, 0, Fit(before, steps=1))])[0]
-    assert isinstance(fitted, Fitted)
-    return module, gradient_of(before, fitted.weights, lr), shape
+    recipe = TrainingConfig(None, "sgd", 0.0, 0.0, lambda turn: lr)
+    bench = TrainerContext(
+        build,
+        ParameterSpec.from_module(module),
+        ExamplePool(x, y, x.device),
+        {"a": SplitIndices(row, row, row)},
+        recipe,
+        CLASSES,
+        0,
+    )
+    before = bench.spec.read_state(module).weights.clone()
+    fitted = SequentialTrainer(bench).run([TrainRequest("a", 0, 0, TrainJob(before, steps=1))])[0]
+    assert isinstance(fitted, TrainResult)
+    return module, gradient_from_update(before, fitted.weights, lr), shape
 
 
 @pytest.mark.parametrize("model", [MLP(), TwoNN(hidden=(32, 16))])
 def test_a_dense_first_layer_gives_the_image_away(cells, model):
     x, y = cells
     module, seen, shape = one_step(model, x[:1], y[:1], 0.1)
-    found = invert(module, seen, None, shape)
+    found = invert_gradient(module, seen, None, shape)
     assert found.route == "dense"
-    assert likeness(x[0], found.image).ssim > 0.95
-    assert likeness(x[0], found.image).psnr > 30
+    assert image_similarity(x[0], found.image).ssim > 0.95
+    assert image_similarity(x[0], found.image).psnr > 30
 
 
 @pytest.mark.parametrize("label", [0, 4, 11])
 def test_the_label_shows_in_the_bias(small, label):
     x, _ = small
     module, seen, _ = one_step(CNN28(), x[:1], torch.tensor([label]), 0.1)
-    assert label_of(module, seen) == label
+    assert infer_label(module, seen) == label
 
 
 def test_a_head_without_bias_does_not_tell_the_label():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3, bias=False))
-    with pytest.raises(BadModel, match="give the label"):
-        label_of(module, torch.ones(12))
+    with pytest.raises(ModelError, match="give the label"):
+        infer_label(module, torch.ones(12))
 
 
 @pytest.mark.parametrize(("side", "channels"), [(48, 32), (72, 64)])
@@ -86,11 +106,11 @@ def test_activations_follow_exactly_from_one_examples_gradient(cells, side, chan
     x, y = cells
     x = F.interpolate(x[2:3], side, mode="bilinear")
     module, seen, shape = one_step(CNN72(), x, y[2:3], 0.05)
-    found = recover(module, seen, shape)
+    found = recover_activation(module, seen, shape)
     assert found is not None
-    assert found.layer.shape[0] == channels
-    assert not found.image
-    with watching(found.layer) as fed:
+    assert found.layer.input_shape[0] == channels
+    assert not found.is_image
+    with record_layer_input(found.layer) as fed:
         module(x)
     assert F.cosine_similarity(fed().flatten(), found.value.flatten(), 0) > 0.9999
     assert all(p.grad is None or not p.grad.any() for p in module.parameters())
@@ -99,21 +119,22 @@ def test_activations_follow_exactly_from_one_examples_gradient(cells, side, chan
 def test_the_dense_layer_of_a_small_network_tells_its_input(small):
     x, y = small
     module, seen, shape = one_step(CNN28(), x[:1], y[:1], 0.1)
-    found = recover(module, seen, shape)
+    found = recover_activation(module, seen, shape)
     assert found is not None
-    with watching(found.layer) as fed:
+    with record_layer_input(found.layer) as fed:
         module(x[:1])
     assert torch.allclose(fed()[0], found.value, atol=1e-2)
 
 
 def test_two_examples_or_some_noise_end_the_algebra(cells):
     x, y = cells
-    module = CNN72().make((3, 48, 48), CLASSES, 0)
+    module = CNN72().init_network((3, 48, 48), CLASSES, 0)
     for update in (
-        gradient(module, x[:2], y[:2]),
-        F.normalize(gradient(module, x[:1], y[:1]), dim=0) + 0.003 * torch.randn(Spec.of(module).size),
+        compute_gradient(module, x[:2], y[:2]),
+        F.normalize(compute_gradient(module, x[:1], y[:1]), dim=0)
+        + 0.003 * torch.randn(ParameterSpec.from_module(module).num_parameters),
     ):
-        assert recover(module, update, (3, 48, 48)) is None
+        assert recover_activation(module, update, (3, 48, 48)) is None
 
 
 def test_layers_come_in_the_order_of_use():
@@ -127,18 +148,18 @@ def test_layers_come_in_the_order_of_use():
             return self.last(self.first(x).flatten(1))
 
     module = Backwards()
-    found = layers(module, torch.arange(float(Spec.of(module).size)), (1, 5, 5))
+    found = layer_gradients(module, torch.arange(float(ParameterSpec.from_module(module).num_parameters)), (1, 5, 5))
     assert [layer.module for layer in found] == [module.first, module.last]
-    assert [layer.positions for layer in found] == [4, 1]
-    assert found[1].weight.flatten().tolist() == list(range(16))  # its own part of the gradient
+    assert [layer.num_positions for layer in found] == [4, 1]
+    assert found[1].weight_gradient.flatten().tolist() == list(range(16))  # its own part of the gradient
 
 
 def test_a_convolutional_network_gives_a_recognisable_image(cells):
     """The mean cell is what anyone has without an attack."""
     x, y = cells
     module, seen, shape = one_step(CNN72(), x[:1], y[:1], 0.05)
-    found = invert(module, seen, None, shape, steps=600)
-    alike, mean = likeness(x[0], found.image), likeness(x[0], x[1:].mean(0))
+    found = invert_gradient(module, seen, None, shape, steps=600)
+    alike, mean = image_similarity(x[0], found.image), image_similarity(x[0], x[1:].mean(0))
     assert found.route == "activations"
     assert alike.ssim > 0.8
     assert alike.correlation > 0.85
@@ -148,14 +169,14 @@ def test_a_convolutional_network_gives_a_recognisable_image(cells):
 def test_also_after_training(small):
     """Weights that have moved, normalisations included."""
     x, y = small
-    module = CNN28().make((3, 28, 28), CLASSES, 0)
+    module = CNN28().init_network((3, 28, 28), CLASSES, 0)
     search = torch.optim.Adam(module.parameters(), 0.003)
     for _ in range(15):
         search.zero_grad()
         F.cross_entropy(module(x), y).backward()
         search.step()
-    found = invert(module, gradient(module, x[:1], y[:1]), None, (3, 28, 28), steps=900)
-    assert likeness(x[0], found.image).correlation > 0.9
+    found = invert_gradient(module, compute_gradient(module, x[:1], y[:1]), None, (3, 28, 28), steps=900)
+    assert image_similarity(x[0], found.image).correlation > 0.9
 
 
 def test_by_the_gradient_alone_where_algebra_finds_nothing():
@@ -168,59 +189,65 @@ def test_by_the_gradient_alone_where_algebra_finds_nothing():
     x = torch.full((1, 1, 8, 8), 0.8)
     x[..., 2:6, 3:7] = 0.2
     y = torch.tensor([2])
-    found = invert(module, gradient(module, x, y), 2, (1, 8, 8), steps=300, restarts=2, smooth=0.01)
+    found = invert_gradient(
+        module, compute_gradient(module, x, y), 2, (1, 8, 8), steps=300, restarts=2, smoothing_weight=0.01
+    )
     assert found.route == "gradient"
-    assert likeness(x[0], found.image).correlation > 0.8
+    assert image_similarity(x[0], found.image).correlation > 0.8
 
 
 def test_noise_and_sums_hide_the_image(small):
     x, y = small
-    module = CNN28().make((3, 28, 28), CLASSES, 0)
-    shown = exhibit(module, x[:8], y[:8], x[8:].mean(0), 1.0, 1.0, steps=250, entropy=Entropy(bytes(32)))
-    mean, plain, noised, summed = shown.finds
+    module = CNN28().init_network((3, 28, 28), CLASSES, 0)
+    shown = make_inversion_figure(
+        module, x[:8], y[:8], x[8:].mean(0), 1.0, 1.0, steps=250, secure_random=SecureRandom(bytes(32))
+    )
+    mean, plain, noised, summed = shown.reconstructions
     assert plain.route == "activations"
     assert noised.route == summed.route == "gradient"
-    assert plain.likeness.correlation > 0.8
-    assert max(noised.likeness.correlation, summed.likeness.correlation) < 0.5
-    assert plain.likeness.ssim > max(mean.likeness.ssim, noised.likeness.ssim, summed.likeness.ssim) + 0.1
-    assert Image.open(io.BytesIO(shown.png())).size[0] > 1000
+    assert plain.similarity.correlation > 0.8
+    assert max(noised.similarity.correlation, summed.similarity.correlation) < 0.5
+    assert plain.similarity.ssim > max(mean.similarity.ssim, noised.similarity.ssim, summed.similarity.ssim) + 0.1
+    assert Image.open(io.BytesIO(shown.to_png())).size[0] > 1000
 
 
 def test_the_noise_of_the_exhibit_is_clipped_gradient_plus_noise(small, monkeypatch):
     """What is attacked under DP has the length that clipping and noise give it."""
     x, y = small
-    module = CNN28().make((3, 28, 28), CLASSES, 0)
+    module = CNN28().init_network((3, 28, 28), CLASSES, 0)
     asked = []
 
     def spy(module, update, label, shape, steps, **how):
         asked.append(update)
-        return invert(module, update, label, shape, 1, **how)
+        return invert_gradient(module, update, label, shape, 1, **how)
 
     monkeypatch.setattr("privacy.attacks.inversion_figure.invert", spy)
-    exhibit(module, x[:3], y[:3], x[8:].mean(0), 0.5, 2.0, entropy=Entropy(bytes(32)))
-    mine = gradient(module, x[:1], y[:1])
-    noise = Entropy(bytes(32)).normal(mine.shape)
+    make_inversion_figure(module, x[:3], y[:3], x[8:].mean(0), 0.5, 2.0, secure_random=SecureRandom(bytes(32)))
+    mine = compute_gradient(module, x[:1], y[:1])
+    noise = SecureRandom(bytes(32)).normal(mine.shape)
     assert torch.allclose(asked[0], mine)
     assert torch.allclose(asked[1], 0.5 * F.normalize(mine, dim=0) + 0.5 * 2.0 * noise, atol=1e-5)
-    assert torch.allclose(asked[-1], sum(gradient(module, x[n : n + 1], y[n : n + 1]) for n in range(3)), atol=1e-4)
+    assert torch.allclose(
+        asked[-1], sum(compute_gradient(module, x[n : n + 1], y[n : n + 1]) for n in range(3)), atol=1e-4
+    )
 
 
 def test_networks_that_cannot_tell_light_from_dark(small):
-    assert blind_to_light(CNN28().make((3, 28, 28), CLASSES, 0), (3, 28, 28))
-    assert not blind_to_light(MLP().make((3, 28, 28), CLASSES, 0), (3, 28, 28))
+    assert is_brightness_invariant(CNN28().init_network((3, 28, 28), CLASSES, 0), (3, 28, 28))
+    assert not is_brightness_invariant(MLP().init_network((3, 28, 28), CLASSES, 0), (3, 28, 28))
 
 
 def test_brightness_is_the_starts_where_the_network_hides_it(small):
     x, y = small
-    module = CNN28().make((3, 28, 28), CLASSES, 0)
-    seen = gradient(module, x[:1], y[:1])
+    module = CNN28().init_network((3, 28, 28), CLASSES, 0)
+    seen = compute_gradient(module, x[:1], y[:1])
     for start in (0.3, 0.6):
-        found = invert(module, seen, None, (3, 28, 28), steps=60, start=start)
+        found = invert_gradient(module, seen, None, (3, 28, 28), steps=60, initial_color=start)
         assert float(found.image.mean()) == pytest.approx(start, abs=0.03)
 
 
 def test_total_variation_by_hand():
-    assert float(variation(torch.tensor([[[[0.0, 1.0], [0.0, 0.0]]]]))) == pytest.approx(0.5 + 0.5)
+    assert float(total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 0.0]]]]))) == pytest.approx(0.5 + 0.5)
 
 
 def test_ssim_of_one_window_by_hand():
@@ -236,7 +263,7 @@ def test_ssim_of_one_window_by_hand():
     expected = ((2 * mean_a * mean_b + 1e-4) * (2 * both + 9e-4)) / (
         (mean_a**2 + mean_b**2 + 1e-4) * (var_a + var_b + 9e-4)
     )
-    found = likeness(torch.from_numpy(a)[None], torch.from_numpy(b)[None])
+    found = image_similarity(torch.from_numpy(a)[None], torch.from_numpy(b)[None])
     assert found.ssim == pytest.approx(expected)
     assert found.psnr == pytest.approx(10 * math.log10(1 / ((a - b) ** 2).mean()))
     assert found.correlation == pytest.approx(np.corrcoef(a.ravel(), b.ravel())[0, 1])
@@ -244,20 +271,20 @@ def test_ssim_of_one_window_by_hand():
 
 def test_likeness_at_its_ends(cells):
     x = cells[0][0]
-    same = likeness(x, x)
+    same = image_similarity(x, x)
     assert same.ssim == pytest.approx(1)
-    assert same.psnr == SAME
+    assert same.psnr == MAX_PSNR_DB
     noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
-    assert likeness(x, noise).ssim < 0.1
-    assert likeness(x, 0.5 * x + 0.1).correlation == pytest.approx(1)  # brightness and contrast apart
-    with pytest.raises(BadData, match="alike"):
-        likeness(x, x[:, :40])
+    assert image_similarity(x, noise).ssim < 0.1
+    assert image_similarity(x, 0.5 * x + 0.1).correlation == pytest.approx(1)  # brightness and contrast apart
+    with pytest.raises(DataError, match="alike"):
+        image_similarity(x, x[:, :40])
 
 
 def test_a_panel_shows_the_images_in_their_order():
     red, grey = torch.zeros(3, 4, 4), torch.full((1, 4, 4), 0.5)
     red[0] = 1
-    shown = np.asarray(Image.open(io.BytesIO(panel([red, grey], ["one", "two"]))).convert("RGB"))
+    shown = np.asarray(Image.open(io.BytesIO(render_image_row([red, grey], ["one", "two"]))).convert("RGB"))
     middle = shown.shape[0] * 5 // 9
     assert shown[middle, shown.shape[1] // 4].tolist() == [255, 0, 0]
     assert shown[middle, shown.shape[1] * 3 // 4].tolist() == pytest.approx([127, 127, 127], abs=2)
@@ -266,6 +293,8 @@ def test_a_panel_shows_the_images_in_their_order():
 def test_the_update_is_the_gradient(small):
     x, y = small
     module, seen, _ = one_step(CNN28(), x[:1], y[:1], 0.1)
-    spec = Spec.of(module)
-    spec.write(module, Snapshot(spec.read(CNN28().make((3, 28, 28), CLASSES, 0)).weights, torch.zeros(0)))
-    assert torch.allclose(seen, gradient(module, x[:1], y[:1]), atol=1e-4)
+    spec = ParameterSpec.from_module(module)
+    spec.write_state(
+        module, ModelState(spec.read_state(CNN28().init_network((3, 28, 28), CLASSES, 0)).weights, torch.zeros(0))
+    )
+    assert torch.allclose(seen, compute_gradient(module, x[:1], y[:1]), atol=1e-4)

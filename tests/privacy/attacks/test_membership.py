@@ -10,8 +10,14 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch.nn import functional as F
 
 from models.networks.mlp import MLP
-from pipeline.core.errors import BadData
-from privacy.attacks.membership import by_unit, clopper_pearson, epsilon_low, losses, membership
+from pipeline.core.errors import DataError
+from privacy.attacks.membership import (
+    average_by_unit,
+    clopper_pearson,
+    compute_losses,
+    epsilon_lower_bound,
+    evaluate_membership,
+)
 
 few = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=30)
 
@@ -19,7 +25,7 @@ few = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=30)
 @settings(max_examples=60, deadline=None)
 @given(few, few)
 def test_auc_is_scikit_learns_also_with_ties(members, others):
-    found = membership(torch.tensor(members), torch.tensor(others))
+    found = evaluate_membership(torch.tensor(members), torch.tensor(others))
     truth = [1] * len(members) + [0] * len(others)
     assert found.auc == pytest.approx(roc_auc_score(truth, [-v for v in members + others]))
 
@@ -27,20 +33,20 @@ def test_auc_is_scikit_learns_also_with_ties(members, others):
 @settings(max_examples=60, deadline=None)
 @given(few, few)
 def test_hits_at_a_rate_of_false_alarms_are_on_the_curve(members, others):
-    found = membership(torch.tensor(members), torch.tensor(others), false_alarms=(0.5, 0.2, 0.05))
+    found = evaluate_membership(torch.tensor(members), torch.tensor(others), false_positive_rates=(0.5, 0.2, 0.05))
     fpr, tpr, _ = roc_curve([1] * len(members) + [0] * len(others), [-v for v in members + others], drop_intermediate=False)  # fmt: skip
-    assert set(found.tpr_at) == {rate for rate in (0.5, 0.2, 0.05) if rate * len(others) >= 1}
-    for rate, hits in found.tpr_at.items():
+    assert set(found.tpr_at_fpr) == {rate for rate in (0.5, 0.2, 0.05) if rate * len(others) >= 1}
+    for rate, hits in found.tpr_at_fpr.items():
         assert hits == pytest.approx(tpr[fpr <= rate + 1e-9].max())
 
 
 def test_by_hand():
-    found = membership(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0]), "patient")
+    found = evaluate_membership(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0]), "patient")
     assert found.auc == pytest.approx(5 / 6)  # of six pairs only (2, 1.5) is in the wrong order
     assert found.advantage == pytest.approx(2 / 3)  # threshold 1: two of three members, none of the others
-    assert (found.members, found.others, found.unit) == (3, 2, "patient")
-    assert (found.low, found.high) == (0, 1)  # too few to say
-    assert by_unit(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 3, 7])).tolist() == [2.0, 3.5]
+    assert (found.num_members, found.num_nonmembers, found.unit) == (3, 2, "patient")
+    assert (found.auc_low, found.auc_high) == (0, 1)  # too few to say
+    assert average_by_unit(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 3, 7])).tolist() == [2.0, 3.5]
 
 
 def test_about_95_of_100_intervals_hold_the_truth_also_for_clustered_cells():
@@ -52,10 +58,10 @@ def test_about_95_of_100_intervals_hold_the_truth_also_for_clustered_cells():
         g = torch.Generator().manual_seed(seed)
         a, b = (torch.randn(40, generator=g).repeat_interleave(15) + shift for shift in (-0.8, 0.0))
         a, b = (v + 1e-3 * torch.randn(600, generator=g) for v in (a, b))
-        found = membership(a, b, units=(units, units))
-        held += found.low <= truth <= found.high
-        found = membership(a, b)
-        fooled += found.low <= truth <= found.high
+        found = evaluate_membership(a, b, units=(units, units))
+        held += found.auc_low <= truth <= found.auc_high
+        found = evaluate_membership(a, b)
+        fooled += found.auc_low <= truth <= found.auc_high
     assert 182 <= held <= 198
     assert fooled < 100
 
@@ -67,15 +73,15 @@ def test_without_units_the_interval_is_delongs():
     wins = (a[:, None] < b).double()
     auc, se = float(wins.mean()), float((wins.mean(1).var() / 60 + wins.mean(0).var() / 50).sqrt())
     reach = 1.96 * se / (auc * (1 - auc))
-    found = membership(a, b)
+    found = evaluate_membership(a, b)
     expected = stats.logistic.cdf(np.log(auc / (1 - auc)) + np.array([-reach, reach]))
-    assert [found.low, found.high] == pytest.approx(expected, abs=1e-4)
+    assert [found.auc_low, found.auc_high] == pytest.approx(expected, abs=1e-4)
 
 
 def test_perfect_order_of_few_is_no_certainty():
-    found = membership(torch.arange(20.0), 100 + torch.arange(30.0))
-    assert (found.auc, found.high) == (1, 1)
-    assert found.low == pytest.approx(0.025 ** (1 / 20))  # 20 separate pairs, all in order
+    found = evaluate_membership(torch.arange(20.0), 100 + torch.arange(30.0))
+    assert (found.auc, found.auc_high) == (1, 1)
+    assert found.auc_low == pytest.approx(0.025 ** (1 / 20))  # 20 separate pairs, all in order
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,7 +97,7 @@ def overfitted(one_thread):
     """A dense network that has learnt the random labels of forty images by heart; also before that, and the images."""
     g = torch.Generator().manual_seed(3)
     x, y = torch.rand(120, 1, 8, 8, generator=g), torch.randint(0, 3, (120,), generator=g)
-    untrained, module = (MLP(hidden=(64,)).make((1, 8, 8), 3, 0) for _ in range(2))
+    untrained, module = (MLP(hidden=(64,)).init_network((1, 8, 8), 3, 0) for _ in range(2))
     search = torch.optim.Adam(module.parameters(), 0.01)
     for _ in range(150):
         search.zero_grad()
@@ -102,24 +108,26 @@ def overfitted(one_thread):
 
 def test_an_overfitted_model_gives_its_members_away(overfitted):
     _, module, x, y = overfitted
-    all_losses = losses(module, x, y)
-    found = membership(all_losses[:40], all_losses[40:])
+    all_losses = compute_losses(module, x, y)
+    found = evaluate_membership(all_losses[:40], all_losses[40:])
     assert found.auc > 0.9
-    assert found.low > 0.7
+    assert found.auc_low > 0.7
     assert found.advantage > 0.8
     units = torch.arange(120) // 4
-    patients = membership(by_unit(all_losses[:40], units[:40]), by_unit(all_losses[40:], units[40:]), "patient")
+    patients = evaluate_membership(
+        average_by_unit(all_losses[:40], units[:40]), average_by_unit(all_losses[40:], units[40:]), "patient"
+    )
     assert patients.auc > found.auc
-    assert (patients.members, patients.others) == (10, 20)
-    assert epsilon_low(all_losses[:40], all_losses[40:], 1e-5) > 0.5
+    assert (patients.num_members, patients.num_nonmembers) == (10, 20)
+    assert epsilon_lower_bound(all_losses[:40], all_losses[40:], 1e-5) > 0.5
 
 
 def test_a_model_that_never_saw_them_does_not(overfitted):
     untrained, _, x, y = overfitted
-    all_losses = losses(untrained, x, y)
-    found = membership(all_losses[:40], all_losses[40:])
-    assert found.low < 0.5 < found.high
-    assert epsilon_low(all_losses[:40], all_losses[40:], 1e-5) < 0.3
+    all_losses = compute_losses(untrained, x, y)
+    found = evaluate_membership(all_losses[:40], all_losses[40:])
+    assert found.auc_low < 0.5 < found.auc_high
+    assert epsilon_lower_bound(all_losses[:40], all_losses[40:], 1e-5) < 0.3
 
 
 def test_difference_to_a_reference_removes_what_is_hard_for_anyone():
@@ -128,17 +136,17 @@ def test_difference_to_a_reference_removes_what_is_hard_for_anyone():
     reference = hard + 0.3 * torch.randn(200, generator=g)
     after = hard + 0.3 * torch.randn(200, generator=g)
     after[:100] -= 0.5
-    raw = membership(after[:100], after[100:])
-    calibrated = membership((after - reference)[:100], (after - reference)[100:])
+    raw = evaluate_membership(after[:100], after[100:])
+    calibrated = evaluate_membership((after - reference)[:100], (after - reference)[100:])
     assert raw.auc < 0.7 < 0.8 < calibrated.auc
 
 
 def test_losses_in_chunks_are_those_of_the_whole(overfitted, monkeypatch):
     _, module, x, y = overfitted
     whole = F.cross_entropy(module(x), y, reduction="none").detach()
-    monkeypatch.setattr("privacy.attacks.membership.CHUNK", 7)
-    assert torch.allclose(losses(module, x, y).float(), whole, atol=1e-6)
-    assert len(losses(module, x[:0], y[:0])) == 0
+    monkeypatch.setattr("privacy.attacks.membership.BATCH_SIZE", 7)
+    assert torch.allclose(compute_losses(module, x, y).float(), whole, atol=1e-6)
+    assert len(compute_losses(module, x[:0], y[:0])) == 0
 
 
 def test_bounds_of_a_rate_are_scipys():
@@ -157,14 +165,14 @@ def test_epsilon_holds_for_answers_of_known_privacy():
     for _ in range(200):
         a = torch.from_numpy((rng.random(300) >= q).astype(float))
         b = torch.from_numpy((rng.random(300) < q).astype(float))
-        bounds.append(epsilon_low(a, b, 0.0))
+        bounds.append(epsilon_lower_bound(a, b, 0.0))
     assert np.mean(np.array(bounds) <= epsilon) >= 0.95
     assert np.mean(bounds) > 0.8
 
 
 def test_delta_lowers_the_bound():
     a, b = torch.zeros(100), torch.ones(100)
-    free, allowed = epsilon_low(a, b, 0.0), epsilon_low(a, b, 0.5)
+    free, allowed = epsilon_lower_bound(a, b, 0.0), epsilon_lower_bound(a, b, 0.5)
     high = 1 - 0.025 ** (1 / 50)  # of no false alarms among the fifty that judge
     assert free == pytest.approx(np.log((1 - high) / high), rel=1e-6)
     assert allowed == pytest.approx(np.log((0.5 - high) / high), rel=1e-6)
@@ -172,5 +180,5 @@ def test_delta_lowers_the_bound():
 
 @pytest.mark.parametrize("bad", [torch.zeros(0), torch.tensor([1.0, float("nan")])])
 def test_losses_that_are_none_are_refused(bad):
-    with pytest.raises(BadData, match="others"):
-        membership(torch.ones(5), bad)
+    with pytest.raises(DataError, match="others"):
+        evaluate_membership(torch.ones(5), bad)

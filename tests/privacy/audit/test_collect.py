@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 
 from pipeline.cli.commands.audit import audit_command
-from privacy.audit.collect import collect
+from privacy.audit.collect import collect_facts
 from tests.support.audit_factory import copied, ran
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -16,12 +16,14 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 @pytest.fixture(scope="module")
 def private(tmp_path_factory):
-    return ran(tmp_path_factory.mktemp("audit") / "run", privacy={"at_site": {"noise": 1.4, "budget": 20.0}})
+    return ran(
+        tmp_path_factory.mktemp("audit") / "run", privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 20.0}}
+    )
 
 
 @pytest.fixture(scope="module")
 def facts(private):
-    return collect(private, NOW)
+    return collect_facts(private, NOW)
 
 
 def ledger(folder, site="site-02"):
@@ -38,7 +40,7 @@ def test_a_run_in_order_is_in_order(facts):
 
 
 def test_spent_is_what_another_implementation_says(facts, private):
-    promises = json.loads((private.path / "privacy.json").read_text())["at_site"]
+    promises = json.loads((private.path / "privacy.json").read_text())["dp_sgd"]
     for site in ("site-01", "site-02"):
         found = facts["sites"][site]
         p = promises[site]
@@ -99,7 +101,7 @@ def test_a_ledger_that_was_tampered_with_is_found(private, tmp_path, facts, chan
         ledger(bad).unlink()
     else:
         ledger(bad).write_text(change(ledger(bad).read_text()))
-    found = collect(bad, NOW)
+    found = collect_facts(bad, NOW)
     assert not found["ok"]
     assert all(problem.startswith("site-02: ") for problem in found["problems"])
     assert any(words in problem for problem in found["problems"]), found["problems"]
@@ -110,9 +112,9 @@ def test_a_record_of_other_noise_is_found(private, tmp_path):
     bad = copied(private, tmp_path / "bad")
     file = bad.path / "privacy.json"
     told = json.loads(file.read_text())
-    told["at_site"]["site-03"]["noise"] *= 2
+    told["dp_sgd"]["site-03"]["noise"] *= 2
     file.write_text(json.dumps(told))
-    assert collect(bad)["problems"] == [
+    assert collect_facts(bad)["problems"] == [
         "site-03: was charged for other noise, rates, steps or units than privacy.json promised"
     ]
 
@@ -121,10 +123,10 @@ def test_an_attack_that_finds_more_than_was_promised_is_a_problem(private, tmp_p
     bad = copied(private, tmp_path / "bad")
     canaries = {"epsilon_low": 9.0, "epsilon_promised": 8.0, "confidence": 0.95}
     (bad.path / "attacks.json").write_text(json.dumps({"canaries": canaries}))
-    assert ["canaries" in problem for problem in collect(bad)["problems"]] == [True]
+    assert ["canaries" in problem for problem in collect_facts(bad)["problems"]] == [True]
     canaries["epsilon_low"] = 7.0
     (bad.path / "attacks.json").write_text(json.dumps({"canaries": canaries}))
-    assert collect(bad)["ok"]
+    assert collect_facts(bad)["ok"]
 
 
 def test_the_command_fails_once_all_is_written(private, tmp_path, capsys):
@@ -140,8 +142,8 @@ def test_the_command_fails_once_all_is_written(private, tmp_path, capsys):
 
 
 def test_sites_that_sit_out_are_told(tmp_path):
-    folder = ran(tmp_path / "run", rounds=3, privacy={"at_site": {"noise": 1.4, "budget": 4.5}})
-    found = collect(folder)
+    folder = ran(tmp_path / "run", rounds=3, privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 4.5}})
+    found = collect_facts(folder)
     assert found["ok"], found["problems"]
     for site in found["sites"].values():
         assert site["spent"] <= 4.5
@@ -151,14 +153,14 @@ def test_sites_that_sit_out_are_told(tmp_path):
 
 def test_two_studies_on_the_same_data_share_a_budget(tmp_path):
     from pipeline.coordinator.run_folder import RunFolder
-    from pipeline.runs.simulation import run
+    from pipeline.runs.simulation import run_simulation
     from tests.support.audit_factory import tiny
 
     for seed in (1, 2):
-        study = tiny(seed=seed, rounds=1, privacy={"at_site": {"noise": 6.0, "budget": 20.0}})
+        study = tiny(seed=seed, rounds=1, privacy={"dp_sgd": {"noise_multiplier": 6.0, "epsilon_budget": 20.0}})
         folder = RunFolder.create(tmp_path / f"run{seed}", study)
-        run(study, folder, homes=tmp_path / "homes")
-    found = collect(folder)
+        run_simulation(study, folder, homes_folder=tmp_path / "homes")
+    found = collect_facts(folder)
     site = found["sites"]["site-01"]
     assert found["ok"], found["problems"]
     assert found["coordinator"]["shared_homes"]

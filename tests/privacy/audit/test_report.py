@@ -5,11 +5,11 @@ import pytest
 
 from pipeline.cli.commands.audit import audit_command
 from pipeline.reports.run.report import write_report
-from privacy.audit.collect import collect
-from privacy.audit.document.report import report
+from privacy.audit.collect import collect_facts
+from privacy.audit.document.report import build_report
 from tests.support.audit_factory import printed, ran
 
-AT_SITE = {"at_site": {"noise": 1.4, "budget": 20.0}}
+AT_SITE = {"dp_sgd": {"noise": 1.4, "budget": 20.0}}
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +21,15 @@ def audited(tmp_path_factory):
         key = json.dumps(sections, sort_keys=True)
         if key not in done:
             folder = ran(tmp_path_factory.mktemp("words") / "run", **sections)
-            facts = collect(folder)
-            done[key] = folder, facts, printed(report(facts, folder.path))
+            facts = collect_facts(folder)
+            done[key] = folder, facts, printed(build_report(facts, folder.path))
         return done[key]
 
     return get
 
 
 def officers(facts, folder):
-    first = report(facts, folder.path).chapters[0]
+    first = build_report(facts, folder.path).chapters[0]
     return dict(first.blocks[1].rows)
 
 
@@ -71,7 +71,9 @@ def test_the_unit_is_named_first(audited):
 
 
 def test_a_promise_to_images_says_what_it_does_not_promise(audited):
-    folder, facts, _ = audited(privacy={"at_site": {"noise": 1.4, "budget": 20.0, "unit": "example"}})
+    folder, facts, _ = audited(
+        privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 20.0, "privacy_unit": "example"}}
+    )
     promised = officers(facts, folder)["What is promised?"]
     assert promised.startswith("The unit is the single image, not the patient. A patient has about 4 images here")
     assert facts["person"]["examples"] / facts["person"]["units"] == 4
@@ -79,7 +81,7 @@ def test_a_promise_to_images_says_what_it_does_not_promise(audited):
 
 
 def test_masks_alone_promise_no_patient_anything(audited):
-    folder, facts, _ = audited(privacy={"secure_sum": {}})
+    folder, facts, _ = audited(privacy={"secure_aggregation": {}})
     page = officers(facts, folder)
     assert "No differential privacy" in page["What is promised?"]
     assert "All 3 sites but one in league learn that one's update" in page["To whom, against whom?"]
@@ -90,9 +92,9 @@ def test_masks_alone_promise_no_patient_anything(audited):
 
 
 def test_noise_at_the_coordinator_does_not_hold_off_the_coordinator(audited):
-    folder, facts, _ = audited(weighting="equal", privacy={"at_coordinator": {"noise": 2.0}})
+    folder, facts, _ = audited(weighting="equal", privacy={"client_level_dp": {"noise_multiplier": 2.0}})
     page = officers(facts, folder)
-    assert facts["protection"]["at_coordinator"]["releases"] == 2
+    assert facts["protection"]["client_level_dp"]["releases"] == 2
     assert page["What is promised?"].startswith("With the site as unit")
     assert "Not against the coordinator, which sees every update before the noise" in page["To whom, against whom?"]
     assert "below 50 sites" in page["What else to know?"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipeline.reports.document.blocks import Chapter
+from pipeline.reports.document.blocks import ReportChapter
 from pipeline.reports.document.pdf import write_pdf
-from privacy.audit.collect import collect
-from privacy.audit.document.report import report
-from privacy.audit.write import plain, write_audit
+from privacy.audit.collect import collect_facts
+from privacy.audit.document.report import build_report
+from privacy.audit.write import to_finite_json, write_audit
 from tests.support.audit_factory import printed, ran
 
 NASTY = "<script>alert('$x_1$')</script> & 北京"
@@ -21,7 +21,8 @@ LONG = "Universitätsklinikum" * 9
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory):
     folder = ran(
-        tmp_path_factory.mktemp("files") / "run", privacy={"at_site": {"noise": 1.4, "budget": 20.0}, "secure_sum": {}}
+        tmp_path_factory.mktemp("files") / "run",
+        privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 20.0}, "secure_aggregation": {}},
     )
     (folder.path / "attacks").mkdir()
     Image.new("RGB", (60, 20), "red").save(folder.path / "attacks" / "inversion.png")
@@ -31,7 +32,7 @@ def audited(tmp_path_factory):
         "inversion": {"picture": "attacks/inversion.png", "cases": [{"name": "as it is", "ssim": 0.9, "psnr": 24.0}]},
     }  # fmt: skip
     (folder.path / "attacks.json").write_text(json.dumps(tried))
-    return folder, collect(folder, datetime(2026, 1, 2, tzinfo=UTC))
+    return folder, collect_facts(folder, datetime(2026, 1, 2, tzinfo=UTC))
 
 
 def pages(file):
@@ -62,7 +63,7 @@ def test_the_same_facts_make_the_same_bytes(audited, written, tmp_path):
 
 def test_the_pdf_has_the_officers_page_first_and_alone(audited, written, tmp_path):
     folder, facts = audited
-    whole, file = report(facts, folder.path), written[1]
+    whole, file = build_report(facts, folder.path), written[1]
     data = file.read_bytes()
     assert data.startswith(b"%PDF-")
     assert pages(file) >= len(facts["sites"]) + 4
@@ -88,7 +89,7 @@ def test_names_are_neither_markup_nor_cut(audited, tmp_path):
     assert "<script" not in html
     assert "&lt;script&gt;" in html
     assert pages(pdf) > 1
-    words = printed(report(named, folder.path))
+    words = printed(build_report(named, folder.path))
     assert "<script>alert('$x_1$')</script> & [U+5317][U+4EAC]" in words
     assert LONG in words
 
@@ -96,7 +97,7 @@ def test_names_are_neither_markup_nor_cut(audited, tmp_path):
 def test_many_sites_share_pages(audited):
     folder, facts = audited
     one = facts["sites"]["site-01"]
-    many = report({**facts, "sites": {f"site-{n:03}": one for n in range(70)}}, folder.path)
+    many = build_report({**facts, "sites": {f"site-{n:03}": one for n in range(70)}}, folder.path)
     assert not [chapter for chapter in many.chapters if chapter.title.startswith("Site ")]
     assert "site-069" in printed(many)
 
@@ -107,10 +108,12 @@ def test_a_picture_from_elsewhere_is_not_shown(audited, tmp_path):
     Image.new("RGB", (4, 4)).save(secret)
     for path in (str(secret), "../secret.png", "attacks/none.png"):
         tried = {**facts["attacks"], "inversion": {"picture": path}}
-        chapter = next(c for c in report({**facts, "attacks": tried}, folder.path).chapters if "Attacks" in c.title)
-        assert isinstance(chapter, Chapter)
+        chapter = next(
+            c for c in build_report({**facts, "attacks": tried}, folder.path).chapters if "Attacks" in c.title
+        )
+        assert isinstance(chapter, ReportChapter)
         assert not [block for block in chapter.blocks if type(block).__name__ == "Photo"]
 
 
 def test_json_holds_no_infinity():
-    assert plain({"a": [1.0, float("inf"), (float("nan"), Path("x").name)]}) == {"a": [1.0, None, [None, "x"]]}
+    assert to_finite_json({"a": [1.0, float("inf"), (float("nan"), Path("x").name)]}) == {"a": [1.0, None, [None, "x"]]}

@@ -13,8 +13,18 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.errors import BadKey, NoSpace
-from privacy.ledger.keys import canonical, fingerprint, generate, load, public_bytes, public_hex, save, sign, verified
+from pipeline.core.errors import KeyFileError, NoSpaceError
+from privacy.ledger.keys import (
+    canonical_json,
+    fingerprint,
+    generate_key,
+    is_valid_signature,
+    load_key,
+    public_bytes,
+    public_hex,
+    save_key,
+    sign,
+)
 from tests.support.ledger_factory import fill, small_disk
 
 JSON = st.recursive(
@@ -30,17 +40,17 @@ def mode(path):
 
 @pytest.mark.parametrize("passphrase", [None, "köstlich und lang"])
 def test_a_key_comes_back_as_it_was_saved(tmp_path, passphrase):
-    key = generate()
-    path = save(key, tmp_path / "site" / "agent.pem", passphrase)
+    key = generate_key()
+    path = save_key(key, tmp_path / "site" / "agent.pem", passphrase)
     assert mode(path) == 0o600
-    assert public_bytes(load(path, passphrase)) == public_bytes(key)
+    assert public_bytes(load_key(path, passphrase)) == public_bytes(key)
     assert (b"ENCRYPTED" in path.read_bytes()) is (passphrase is not None)
 
 
 def test_a_loose_umask_does_not_loosen_the_file(tmp_path):
     old = os.umask(0)
     try:
-        path = save(generate(), tmp_path / "agent.pem")
+        path = save_key(generate_key(), tmp_path / "agent.pem")
     finally:
         os.umask(old)
     assert mode(path) == 0o600
@@ -48,8 +58,8 @@ def test_a_loose_umask_does_not_loosen_the_file(tmp_path):
 
 def test_openssl_reads_what_we_save(tmp_path):
     """Another implementation finds the same public key in the file."""
-    key = generate()
-    path = save(key, tmp_path / "agent.pem", "secret words")
+    key = generate_key()
+    path = save_key(key, tmp_path / "agent.pem", "secret words")
     said = subprocess.run(
         ["openssl", "pkey", "-in", path, "-passin", "pass:secret words", "-pubout", "-outform", "DER"],
         capture_output=True, check=True,
@@ -58,31 +68,34 @@ def test_openssl_reads_what_we_save(tmp_path):
 
 
 def test_a_key_is_never_overwritten(tmp_path):
-    path = save(generate(), tmp_path / "agent.pem")
+    path = save_key(generate_key(), tmp_path / "agent.pem")
     before = path.read_bytes()
-    with pytest.raises(BadKey, match="not overwritten"):
-        save(generate(), path)
+    with pytest.raises(KeyFileError, match="not overwritten"):
+        save_key(generate_key(), path)
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("loose", [0o640, 0o604, 0o620, 0o610, 0o666])
 def test_a_key_that_others_may_use_is_refused_with_the_cure(tmp_path, loose):
-    path = save(generate(), tmp_path / "agent.pem")
+    path = save_key(generate_key(), tmp_path / "agent.pem")
     path.chmod(loose)
-    with pytest.raises(BadKey, match=rf"mode 0{loose:o}\): chmod 600 {path}"):
-        load(path)
+    with pytest.raises(KeyFileError, match=rf"mode 0{loose:o}\): chmod 600 {path}"):
+        load_key(path)
     path.chmod(0o600)
-    load(path)
+    load_key(path)
 
 
 def test_wrong_and_missing_passphrases_are_told_apart(tmp_path):
-    locked, plain = save(generate(), tmp_path / "locked.pem", "right"), save(generate(), tmp_path / "plain.pem")
-    with pytest.raises(BadKey, match="passphrase is wrong"):
-        load(locked, "wrong")
-    with pytest.raises(BadKey, match="none was given"):
-        load(locked)
-    with pytest.raises(BadKey, match="leave the passphrase out"):
-        load(plain, "right")
+    locked, plain = (
+        save_key(generate_key(), tmp_path / "locked.pem", "right"),
+        save_key(generate_key(), tmp_path / "plain.pem"),
+    )
+    with pytest.raises(KeyFileError, match="passphrase is wrong"):
+        load_key(locked, "wrong")
+    with pytest.raises(KeyFileError, match="none was given"):
+        load_key(locked)
+    with pytest.raises(KeyFileError, match="leave the passphrase out"):
+        load_key(plain, "right")
 
 
 @pytest.mark.parametrize(
@@ -92,38 +105,38 @@ def test_a_damaged_file_is_named(tmp_path, text):
     path = tmp_path / "agent.pem"
     path.touch(0o600)
     path.write_bytes(text)
-    with pytest.raises(BadKey, match=r"agent\.pem cannot be read: it is damaged"):
-        load(path)
+    with pytest.raises(KeyFileError, match=r"agent\.pem cannot be read: it is damaged"):
+        load_key(path)
 
 
 def test_a_cut_file_is_damaged_wherever_it_is_cut(tmp_path):
-    whole = save(generate(), tmp_path / "whole.pem").read_bytes()
+    whole = save_key(generate_key(), tmp_path / "whole.pem").read_bytes()
     path = tmp_path / "cut.pem"
     path.touch(0o600)
     for end in range(0, len(whole) - 3, 5):
         path.write_bytes(whole[:end])
-        with pytest.raises(BadKey):
-            load(path)
+        with pytest.raises(KeyFileError):
+            load_key(path)
 
 
 def test_other_files_are_no_keys(tmp_path):
-    with pytest.raises(BadKey, match="there is no key at"):
-        load(tmp_path / "nowhere.pem")
-    with pytest.raises(BadKey, match="cannot be read: Is a directory"):
-        load(tmp_path)
+    with pytest.raises(KeyFileError, match="there is no key at"):
+        load_key(tmp_path / "nowhere.pem")
+    with pytest.raises(KeyFileError, match="cannot be read: Is a directory"):
+        load_key(tmp_path)
     other = tmp_path / "other.pem"
     other.touch(0o600)
     curve = generate_private_key(SECP256R1())
     other.write_bytes(curve.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    with pytest.raises(BadKey, match="Ed25519"):
-        load(other)
+    with pytest.raises(KeyFileError, match="Ed25519"):
+        load_key(other)
 
 
 def test_a_full_disk_leaves_no_half_key(tmp_path):
     with small_disk(tmp_path) as disk:
         fill(disk)
-        with pytest.raises(NoSpace, match=r"agent\.pem"):
-            save(generate(), disk / "agent.pem")
+        with pytest.raises(NoSpaceError, match=r"agent\.pem"):
+            save_key(generate_key(), disk / "agent.pem")
         assert not (disk / "agent.pem").exists()
 
 
@@ -136,33 +149,33 @@ def test_a_fingerprint_is_eight_groups_of_four():
 
 def test_canonical_json_by_hand():
     value = {"b": [1, 1.0, 1e-05, True, None], "a": {"é": '"', "z": -0.0}}
-    assert canonical(value) == '{"a":{"z":-0.0,"é":"\\""},"b":[1,1.0,1e-05,true,null]}'.encode()
+    assert canonical_json(value) == '{"a":{"z":-0.0,"é":"\\""},"b":[1,1.0,1e-05,true,null]}'.encode()
 
 
 @given(JSON)
 def test_canonical_json_survives_a_journey(value):
-    assert canonical(json.loads(canonical(value))) == canonical(value)
+    assert canonical_json(json.loads(canonical_json(value))) == canonical_json(value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, [-math.inf]])
 def test_what_is_no_number_is_not_signed(value):
     with pytest.raises(ValueError, match="JSON compliant"):
-        sign(generate(), "entry", value)
+        sign(generate_key(), "entry", value)
 
 
 def test_a_signature_is_for_one_key_one_purpose_and_one_value():
-    key, other = generate(), generate()
+    key, other = generate_key(), generate_key()
     signature = sign(key, "entry", {"x": 1})
-    assert verified(public_hex(key), "entry", {"x": 1}, signature)
-    assert not verified(public_hex(other), "entry", {"x": 1}, signature)
-    assert not verified(public_hex(key), "receipt", {"x": 1}, signature)
-    assert not verified(public_hex(key), "entry", {"x": 1.0}, signature)
+    assert is_valid_signature(public_hex(key), "entry", {"x": 1}, signature)
+    assert not is_valid_signature(public_hex(other), "entry", {"x": 1}, signature)
+    assert not is_valid_signature(public_hex(key), "receipt", {"x": 1}, signature)
+    assert not is_valid_signature(public_hex(key), "entry", {"x": 1.0}, signature)
 
 
 def test_a_signature_has_one_spelling():
-    key = generate()
+    key = generate_key()
     signature = sign(key, "entry", "x")
     for other in (signature.upper(), f" {signature}", signature[:-2], signature + "00", "", "zz" * 64):
-        assert not verified(public_hex(key), "entry", "x", other)
-    assert not verified(public_hex(key).upper(), "entry", "x", signature)
-    assert not verified("00" * 31, "entry", "x", signature)
+        assert not is_valid_signature(public_hex(key), "entry", "x", other)
+    assert not is_valid_signature(public_hex(key).upper(), "entry", "x", signature)
+    assert not is_valid_signature("00" * 31, "entry", "x", signature)

@@ -7,13 +7,13 @@ from datetime import datetime
 
 import pytest
 
-from pipeline.core.errors import BadLedger
-from privacy.ledger.entry import Entry, Mark, chained, decide, read_line, written
-from privacy.ledger.keys import canonical, fingerprint, generate, public_bytes, public_hex, sign
+from pipeline.core.errors import LedgerError
+from privacy.ledger.entry import LedgerEntry, LedgerPosition, chain_hash, parse_entry_line, sign_decision, sign_entry
+from privacy.ledger.keys import canonical_json, fingerprint, generate_key, public_bytes, public_hex, sign
 from privacy.ledger.ledger import Ledger
-from privacy.ledger.records import Data, Revoke
-from privacy.ledger.signatures import lost
-from privacy.ledger.verify import export, verify
+from privacy.ledger.records import AgentKeyRevoked, DatasetSnapshot
+from privacy.ledger.signatures import lost_key_rotation
+from privacy.ledger.verify import export_ledger, verify_ledger
 from tests.support.ledger_factory import World, a_year, charge
 
 THOUSAND = 1000
@@ -26,7 +26,7 @@ def year(tmp_path_factory):
 
 
 def entries_of(data):
-    return [read_line(line) for line in data.split(b"\n")[:-1]]
+    return [parse_entry_line(line) for line in data.split(b"\n")[:-1]]
 
 
 def bytes_of(entries):
@@ -38,7 +38,7 @@ def raws_of(data):
 
 
 def lines_of(raws):
-    return b"".join(canonical(raw) + b"\n" for raw in raws)
+    return b"".join(canonical_json(raw) + b"\n" for raw in raws)
 
 
 # Manipulations by somebody without the site's keys: (data, dice) -> other data
@@ -85,7 +85,7 @@ def edited_and_chained(data, dice):
     entries = entries_of(data)
     at = dice.randrange(len(entries))
     path = dice.choice([p for p in leaves(entries[at].body) if p])
-    body = json.loads(canonical(entries[at].body))
+    body = json.loads(canonical_json(entries[at].body))
     part = body
     for key in path[:-1]:
         part = part[key]
@@ -98,7 +98,7 @@ def rechained(entries, start):
     for index, entry in enumerate(entries[start:], start=start):
         before = done[-1].hash if done else "0" * 64
         moved = replace(entry, index=index, before=before)
-        done.append(replace(moved, hash=chained(before, moved.digest)))
+        done.append(replace(moved, hash=chain_hash(before, moved.digest)))
     return done
 
 
@@ -144,10 +144,10 @@ def inserted(data, dice):
     """A well-made entry by a foreign key, with what comes after it chained to it or left alone."""
     entries = entries_of(data)
     at = dice.randrange(len(entries) + 1)
-    key = generate()
+    key = generate_key()
     now = datetime.fromisoformat(entries[max(0, at - 1)].time)
-    body = dice.choice([charge(7, 0.01), Data(fingerprint="x", units=1, examples=1)])
-    new = written(body, entries[:at], key, None, now)
+    body = dice.choice([charge(7, 0.01), DatasetSnapshot(fingerprint="x", num_units=1, num_examples=1)])
+    new = sign_entry(body, entries[:at], key, None, now)
     rest = [*entries[:at], new, *entries[at:]]
     return bytes_of(rechained(rest, at + 1) if dice.random() < 0.5 else rest)
 
@@ -182,7 +182,7 @@ def undecided(data, dice):
 
 def signed_by_another(data, dice):
     raws = raws_of(data)
-    raw, key = dice.choice(raws), generate()
+    raw, key = dice.choice(raws), generate_key()
     raw["signature"] = sign(key, "entry", raw["hash"])
     if dice.random() < 0.5:
         raw["key"] = fingerprint(public_bytes(key))
@@ -219,14 +219,14 @@ SHORTER = (dropped, dropped_and_chained, cut, cut_after_an_entry)  # if at the e
 def test_a_thousand_manipulations_are_found(year, tmp_path):
     world, anchor = year
     good, file = world.path.read_bytes(), tmp_path / "ledger.jsonl"
-    assert verify(world.path, anchor).ok
+    assert verify_ledger(world.path, anchor).is_valid
     missed = []
     for trial in range(THOUSAND):
         way = WAYS[trial % len(WAYS)] if trial % 3 else edited
         bad = way(good, random.Random(trial))
         assert bad != good
         file.write_bytes(bad)
-        if verify(file, anchor if way in SHORTER else None).ok:
+        if verify_ledger(file, anchor if way in SHORTER else None).is_valid:
             missed.append((trial, way.__name__))
     assert missed == []
 
@@ -237,7 +237,7 @@ def test_a_manipulated_ledger_is_neither_opened_nor_mended(year, tmp_path, way):
     file = tmp_path / "ledger.jsonl"
     for trial in range(5):
         file.write_bytes(bad := way(world.path.read_bytes(), random.Random(trial)))
-        with pytest.raises(BadLedger):
+        with pytest.raises(LedgerError):
             Ledger.open(file, world.agent)
         assert file.read_bytes() == bad
 
@@ -247,8 +247,8 @@ def test_a_manipulated_ledger_is_neither_opened_nor_mended(year, tmp_path, way):
 def test_junk_is_no_ledger_and_no_crash(tmp_path, junk):
     file = tmp_path / "ledger.jsonl"
     file.write_bytes(junk)
-    verdict = verify(file)
-    assert not verdict.ok
+    verdict = verify_ledger(file)
+    assert not verdict.is_valid
     assert verdict.entries == ()
 
 
@@ -258,7 +258,7 @@ def test_an_officers_part_of_another_type_is_no_crash(year, tmp_path, part, valu
     raws = raws_of(year[0].path.read_bytes())
     raws[2]["officer"][part] = value
     (tmp_path / "l").write_bytes(lines_of(raws))
-    verdict = verify(tmp_path / "l")
+    verdict = verify_ledger(tmp_path / "l")
     assert len(verdict.entries) == 2
     assert "line 3: it is no entry" in verdict.problems[0]
 
@@ -268,7 +268,9 @@ def test_a_problem_names_the_entry_once(year, tmp_path):
     raws = raws_of(world.path.read_bytes())
     raws[6]["body"]["epsilon"] = 0.01
     (tmp_path / "l").write_bytes(lines_of(raws))
-    assert verify(tmp_path / "l", anchor).problems == ("entry 6: its hash does not fit what it says; it was edited",)
+    assert verify_ledger(tmp_path / "l", anchor).problems == (
+        "entry 6: its hash does not fit what it says; it was edited",
+    )
 
 
 # The holder of the agent's key
@@ -280,14 +282,14 @@ def held(folder, change):
     ledger = world.create()
     for turn in range(3):
         world.train(ledger, turn, 0.5 + turn)
-    anchor = world.desk.last("st-anne", "smears-2019-2024")
+    anchor = world.desk.last_receipt("st-anne", "smears-2019-2024")
     ledger.append(charge(3, 3.5))
     entries = change(ledger.entries())
-    forged: list[Entry] = []
+    forged: list[LedgerEntry] = []
     for entry in rechained(entries, 0):
-        before = forged[-1].hash if forged else entry.before
+        before = forged[-1].hash if forged else entry.previous_hash
         fresh = replace(entry, before=before)
-        fresh = replace(fresh, hash=chained(before, fresh.digest))
+        fresh = replace(fresh, hash=chain_hash(before, fresh.digest))
         forged.append(replace(fresh, signature=sign(world.agent, "entry", fresh.hash)))
     return forged, anchor
 
@@ -300,36 +302,36 @@ def cheaper(index):
 
 def test_the_holder_cannot_rewrite_what_was_receipted(tmp_path):
     forged, anchor = held(tmp_path, cheaper(3))
-    assert any("entry 4: is a receipt for an entry 3" in problem for problem in verify(forged).problems)
-    assert any("written anew" in problem for problem in verify(forged, anchor).problems)
+    assert any("entry 4: is a receipt for an entry 3" in problem for problem in verify_ledger(forged).problems)
+    assert any("written anew" in problem for problem in verify_ledger(forged, anchor).problems)
 
 
 def test_dropping_the_receipts_too_takes_an_anchor_to_find(tmp_path):
     """One charge of four is left. Nothing inside shows it; the coordinator's receipt does."""
     forged, anchor = held(tmp_path, lambda entries: [entries[0], entries[1]])
-    assert verify(forged).ok
-    assert not verify(forged, anchor).ok
+    assert verify_ledger(forged).is_valid
+    assert not verify_ledger(forged, anchor).is_valid
 
 
 def test_what_came_after_the_last_receipt_the_holder_can_rewrite(tmp_path):
     """As `verify` says. Nothing may be trained on it: it has no receipt."""
     forged, anchor = held(tmp_path, cheaper(7))
-    verdict = verify(forged, anchor)
-    assert verdict.ok
-    assert verdict.unreceipted == (7,)
+    verdict = verify_ledger(forged, anchor)
+    assert verdict.is_valid
+    assert verdict.unreceipted_indices == (7,)
     assert verdict.last_receipt == anchor
 
 
 def test_the_holder_cannot_misnumber_or_unchain(tmp_path):
     world = World(tmp_path)
     (first,) = world.create().entries()
-    data = Data(fingerprint="x", units=1, examples=1)
+    data = DatasetSnapshot(fingerprint="x", num_units=1, num_examples=1)
     for before, words in (
         ([first, first], "stands where entry 1 should"),
         ([replace(first, hash="ab" * 32)], "does not follow"),
     ):
-        entry = written(data, before, world.agent, None, world.clock())
-        assert [words in problem for problem in verify([first, entry]).problems] == [True]
+        entry = sign_entry(data, before, world.agent, None, world.clock())
+        assert [words in problem for problem in verify_ledger([first, entry]).problems] == [True]
 
 
 def test_what_does_not_start_with_open_is_no_ledger(tmp_path):
@@ -337,23 +339,27 @@ def test_what_does_not_start_with_open_is_no_ledger(tmp_path):
     world = World(tmp_path)
     entries = []
     for n in range(3):
-        entries.append(written(Data(fingerprint="x", units=n, examples=1), entries, world.agent, None, world.clock()))
-    assert verify(entries).problems == ("entry 0: a ledger starts with `open`",)
+        entries.append(
+            sign_entry(
+                DatasetSnapshot(fingerprint="x", num_units=n, num_examples=1), entries, world.agent, None, world.clock()
+            )
+        )
+    assert verify_ledger(entries).problems == ("entry 0: a ledger starts with `open`",)
 
 
 def test_an_opening_is_decided_for_a_new_ledger(tmp_path):
     world = World(tmp_path)
-    decision = decide(world.officer, world.opening(), seen="ab" * 32)
-    entry = written(world.opening(), [], world.agent, decision, world.clock())
-    assert verify([entry]).problems == ("entry 0: the officer's signature is not for a new ledger",)
+    decision = sign_decision(world.officer, world.opening(), seen_head="ab" * 32)
+    entry = sign_entry(world.opening(), [], world.agent, decision, world.clock())
+    assert verify_ledger([entry]).problems == ("entry 0: the officer's signature is not for a new ledger",)
 
 
 def test_a_forged_rotation_brings_no_key_into_force(tmp_path):
-    world, thief = World(tmp_path), generate()
+    world, thief = World(tmp_path), generate_key()
     entries = world.create().entries()
-    for body in (lost(thief), Data(fingerprint="x", units=1, examples=1)):
-        entries.append(written(body, entries, thief, None, world.clock()))
-    problems = verify(entries).problems
+    for body in (lost_key_rotation(thief), DatasetSnapshot(fingerprint="x", num_units=1, num_examples=1)):
+        entries.append(sign_entry(body, entries, thief, None, world.clock()))
+    problems = verify_ledger(entries).problems
     assert len(problems) == 2
     assert "entry 1: `rotate` is for the officer to decide" in problems[0]
     assert "entry 2: is signed by key" in problems[1]
@@ -366,33 +372,35 @@ def test_a_cut_tail_needs_an_anchor(year):
     world, anchor = year
     entries = entries_of(world.path.read_bytes())
     cut_off = entries[:-2]
-    assert verify(cut_off).ok
-    assert "its end was cut off" in verify(cut_off, anchor).problems[0]
-    assert "its end was cut off" in verify(cut_off, Mark(entries[-1].index, entries[-1].hash)).problems[0]
-    assert verify(entries, Mark(entries[9].index, entries[9].hash)).ok
-    assert "does not hold that receipt" in verify(entries[:-1], anchor).problems[0]
+    assert verify_ledger(cut_off).is_valid
+    assert "its end was cut off" in verify_ledger(cut_off, anchor).problems[0]
+    assert (
+        "its end was cut off" in verify_ledger(cut_off, LedgerPosition(entries[-1].index, entries[-1].hash)).problems[0]
+    )
+    assert verify_ledger(entries, LedgerPosition(entries[9].index, entries[9].hash)).is_valid
+    assert "does not hold that receipt" in verify_ledger(entries[:-1], anchor).problems[0]
 
 
 def test_an_anchor_must_be_a_receipt_of_this_ledger(year):
     world, anchor = year
     forged = anchor.model_copy(update={"time": "2031-01-01T00:00:00.000+00:00"})
-    assert "does not fit its receipt" in verify(world.path, forged).problems[0]
+    assert "does not fit its receipt" in verify_ledger(world.path, forged).problems[0]
     elsewhere = anchor.model_copy(update={"site": "elsewhere"})
-    assert "is a receipt for elsewhere" in verify(world.path, elsewhere).problems[0]
+    assert "is a receipt for elsewhere" in verify_ledger(world.path, elsewhere).problems[0]
 
 
 def test_receipts_of_strangers_do_not_count(year):
     world, anchor = year
-    assert verify(world.path, anchor, {public_hex(world.coordinator)}).ok
-    verdict = verify(world.path, anchor, {public_hex(generate())})
+    assert verify_ledger(world.path, anchor, {public_hex(world.coordinator)}).is_valid
+    verdict = verify_ledger(world.path, anchor, {public_hex(generate_key())})
     assert len(verdict.problems) == 8 + 1  # each receipt in the ledger, and the anchor
     assert all("no coordinator known here" in problem for problem in verdict.problems)
 
 
 def test_an_export_is_checked_like_its_ledger(year, tmp_path):
     world, anchor = year
-    out = export(world.path, tmp_path / "export.json")
-    assert verify(out, anchor) == verify(world.path, anchor)
+    out = export_ledger(world.path, tmp_path / "export.json")
+    assert verify_ledger(out, anchor) == verify_ledger(world.path, anchor)
     document = json.loads(out.read_text("utf-8"))
     assert document["verdict"] == {"ok": True, "problems": []}
     assert document["summary"]["spent"] == {"epsilon": 2.5, "delta": 1e-05}
@@ -402,7 +410,7 @@ def test_an_export_is_checked_like_its_ledger(year, tmp_path):
 
 def test_edits_of_an_export_are_found_wherever_they_are(year, tmp_path):
     world, anchor = year
-    good = json.loads(export(world.path, tmp_path / "export.json").read_text("utf-8"))
+    good = json.loads(export_ledger(world.path, tmp_path / "export.json").read_text("utf-8"))
     file = tmp_path / "edited.json"
     for trial in range(150):
         dice = random.Random(trial)
@@ -413,29 +421,29 @@ def test_edits_of_an_export_are_found_wherever_they_are(year, tmp_path):
             part = part[key]
         part[path[-1]] = other(part[path[-1]], dice)
         file.write_text(json.dumps(document), "utf-8")
-        assert not verify(file, anchor).ok, path
+        assert not verify_ledger(file, anchor).is_valid, path
 
 
 def test_an_export_says_nothing_twice(year, tmp_path):
     """Readers differ on which of two values counts."""
     world, _ = year
-    good = export(world.path, tmp_path / "export.json").read_text("utf-8")
+    good = export_ledger(world.path, tmp_path / "export.json").read_text("utf-8")
     for once, twice in (('"spent": {', '"spent": null, "spent": {'), ('"index": 3,', '"index": 9, "index": 3,')):
         assert once in good
         (tmp_path / "edited.json").write_text(good.replace(once, twice, 1), "utf-8")
-        assert not verify(tmp_path / "edited.json").ok
+        assert not verify_ledger(tmp_path / "edited.json").is_valid
 
 
 def test_an_export_tells_what_is_wrong_with_its_ledger(year, tmp_path):
     world, _ = year
     bad = tmp_path / "ledger.jsonl"
     bad.write_bytes(swapped_signatures(world.path.read_bytes(), random.Random(1)))
-    out = export(bad, tmp_path / "export.json")
-    assert json.loads(out.read_text("utf-8"))["verdict"]["problems"] == list(verify(bad).problems) != []
-    assert verify(out).problems == verify(bad).problems
+    out = export_ledger(bad, tmp_path / "export.json")
+    assert json.loads(out.read_text("utf-8"))["verdict"]["problems"] == list(verify_ledger(bad).problems) != []
+    assert verify_ledger(out).problems == verify_ledger(bad).problems
     bad.write_bytes(b"junk\n")
-    with pytest.raises(BadLedger, match="hand over the file itself"):
-        export(bad, tmp_path / "other.json")
+    with pytest.raises(LedgerError, match="hand over the file itself"):
+        export_ledger(bad, tmp_path / "other.json")
 
 
 # Revoked keys
@@ -445,13 +453,13 @@ def test_what_a_revoked_key_signed_is_not_believed(tmp_path):
     """The thief wrote entry 2; the officer says that the key is good up to entry 1 only."""
     world = World(tmp_path)
     ledger = world.create()
-    ledger.append(Data(fingerprint="a", units=1, examples=1))
-    ledger.append(Data(fingerprint="the thief's", units=1, examples=1))
-    ledger.revoke(world.officer, after=1)
-    verdict = verify(world.path)
+    ledger.append(DatasetSnapshot(fingerprint="a", num_units=1, num_examples=1))
+    ledger.append(DatasetSnapshot(fingerprint="the thief's", num_units=1, num_examples=1))
+    ledger.revoke_agent_key(world.officer, last_trusted_index=1)
+    verdict = verify_ledger(world.path)
     assert len(verdict.problems) == 1
     assert "entry 2: is signed by key" in verdict.problems[0]
     assert "revoked (entry 3)" in verdict.problems[0]
-    with pytest.raises(BadLedger, match="opens a new one that continues it"):
+    with pytest.raises(LedgerError, match="opens a new one that continues it"):
         Ledger.open(world.path)
-    assert isinstance(verdict.entries[3].what, Revoke)
+    assert isinstance(verdict.entries[3].record, AgentKeyRevoked)

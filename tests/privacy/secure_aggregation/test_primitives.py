@@ -12,17 +12,32 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.secure_aggregation.key_exchange import PARCEL, Broken, Route, bound, derived, unpacked, view_of
-from privacy.secure_aggregation.masking import Segment, change, narrowest
-from privacy.secure_aggregation.shamir import PRIME, deal, on_one_polynomial, rebuild, through, value
+from privacy.secure_aggregation.key_exchange import (
+    ENCRYPTED_SHARES_BYTES,
+    MalformedDataError,
+    ShareRoute,
+    compute_roster_view,
+    decode_share,
+    derive_key,
+    encode_parts,
+)
+from privacy.secure_aggregation.masking import MaskedSegment, apply_masks, narrowest_dtype
+from privacy.secure_aggregation.shamir import (
+    PRIME,
+    are_on_one_polynomial,
+    evaluate_polynomial,
+    interpolate,
+    reconstruct_secret,
+    split_secret,
+)
 
 BY_HAND = {1: 1494, 2: 1942, 3: 2578, 4: 3402, 5: 4414, 6: 5614}  # 1234 + 166 x + 94 x^2
 
 
 def test_shares_of_a_small_polynomial_by_hand() -> None:
-    assert {x: value([1234, 166, 94], x) for x in BY_HAND} == BY_HAND
-    assert through({x: BY_HAND[x] for x in (2, 4, 5)}) == 1234
-    assert through({x: BY_HAND[x] for x in (6, 1, 3)}, 2) == 1942
+    assert {x: evaluate_polynomial([1234, 166, 94], x) for x in BY_HAND} == BY_HAND
+    assert interpolate({x: BY_HAND[x] for x in (2, 4, 5)}) == 1234
+    assert interpolate({x: BY_HAND[x] for x in (6, 1, 3)}, 2) == 1942
 
 
 def test_the_prime_is_one_and_above_every_secret() -> None:
@@ -39,117 +54,119 @@ def test_the_prime_is_one_and_above_every_secret() -> None:
 @given(secret=st.binary(min_size=32, max_size=32), n=st.integers(1, 12), data=st.data())
 def test_any_t_shares_rebuild_the_secret(secret: bytes, n: int, data: st.DataObject) -> None:
     t = data.draw(st.integers(1, n))
-    shares = dict(enumerate(deal(secret, t, n), start=1))
+    shares = dict(enumerate(split_secret(secret, t, n), start=1))
     some = data.draw(st.permutations(sorted(shares)))[:t]
-    assert through({x: shares[x] for x in some}) == int.from_bytes(secret)
-    assert on_one_polynomial(shares, t)
+    assert interpolate({x: shares[x] for x in some}) == int.from_bytes(secret)
+    assert are_on_one_polynomial(shares, t)
 
 
 @settings(max_examples=50, deadline=None)
 @given(secret=st.binary(min_size=32, max_size=32), other=st.binary(min_size=32, max_size=32), t=st.integers(2, 8))
 def test_fewer_shares_go_with_every_secret(secret: bytes, other: bytes, t: int) -> None:
     """For any secret at all there is a t-th share that makes it."""
-    known = dict(enumerate(deal(secret, t, t), start=1))
+    known = dict(enumerate(split_secret(secret, t, t), start=1))
     del known[t]
-    assert through(known) != int.from_bytes(secret)
-    with_other = known | {t: through({0: int.from_bytes(other)} | known, t)}
-    assert through(with_other) == int.from_bytes(other)
+    assert interpolate(known) != int.from_bytes(secret)
+    with_other = known | {t: interpolate({0: int.from_bytes(other)} | known, t)}
+    assert interpolate(with_other) == int.from_bytes(other)
 
 
 def test_the_same_secret_is_dealt_anew_every_time() -> None:
-    assert not set(deal(bytes(32), 3, 5)) & set(deal(bytes(32), 3, 5))
+    assert not set(split_secret(bytes(32), 3, 5)) & set(split_secret(bytes(32), 3, 5))
 
 
 def test_false_shares_are_found_and_done_without() -> None:
     secret = os.urandom(32)
-    shares = dict(enumerate(deal(secret, 5, 9), start=1))
+    shares = dict(enumerate(split_secret(secret, 5, 9), start=1))
     for liars in ([], [1], [9], [1, 4], [2, 3, 8], [1, 2, 3, 4]):
         told = {x: (y + (x in liars) * (17 + x**3)) % PRIME for x, y in shares.items()}
-        assert rebuild(told, 5, secret.__eq__) == (secret, liars)
+        assert reconstruct_secret(told, 5, secret.__eq__) == (secret, liars)
     five = {x: (y + (x < 6) * (17 + x**3)) % PRIME for x, y in shares.items()}
-    assert rebuild(five, 5, secret.__eq__) is None
-    assert rebuild(dict(list(shares.items())[:4]), 5, secret.__eq__) is None
-    assert not on_one_polynomial(shares | {7: shares[7] + 1}, 5)
+    assert reconstruct_secret(five, 5, secret.__eq__) is None
+    assert reconstruct_secret(dict(list(shares.items())[:4]), 5, secret.__eq__) is None
+    assert not are_on_one_polynomial(shares | {7: shares[7] + 1}, 5)
 
 
 def test_false_shares_that_cancel_out_put_the_blame_on_nobody_else() -> None:
     """At 0 Lagrange's weights of 1 .. 5 are 5, -10, 10, -5, 1: the same error at 1 and 4 leaves the secret as it is."""
     secret = os.urandom(32)
-    shares = dict(enumerate(deal(secret, 5, 9), start=1))
+    shares = dict(enumerate(split_secret(secret, 5, 9), start=1))
     told = {x: (y + (x in (1, 4))) % PRIME for x, y in shares.items()}
-    assert through({x: told[x] for x in range(1, 6)}) == int.from_bytes(secret)
-    assert rebuild(told, 5, secret.__eq__) == (secret, [1, 4])
+    assert interpolate({x: told[x] for x in range(1, 6)}) == int.from_bytes(secret)
+    assert reconstruct_secret(told, 5, secret.__eq__) == (secret, [1, 4])
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
 def test_a_mask_is_the_counter_encrypted_block_by_block(dtype: str) -> None:
     seed, n = os.urandom(32), 140_003
     vectors = [np.zeros(n, dtype), np.full(5, 7, dtype)]
-    change(vectors, plus=[seed], minus=[])
+    apply_masks(vectors, added_seeds=[seed], removed_seeds=[])
     for place, vector in enumerate(vectors):
-        block = Cipher(algorithms.AES(derived(seed, "stream", str(place))), modes.ECB()).encryptor()
+        block = Cipher(algorithms.AES(derive_key(seed, "stream", str(place))), modes.ECB()).encryptor()
         counters = b"".join(i.to_bytes(16) for i in range(vector.nbytes // 16 + 1))
         stream = np.frombuffer(block.update(counters)[: vector.nbytes], dtype)
         assert (vector == stream + (7 * place)).all()
-    change(vectors, plus=[], minus=[seed])
+    apply_masks(vectors, added_seeds=[], removed_seeds=[seed])
     assert not vectors[0].any()
     assert (vectors[1] == 7).all()
 
 
 def test_every_segment_has_a_stream_of_its_own() -> None:
     twice = [np.zeros(100, np.uint32), np.zeros(100, np.uint32)]
-    change(twice, plus=[bytes(32)], minus=[])
+    apply_masks(twice, added_seeds=[bytes(32)], removed_seeds=[])
     assert (twice[0] != twice[1]).all()
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(1, "uint16"), (16, "uint16"), (17, "uint32"), (33, "uint64")])
 def test_the_narrowest_type(bits: int, dtype: str) -> None:
-    assert narrowest(bits) == dtype
+    assert narrowest_dtype(bits) == dtype
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(0, "uint32"), (33, "uint32"), (65, "uint64"), (8, "int32"), (8, "uint8")])
 def test_segments_that_cannot_be(bits: int, dtype: str) -> None:
     with pytest.raises(ValueError, match="take one of"):
-        Segment(1, bits, dtype)
+        MaskedSegment(1, bits, dtype)
 
 
 def test_parcels_are_aes_gcm_under_a_key_and_a_label_of_their_route() -> None:
     mine, theirs = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-    parcel = Route(b"view", "a", "b").seal(mine, theirs.public_key().public_bytes_raw(), (5, 6))
-    key = derived(theirs.exchange(mine.public_key()), "parcel", b"view", "a", "b")
-    plain = AESGCM(key).decrypt(parcel[:12], parcel[12:], bound("parcel", b"view", "a", "b"))
+    parcel = ShareRoute(b"view", "a", "b").encrypt_shares(mine, theirs.public_key().public_bytes_raw(), (5, 6))
+    key = derive_key(theirs.exchange(mine.public_key()), "parcel", b"view", "a", "b")
+    plain = AESGCM(key).decrypt(parcel[:12], parcel[12:], encode_parts("parcel", b"view", "a", "b"))
     assert plain == (5).to_bytes(33) + (6).to_bytes(33)
 
 
 def test_shares_are_below_the_prime() -> None:
-    assert unpacked((PRIME - 1).to_bytes(33)) == PRIME - 1
-    with pytest.raises(Broken, match="beyond the prime"):
-        unpacked(PRIME.to_bytes(33))
+    assert decode_share((PRIME - 1).to_bytes(33)) == PRIME - 1
+    with pytest.raises(MalformedDataError, match="beyond the prime"):
+        decode_share(PRIME.to_bytes(33))
 
 
 def test_bound_parts_cannot_be_shifted() -> None:
-    assert len({bound("ab", "c"), bound("a", "bc"), bound("abc"), bound("ab", "c", "")}) == 4
-    assert view_of({"a": b"x", "b": b"y"}, b"") == view_of({"b": b"y", "a": b"x"}, b"")
-    assert view_of({"a": b"x", "b": b"y"}, b"") != view_of({"a": b"y", "b": b"x"}, b"")
+    assert (
+        len({encode_parts("ab", "c"), encode_parts("a", "bc"), encode_parts("abc"), encode_parts("ab", "c", "")}) == 4
+    )
+    assert compute_roster_view({"a": b"x", "b": b"y"}, b"") == compute_roster_view({"b": b"y", "a": b"x"}, b"")
+    assert compute_roster_view({"a": b"x", "b": b"y"}, b"") != compute_roster_view({"a": b"y", "b": b"x"}, b"")
 
 
 @settings(max_examples=60, deadline=None)
-@given(at=st.integers(0, PARCEL - 1), bit=st.integers(0, 7))
+@given(at=st.integers(0, ENCRYPTED_SHARES_BYTES - 1), bit=st.integers(0, 7))
 def test_a_parcel_opens_for_its_receiver_only_and_unchanged(at: int, bit: int) -> None:
     mine, theirs = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     to, back = theirs.public_key().public_bytes_raw(), mine.public_key().public_bytes_raw()
-    route = Route(b"view", "a", "b")
-    parcel = route.seal(mine, to, (5, PRIME - 1))
-    assert len(parcel) == PARCEL
-    assert route.open(theirs, back, parcel) == (5, PRIME - 1)
+    route = ShareRoute(b"view", "a", "b")
+    parcel = route.encrypt_shares(mine, to, (5, PRIME - 1))
+    assert len(parcel) == ENCRYPTED_SHARES_BYTES
+    assert route.decrypt_shares(theirs, back, parcel) == (5, PRIME - 1)
     changed = bytearray(parcel)
     changed[at] ^= 1 << bit
-    wrong = [Route(b"later", "a", "b"), Route(b"view", "b", "a"), Route(b"view", "a", "c")]
+    wrong = [ShareRoute(b"later", "a", "b"), ShareRoute(b"view", "b", "a"), ShareRoute(b"view", "a", "c")]
     for way, key, what in [
         (route, theirs, bytes(changed)),
         (route, theirs, parcel[:at]),
         (route, mine, parcel),
         *((r, theirs, parcel) for r in wrong),
     ]:
-        with pytest.raises(Broken):
-            way.open(key, back, what)
+        with pytest.raises(MalformedDataError):
+            way.decrypt_shares(key, back, what)

@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pipeline.core.errors import BadRun, BadService
-from pipeline.ops.child_processes import sweep
-from pipeline.protocol.invitations import invitation
-from pipeline.study.offer import Offer, offer
+from pipeline.core.errors import RunFolderError, ServiceError
+from pipeline.ops.child_processes import kill_by_mark
+from pipeline.protocol.invitations import format_invitation
+from pipeline.study.offer import StudyOffer, create_offer
 from privacy.ledger import keys
-from privacy.ledger.records import Budget
-from sites.agent.agent import Agent, mark_of
-from sites.agent.enrolment import enrol
-from sites.governance.approvals import approve, withdraw
-from sites.governance.home import Home
-from sites.governance.settings import Limits, Settings
+from privacy.ledger.records import LedgerBudget
+from sites.agent.agent import SiteAgent, process_mark
+from sites.agent.enrolment import enrol_site
+from sites.governance.approvals import approve_offer, revoke_approval
+from sites.governance.home import SiteHome
+from sites.governance.settings import ResourceLimits, SiteSettings
 from tests.conftest import moons_study
 from tests.support.fake_coordinator import Stage, authority, served, wait_for
 
@@ -53,13 +53,13 @@ def stage():
 
 @pytest.fixture
 def home(stage, tmp_path):
-    made = Home.create(tmp_path / "home", "north", "smears", "patient", Budget(epsilon=8.0, delta=1e-5))
-    Settings(limits=Limits(disk_gb=1e-3, cores=1)).save(made.path)
+    made = SiteHome.create(tmp_path / "home", "north", "smears", "patient", LedgerBudget(epsilon=8.0, delta=1e-5))
+    SiteSettings(limits=ResourceLimits(min_free_disk_gb=1e-3, max_cores=1)).save(made.path)
     with served(stage.app, tmp_path) as port:
-        enrol(made, f"https://localhost:{port}", "north", invitation(TOKEN, authority().pem))
+        enrol_site(made, f"https://localhost:{port}", "north", format_invitation(TOKEN, authority().pem))
     stage.port = port
     yield made
-    sweep(mark_of(made.path))
+    kill_by_mark(process_mark(made.path))
 
 
 @pytest.fixture
@@ -70,9 +70,9 @@ def online(stage, home, tmp_path):
 
 
 @contextlib.contextmanager
-def running(home: Home, every=0.1):
+def running(home: SiteHome, every=0.1):
     lines: list[str] = []
-    agent, stop = Agent(home.path, argv, every, lines.append), threading.Event()
+    agent, stop = SiteAgent(home.path, argv, every, lines.append), threading.Event()
     thread = threading.Thread(target=agent.run, args=(stop,))
     thread.start()
     try:
@@ -83,17 +83,17 @@ def running(home: Home, every=0.1):
         assert not thread.is_alive()
 
 
-def status(home: Home) -> dict:
+def status(home: SiteHome) -> dict:
     file = home.path / "status.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def an_offer(home: Home, stage: Stage, run="run-1", **changed) -> Offer:
-    made = offer(run, moons_study(), {"north": keys.public_hex(home.key)}, keys.public_hex(stage.key))
+def an_offer(home: SiteHome, stage: Stage, run="run-1", **changed) -> StudyOffer:
+    made = create_offer(run, moons_study(), {"north": keys.public_hex(home.agent_key)}, keys.public_hex(stage.key))
     return made.model_copy(update=changed)
 
 
-def child(home: Home) -> tuple[psutil.Process, dict]:
+def child(home: SiteHome) -> tuple[psutil.Process, dict]:
     wait_for((home.path / "child").exists)
     pid, env = json.loads((home.path / "child").read_text())
     return psutil.Process(pid), env
@@ -114,7 +114,7 @@ def test_offers_are_stored_approvals_told_and_withdrawals(home, stage, online):
         an_offer(home, stage, "impostor", coordinator="a" * 64),
     ]
     stage.offers = [o.model_dump() for o in (ours, *foreign)]
-    officer = keys.load(home.path / "officer.pem")
+    officer = keys.load_key(home.path / "officer.pem")
     with running(home) as (_, lines):
         wait_for(lambda: status(home).get("waiting"))
         assert [w["run"] for w in status(home)["waiting"]] == ["run-1"]
@@ -123,12 +123,12 @@ def test_offers_are_stored_approvals_told_and_withdrawals(home, stage, online):
         assert [
             sum(f"{name} is put aside" in line for line in lines) for name in ("not-ours", "old-key", "impostor")
         ] == [1, 1, 1]
-        approve(Home.open(home.path), ours, officer, datetime.now(UTC) + timedelta(days=1))
+        approve_offer(SiteHome.open(home.path), ours, officer, datetime.now(UTC) + timedelta(days=1))
         wait_for(lambda: stage.beats[-1]["approvals"])
         (told,) = stage.beats[-1]["approvals"]
         assert (told["run"], told["offer"]) == ("run-1", ours.digest)
         wait_for(lambda: not status(home)["waiting"])
-        withdraw(Home.open(home.path), "run-1")
+        revoke_approval(SiteHome.open(home.path), "run-1")
         wait_for(lambda: stage.beats[-1]["withdrawn"])
         assert stage.beats[-1]["approvals"] == []
         stage.offers = [later.model_dump()]
@@ -197,7 +197,7 @@ def test_models_of_finished_runs_arrive_once(home, stage, online):
 
 
 def test_clock_version_and_disk_are_warned_of(home, stage, online):
-    Settings(limits=Limits(disk_gb=1e9)).save(home.path)
+    SiteSettings(limits=ResourceLimits(min_free_disk_gb=1e9)).save(home.path)
     stage.ahead = timedelta(minutes=9)
     stage.offers = [an_offer(home, stage, version="9.9").model_dump(), {"run": "future", "version": "10.0"}]
     with running(home):
@@ -214,14 +214,14 @@ def test_clock_version_and_disk_are_warned_of(home, stage, online):
 def test_one_agent_a_home_and_once(home, stage, online):
     with running(home):
         wait_for(lambda: status(home).get("state") == "connected")
-        with pytest.raises(BadRun, match="already"):
-            Agent(home.path).run(threading.Event())
+        with pytest.raises(RunFolderError, match="already"):
+            SiteAgent(home.path).run(threading.Event())
     beats = len(stage.beats)
-    Agent(home.path).run(threading.Event(), once=True)
+    SiteAgent(home.path).run(threading.Event(), once=True)
     assert len(stage.beats) == beats + 1
     stage.fail = [500]
-    with pytest.raises(BadService, match="500"):
-        Agent(home.path).run(threading.Event(), once=True)
+    with pytest.raises(ServiceError, match="500"):
+        SiteAgent(home.path).run(threading.Event(), once=True)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pipeline.core.errors import BadMessage, BadService
-from pipeline.study.offer import Offer
-from sites.agent.coordinator_client import Link, Stopped, model_file
-from sites.agent.enrolment import Coordinator, Membership
-from sites.agent.environment import environment, no_room, proxy_for
-from sites.agent.http import Denied, Unreachable, patiently
-from sites.governance.settings import Limits
+from pipeline.core.errors import MessageError, ServiceError
+from pipeline.study.offer import StudyOffer
+from sites.agent.coordinator_client import CoordinatorClient, DownloadCancelledError, model_file
+from sites.agent.enrolment import CoordinatorInfo, SiteMembership
+from sites.agent.environment import child_environment, find_disk_space_problem, proxy_for
+from sites.agent.http import AccessDeniedError, UnreachableError, call_with_retries
+from sites.governance.settings import ResourceLimits
 from tests.support.connect_proxy import Proxy
 from tests.support.fake_coordinator import Stage, authority, served
 
@@ -43,15 +43,15 @@ def port(stage, tmp_path):
         yield port
 
 
-def member(port: int, **changed) -> Membership:
-    coordinator = Coordinator(name="stage", key="0" * 64, host="localhost", port=port)
+def member(port: int, **changed) -> SiteMembership:
+    coordinator = CoordinatorInfo(name="stage", key="0" * 64, host="localhost", port=port)
     said = {"url": f"https://localhost:{port}", "site": "north", "credential": "the-credential", "ca": authority().pem}
-    return Membership(**(said | changed), coordinator=coordinator)
+    return SiteMembership(**(said | changed), coordinator=coordinator)
 
 
 @pytest.fixture
 def link(port):
-    with Link(member(port)) as link:
+    with CoordinatorClient(member(port)) as link:
         yield link
 
 
@@ -63,8 +63,8 @@ def an_offer(run="run-1", **changed) -> dict:
 def test_a_beat_tells_and_hears(stage, link):
     stage.offers = [an_offer()]
     stage.runs = [{"id": "run-0", "state": "finished", "models": ["global", "group/2"]}]
-    heard = link.beat({"state": "connected"}, [{"run": "run-0"}], [])
-    assert heard.offers == (Offer(**an_offer()),)
+    heard = link.send_heartbeat({"state": "connected"}, [{"run": "run-0"}], [])
+    assert heard.offers == (StudyOffer(**an_offer()),)
     assert heard.runs[0].models == ("global", "group/2")
     assert abs((heard.time - datetime.now(UTC)).total_seconds()) < 10
     (said,) = stage.beats
@@ -78,7 +78,7 @@ def test_an_offer_of_another_version_is_named_and_the_others_are_heard(stage, li
         an_offer("old"),
         {"run": "\x1b[2J", "version": ["x"]},
     ]
-    heard = link.beat({}, [], [])
+    heard = link.send_heartbeat({}, [], [])
     assert [offer.run for offer in heard.offers] == ["old"]
     assert heard.unread == (("new", "9.0"), ("2J", "x"))
 
@@ -96,8 +96,8 @@ def test_an_offer_of_another_version_is_named_and_the_others_are_heard(stage, li
 )
 def test_names_that_lead_elsewhere_are_refused(stage, link, runs):
     stage.runs = runs
-    with pytest.raises(BadMessage, match="does not understand"):
-        link.beat({}, [], [])
+    with pytest.raises(MessageError, match="does not understand"):
+        link.send_heartbeat({}, [], [])
 
 
 def test_a_model_arrives_whole(stage, link, tmp_path):
@@ -110,7 +110,7 @@ def test_a_model_arrives_whole(stage, link, tmp_path):
 @pytest.mark.parametrize("sent", [b"", b"PK\x03\x04 a zip", MODEL[:-1], MODEL + b"x", b"\x80\x04pickled", save({})])
 def test_what_is_no_model_is_thrown_away(stage, link, tmp_path, sent):
     stage.models["run", "global"] = sent
-    with pytest.raises(BadMessage, match="thrown away"):
+    with pytest.raises(MessageError, match="thrown away"):
         link.model("run", "global", tmp_path / "m" / "global.safetensors")
     assert list((tmp_path / "m").iterdir()) == []
 
@@ -119,10 +119,10 @@ def test_too_large_a_model_is_cut_off_and_a_stop_is_heeded(stage, link, tmp_path
     stage.models["run", "global"] = MODEL
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(DownloadCancelledError):
         link.model("run", "global", tmp_path / "m" / "x", stop)
-    monkeypatch.setattr("sites.agent.coordinator_client.MODEL_BYTES", 1000)
-    with pytest.raises(BadMessage, match="more than 1000 bytes"):
+    monkeypatch.setattr("sites.agent.coordinator_client.MAX_MODEL_BYTES", 1000)
+    with pytest.raises(MessageError, match="more than 1000 bytes"):
         link.model("run", "global", tmp_path / "m" / "x")
     assert list((tmp_path / "m").iterdir()) == []
 
@@ -136,27 +136,33 @@ def test_what_may_pass_is_tried_again_and_what_will_not_is_not(stage, link, tmp_
     assert len(slept) == 3
     assert slept[0] < slept[2]
     stage.fail = [403, 500]
-    with pytest.raises(Denied, match="as the test wants"):
+    with pytest.raises(AccessDeniedError, match="as the test wants"):
         link.model("run", "global", tmp_path / "x")
     stage.fail = [404]
-    with pytest.raises(BadService, match="404"):
+    with pytest.raises(ServiceError, match="404"):
         link.model("run", "global", tmp_path / "x")
     stage.fail = [500] * 4
-    with pytest.raises(Unreachable, match="500"):
-        patiently(link.leave, attempts=1)
+    with pytest.raises(UnreachableError, match="500"):
+        call_with_retries(link.leave, attempts=1)
 
 
 def test_a_foreign_credential_a_foreign_server_and_nobody(stage, port):
-    with Link(member(port, credential="wrong-credential")) as link, pytest.raises(Denied, match="who are you") as told:
-        link.beat({}, [], [])
+    with (
+        CoordinatorClient(member(port, credential="wrong-credential")) as link,
+        pytest.raises(AccessDeniedError, match="who are you") as told,
+    ):
+        link.send_heartbeat({}, [], [])
     assert "wrong-credential" not in str(told.value)
-    with Link(member(port, ca=authority("foreign").pem)) as link, pytest.raises(Unreachable, match="Somebody may sit"):
-        link.beat({}, [], [])
-    with Link(member(1)) as link, pytest.raises(Unreachable):
-        link.beat({}, [], [])
+    with (
+        CoordinatorClient(member(port, ca=authority("foreign").pem)) as link,
+        pytest.raises(UnreachableError, match="Somebody may sit"),
+    ):
+        link.send_heartbeat({}, [], [])
+    with CoordinatorClient(member(1)) as link, pytest.raises(UnreachableError):
+        link.send_heartbeat({}, [], [])
     for url in ("http://localhost:1", "https://", "https://user:pw@host", "https://host/path"):
-        with pytest.raises(BadService, match="no coordinator's address"):
-            Link(member(port, url=url))
+        with pytest.raises(ServiceError, match="no coordinator's address"):
+            CoordinatorClient(member(port, url=url))
 
 
 def test_leaving_is_told(stage, link):
@@ -167,12 +173,12 @@ def test_leaving_is_told(stage, link):
 def test_beats_go_through_a_proxy(stage, port, monkeypatch):
     with Proxy() as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{proxy.port}")  # many write it so
-        with Link(member(port)) as link:
-            link.beat({}, [], [])
+        with CoordinatorClient(member(port)) as link:
+            link.send_heartbeat({}, [], [])
         assert proxy.asked == [f"CONNECT localhost:{port} HTTP/1.1"]
         monkeypatch.setenv("NO_PROXY", "*")
-        with Link(member(port)) as link:
-            link.beat({}, [], [])
+        with CoordinatorClient(member(port)) as link:
+            link.send_heartbeat({}, [], [])
         assert len(proxy.asked) == 1
     assert len(stage.beats) == 2
 
@@ -211,7 +217,7 @@ def test_grpc_takes_the_same_way_out(echo, monkeypatch, said, through):
     with Proxy() as proxy:
         for name, value in said.items():
             monkeypatch.setenv(name, value.format(proxy.port))
-        for name, value in environment(f"https://localhost:{echo}", Limits()).items():
+        for name, value in child_environment(f"https://localhost:{echo}", ResourceLimits()).items():
             if "grpc" in name:
                 monkeypatch.setenv(name, value)
         assert call(echo) == b"cba"
@@ -221,7 +227,7 @@ def test_grpc_takes_the_same_way_out(echo, monkeypatch, said, through):
 
 def test_a_proxy_that_training_cannot_use_is_named(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "socks5://10.0.0.1:1080")
-    with pytest.raises(BadService, match="socks5://"):
+    with pytest.raises(ServiceError, match="socks5://"):
         proxy_for("https://fl.example.org:8443")
     monkeypatch.setenv("NO_PROXY", ".example.org")
     assert proxy_for("https://fl.example.org:8443") is None
@@ -229,10 +235,10 @@ def test_a_proxy_that_training_cannot_use_is_named(monkeypatch):
 
 def test_the_child_gets_limits_and_no_secrets(tmp_path):
     given = {"HEMOFED_INVITATION": "secret", "PATH": os.environ["PATH"]}
-    made = environment("https://h:1", Limits(cores=3, gpu_memory_gb=2.5), given)
+    made = child_environment("https://h:1", ResourceLimits(max_cores=3, max_gpu_memory_gb=2.5), given)
     assert "secret" not in json.dumps(made)
     assert (made["OMP_NUM_THREADS"], made["HEMOFED_CORES"], made["HEMOFED_GPU_MEMORY_GB"]) == ("3", "3", "2.5")
     assert made["PYTHONSAFEPATH"] == "1"
-    assert "OMP_NUM_THREADS" not in environment("https://h:1", Limits(), given)
-    assert no_room(tmp_path, Limits(disk_gb=1e-6)) is None
-    assert "must stay free" in str(no_room(tmp_path, Limits(disk_gb=1e9)))
+    assert "OMP_NUM_THREADS" not in child_environment("https://h:1", ResourceLimits(), given)
+    assert find_disk_space_problem(tmp_path, ResourceLimits(min_free_disk_gb=1e-6)) is None
+    assert "must stay free" in str(find_disk_space_problem(tmp_path, ResourceLimits(min_free_disk_gb=1e9)))

@@ -8,12 +8,25 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from pipeline.core.errors import BadKey, BadMessage, BadRun
-from pipeline.protocol.invitations import Invitation, ca_fingerprint, invitation, one_certificate, parse_invitation
-from privacy.ledger.records import Budget
-from sites.agent.enrolment import Membership, about, enrol, forget, joined, write_private
-from sites.agent.http import Denied, Unreachable
-from sites.governance.home import Home
+from pipeline.core.errors import KeyFileError, MessageError, RunFolderError
+from pipeline.protocol.invitations import (
+    Invitation,
+    ca_fingerprint,
+    format_invitation,
+    normalize_certificate,
+    parse_invitation,
+)
+from privacy.ledger.records import LedgerBudget
+from sites.agent.enrolment import (
+    SiteMembership,
+    delete_membership,
+    enrol_site,
+    has_membership,
+    membership_summary,
+    write_private_file,
+)
+from sites.agent.http import AccessDeniedError, UnreachableError
+from sites.governance.home import SiteHome
 from tests.support.fake_coordinator import Stage, authority, served
 
 TOKEN = "secret-token-0123"
@@ -21,7 +34,7 @@ TOKEN = "secret-token-0123"
 
 @pytest.fixture
 def home(tmp_path):
-    return Home.create(tmp_path / "home", "north", "smears", "patient", Budget(epsilon=8.0, delta=1e-5))
+    return SiteHome.create(tmp_path / "home", "north", "smears", "patient", LedgerBudget(epsilon=8.0, delta=1e-5))
 
 
 @pytest.fixture
@@ -38,16 +51,16 @@ def url(stage, tmp_path):
 
 
 def invited(token=TOKEN, name="stage") -> str:
-    return invitation(token, authority(name).pem)
+    return format_invitation(token, authority(name).pem)
 
 
-def files(home: Home) -> set[str]:
+def files(home: SiteHome) -> set[str]:
     return {p.relative_to(home.path).as_posix() for p in home.path.rglob("*")}
 
 
 def test_a_site_enrols_and_its_private_keys_stay(home, stage, url):
-    member = enrol(home, url, "north", invited())
-    assert Membership.load(home.path) == member
+    member = enrol_site(home, url, "north", invited())
+    assert SiteMembership.load(home.path) == member
     assert (member.site, member.url, member.credential) == ("north", url, "the-credential")
     assert member.coordinator.key == about_key(stage)
     kit = home.path / "kit"
@@ -61,7 +74,7 @@ def test_a_site_enrols_and_its_private_keys_stay(home, stage, url):
     assert certificate.public_key() == key.public_key()
     (told,) = stage.enrolments  # the stage has checked the proof of possession
     assert "PRIVATE" not in json.dumps(told)
-    assert told["officer"] == home.ledger.standing.keys.officer
+    assert told["officer"] == home.ledger.state.keys.officer
 
 
 def about_key(stage: Stage) -> str:
@@ -71,18 +84,18 @@ def about_key(stage: Stage) -> str:
 
 
 def test_secrets_are_not_shown(home, url):
-    member = enrol(home, url, "north", invited())
-    shown = repr(member) + str(about(member)) + repr(parse_invitation(invited()))
+    member = enrol_site(home, url, "north", invited())
+    shown = repr(member) + str(membership_summary(member)) + repr(parse_invitation(invited()))
     assert "the-credential" not in shown
     assert TOKEN not in shown
 
 
 def test_another_authority_than_the_invitation_names_is_told_nothing(home, stage, url):
-    with pytest.raises(BadKey, match="is not the coordinator of this invitation"):
-        enrol(home, url, "north", invited(name="foreign"))
+    with pytest.raises(KeyFileError, match="is not the coordinator of this invitation"):
+        enrol_site(home, url, "north", invited(name="foreign"))
     assert stage.enrolments == []
     assert stage.invited  # not even the token was tried
-    assert not joined(home.path)
+    assert not has_membership(home.path)
 
 
 def test_the_right_authority_but_anothers_server_is_told_nothing(home, tmp_path):
@@ -91,37 +104,37 @@ def test_the_right_authority_but_anothers_server_is_told_nothing(home, tmp_path)
     impostor.invited = {TOKEN: "north"}
     with (
         served(impostor.app, tmp_path, by=authority("foreign")) as port,
-        pytest.raises(Unreachable, match="Somebody may"),
+        pytest.raises(UnreachableError, match="Somebody may"),
     ):
-        enrol(home, f"https://localhost:{port}", "north", invited())
+        enrol_site(home, f"https://localhost:{port}", "north", invited())
     assert impostor.enrolments == []
 
 
 def test_a_second_certificate_beside_the_right_one_is_refused(home, stage, url):
     stage.ca = type("Two", (), {"pem": authority().pem + authority("foreign").pem})()
-    with pytest.raises(BadKey, match="not one certificate"):
-        enrol(home, url, "north", invited())
+    with pytest.raises(KeyFileError, match="not one certificate"):
+        enrol_site(home, url, "north", invited())
 
 
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        ({"credential": "a\nb"}, BadMessage, "credential"),
-        ({"coordinator": {"name": "x", "key": "12", "host": "h", "port": 1}}, BadMessage, "coordinator.key"),
-        ({"certificate": "nonsense"}, BadKey, "damaged"),
-        ({"ca": authority("foreign").pem}, BadKey, "another certificate authority"),
+        ({"credential": "a\nb"}, MessageError, "credential"),
+        ({"coordinator": {"name": "x", "key": "12", "host": "h", "port": 1}}, MessageError, "coordinator.key"),
+        ({"certificate": "nonsense"}, KeyFileError, "damaged"),
+        ({"ca": authority("foreign").pem}, KeyFileError, "another certificate authority"),
     ],
 )
 def test_a_bad_answer_leaves_nothing_and_enrolling_can_be_repeated(home, stage, url, answer, error, words):
     before = files(home)
     stage.answer = answer
     with pytest.raises(error, match=words):
-        enrol(home, url, "north", invited())
+        enrol_site(home, url, "north", invited())
     assert files(home) == before
     stage.answer = {}
     stage.invited = {TOKEN: "north"}
-    enrol(home, url, "north", invited())
-    assert joined(home.path)
+    enrol_site(home, url, "north", invited())
+    assert has_membership(home.path)
 
 
 def test_a_certificate_for_another_name_or_of_another_authority_is_refused(home, stage, url):
@@ -130,11 +143,11 @@ def test_a_certificate_for_another_name_or_of_another_authority_is_refused(home,
         stage.invited = {TOKEN: "north"}
         stage.ca.client = wrong
         try:
-            with pytest.raises(BadKey, match="certificate that came back"):
-                enrol(home, url, "north", invited())
+            with pytest.raises(KeyFileError, match="certificate that came back"):
+                enrol_site(home, url, "north", invited())
         finally:
             stage.ca.client = real
-    assert not joined(home.path)
+    assert not has_membership(home.path)
 
 
 def test_a_full_disk_in_between_leaves_nothing(home, url, monkeypatch):
@@ -143,50 +156,50 @@ def test_a_full_disk_in_between_leaves_nothing(home, url, monkeypatch):
     def full(path, data):
         if path.name == "membership.json":
             raise OSError(28, "No space left on device")
-        return write_private(path, data)
+        return write_private_file(path, data)
 
-    monkeypatch.setattr("sites.agent.enrolment.write_private", full)
+    monkeypatch.setattr("sites.agent.enrolment.write_private_file", full)
     with pytest.raises(OSError, match="No space"):
-        enrol(home, url, "north", invited())
+        enrol_site(home, url, "north", invited())
     assert files(home) == before
 
 
 def test_refusals_name_the_cure_and_not_the_token(home, stage, url):
-    with pytest.raises(Denied, match="unknown, used or expired") as told:
-        enrol(home, url, "north", invited("other-token-0123"))
+    with pytest.raises(AccessDeniedError, match="unknown, used or expired") as told:
+        enrol_site(home, url, "north", invited("other-token-0123"))
     assert "other-token" not in str(told.value)
-    with pytest.raises(BadRun, match="home of north"):
-        enrol(home, url, "south", invited())
+    with pytest.raises(RunFolderError, match="home of north"):
+        enrol_site(home, url, "south", invited())
     for no_invitation in ("", TOKEN, f"hemofed1.{TOKEN}", f"hemofed1.{TOKEN}.1234", f"hemofed2.{TOKEN}.{'0' * 32}"):
-        with pytest.raises(BadKey, match="no invitation") as told:
-            enrol(home, url, "north", no_invitation)
+        with pytest.raises(KeyFileError, match="no invitation") as told:
+            enrol_site(home, url, "north", no_invitation)
         assert TOKEN not in str(told.value)
-    enrol(home, url, "north", TOKEN, ca_fingerprint(authority().pem))
-    with pytest.raises(BadRun, match="already"):
-        enrol(home, url, "north", invited())
+    enrol_site(home, url, "north", TOKEN, ca_fingerprint(authority().pem))
+    with pytest.raises(RunFolderError, match="already"):
+        enrol_site(home, url, "north", invited())
 
 
 def test_leaving_forgets_kit_and_membership_only(home, url):
     before = files(home)
-    enrol(home, url, "north", invited())
-    forget(home.path)
+    enrol_site(home, url, "north", invited())
+    delete_membership(home.path)
     assert files(home) == before
-    with pytest.raises(BadRun, match="belongs to no coordinator"):
-        Membership.load(home.path)
+    with pytest.raises(RunFolderError, match="belongs to no coordinator"):
+        SiteMembership.load(home.path)
 
 
 def test_an_invitation_is_read_as_it_was_written():
     pem = authority().pem
-    assert parse_invitation(f" {invitation(TOKEN, pem)}\n") == Invitation(TOKEN, ca_fingerprint(pem))
-    assert one_certificate(f"\n{pem}\n\n") == one_certificate(pem)
-    with pytest.raises(BadKey):
+    assert parse_invitation(f" {format_invitation(TOKEN, pem)}\n") == Invitation(TOKEN, ca_fingerprint(pem))
+    assert normalize_certificate(f"\n{pem}\n\n") == normalize_certificate(pem)
+    with pytest.raises(KeyFileError):
         ca_fingerprint("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----")
 
 
 def test_a_private_file_is_private_from_its_first_byte(tmp_path):
     mask = os.umask(0)
     try:
-        path = write_private(tmp_path / "x", b"secret")
+        path = write_private_file(tmp_path / "x", b"secret")
     finally:
         os.umask(mask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

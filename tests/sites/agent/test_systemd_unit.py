@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import BadRun
-from sites.agent.systemd_unit import NAME, unit_text
+from pipeline.core.errors import RunFolderError
+from sites.agent.systemd_unit import UNIT_NAME, render_unit
 
 ANALYZE = shutil.which("systemd-analyze")
 
@@ -25,7 +25,7 @@ def read(text: str) -> configparser.ConfigParser:
 @pytest.mark.parametrize("cores", [None, 4])
 def test_it_is_hardened_and_comes_back(tmp_path, cores):
     home = tmp_path / "home"
-    service = read(unit_text(home, "north", cores=cores))["Service"]
+    service = read(render_unit(home, "north", max_cores=cores))["Service"]
     assert service["ExecStart"] == f"{Path(sys.executable).parent / 'hemofed'} site join {home}"
     assert (service["User"], service["Restart"], service["ReadWritePaths"]) == (getpass.getuser(), "always", str(home))
     assert service.get("CPUQuota") == (None if cores is None else "400%")
@@ -42,15 +42,15 @@ def test_systemd_understands_it(tmp_path, folder):
     command = tmp_path / "hemofed"
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
-    file = tmp_path / NAME
-    file.write_text(unit_text(tmp_path / folder, "north", "root", command, 2))
+    file = tmp_path / UNIT_NAME
+    file.write_text(render_unit(tmp_path / folder, "north", "root", command, 2))
     done = subprocess.run([ANALYZE, "verify", "--man=no", str(file)], capture_output=True, text=True, check=False)
-    ours = [line for line in done.stderr.splitlines() if NAME in line]
+    ours = [line for line in done.stderr.splitlines() if UNIT_NAME in line]
     assert ours == []
     assert done.returncode == 0, done.stderr
 
 
 def test_a_home_that_a_unit_cannot_name_is_refused(tmp_path):
     for odd in ('a"b', "a\nUser=root", "a$b"):
-        with pytest.raises(BadRun, match="cannot hold"):
-            unit_text(tmp_path / odd, "north")
+        with pytest.raises(RunFolderError, match="cannot hold"):
+            render_unit(tmp_path / odd, "north")

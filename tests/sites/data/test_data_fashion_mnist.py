@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.core.errors import BadData, MissingData
+from pipeline.core.errors import DataError, MissingDataError
 from sites.data import fashion_mnist
-from sites.data.fashion_mnist import DEBIAN, SHA256, FashionMnist
+from sites.data.fashion_mnist import DEBIAN_FOLDER, SHA256, FashionMnist
 
 needs_debian = pytest.mark.skipif(
-    not (DEBIAN / "train-images-idx3-ubyte.gz").exists(),
+    not (DEBIAN_FOLDER / "train-images-idx3-ubyte.gz").exists(),
     reason="Debian's package dataset-fashion-mnist is not installed",
 )
 IMAGES = {"train": np.arange(5 * 784, dtype=np.uint32).astype(np.uint8), "t10k": np.full(2 * 784, 7, np.uint8)}
@@ -88,7 +88,7 @@ def test_train_comes_first_in_order(tmp_path: Path, suffix: str) -> None:
 def test_limits_and_val(tmp_path: Path) -> None:
     data = FashionMnist(path=tiny(tmp_path / "d"), val=0.25, limit=4, limit_test=1).load(None, 0)
     assert data.y.tolist() == [9, 0, 3, 3, 4]
-    assert [len(data.where(s)) for s in ("train", "val", "test")] == [3, 1, 1]
+    assert [len(data.rows_in_split(s)) for s in ("train", "val", "test")] == [3, 1, 1]
 
 
 def test_fingerprint_follows_content(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_found_below_the_root(tmp_path: Path, layout: str) -> None:
 
 def test_path_wins_over_root_and_is_not_replaced(tmp_path: Path) -> None:
     tiny(tmp_path / "root")
-    with pytest.raises(MissingData, match="nowhere does not exist"):
+    with pytest.raises(MissingDataError, match="nowhere does not exist"):
         FashionMnist(path=tmp_path / "nowhere").load(tmp_path / "root", 0)
 
 
@@ -119,7 +119,7 @@ def test_debian_package_is_found(tmp_path: Path) -> None:
 def test_missing_names_all_cures(tmp_path: Path, download: bool) -> None:
     folder = tiny(tmp_path / "root")
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(MissingData) as caught:
+    with pytest.raises(MissingDataError) as caught:
         FashionMnist(download=download).load(folder, 0)
     text = str(caught.value)
     for word in ("apt install dataset-fashion-mnist", "data.path, --data or HEMOFED_DATA", "data.download = true"):
@@ -137,7 +137,7 @@ def cut(raw: bytes) -> bytes:
 def test_damaged_file_is_named(tmp_path: Path, damage, suffix: str) -> None:
     file = tiny(tmp_path / "d", suffix) / f"train-images-idx3-ubyte{suffix}"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(BadData, match="delete it") as caught:
+    with pytest.raises(DataError, match="delete it") as caught:
         FashionMnist(path=file.parent).load(None, 0)
     assert str(file) in str(caught.value)
 
@@ -147,14 +147,14 @@ def test_flipped_bit_in_gz_is_noticed(tmp_path: Path) -> None:
     raw = bytearray(file.read_bytes())
     raw[-6] ^= 1  # in the CRC
     file.write_bytes(raw)
-    with pytest.raises(BadData, match="CRC"):
+    with pytest.raises(DataError, match="CRC"):
         FashionMnist(path=file.parent).load(None, 0)
 
 
 def test_labels_of_another_data_set(tmp_path: Path) -> None:
     folder = tiny(tmp_path / "d", "")
     (folder / "t10k-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, 2) + bytes([4, 10]))
-    with pytest.raises(BadData, match="up to 10"):
+    with pytest.raises(DataError, match="up to 10"):
         FashionMnist(path=folder).load(None, 0)
 
 
@@ -170,7 +170,7 @@ def test_download_fills_the_cache(tmp_path: Path, server: Path, monkeypatch: pyt
 
 def test_wrong_checksum_keeps_nothing(tmp_path: Path, server: Path) -> None:
     tiny(server)
-    with pytest.raises(MissingData, match="wrong SHA-256"):
+    with pytest.raises(MissingDataError, match="wrong SHA-256"):
         FashionMnist().load(None, 0)
     assert not list((tmp_path / "cache" / "hemofed" / "fashion_mnist").iterdir())
 
@@ -183,24 +183,24 @@ def test_second_mirror_stands_in(server: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_absent_on_the_mirror(server: Path) -> None:
-    with pytest.raises(MissingData, match="HTTP Error 404"):
+    with pytest.raises(MissingDataError, match="HTTP Error 404"):
         FashionMnist().load(None, 0)
 
 
 @needs_debian
 def test_the_real_one() -> None:
-    data = FashionMnist(path=DEBIAN, val=0).load(None, 0)
+    data = FashionMnist(path=DEBIAN_FOLDER, val=0).load(None, 0)
     assert data.x.shape == (70_000, 1, 28, 28)
     assert data.y[:5].tolist() == [9, 0, 0, 3, 0]
-    assert torch.bincount(data.y[data.where("train")]).tolist() == [6000] * 10
-    assert torch.bincount(data.y[data.where("test")]).tolist() == [1000] * 10
+    assert torch.bincount(data.y[data.rows_in_split("train")]).tolist() == [6000] * 10
+    assert torch.bincount(data.y[data.rows_in_split("test")]).tolist() == [1000] * 10
 
 
 @needs_debian
 @pytest.mark.parametrize("name", SHA256)
 def test_checksums_are_the_official_files(name: str) -> None:
     """Debian's gzip header lacks name and time; with both put back the bytes are the published ones."""
-    debian = (DEBIAN / f"{name}.gz").read_bytes()
+    debian = (DEBIAN_FOLDER / f"{name}.gz").read_bytes()
     time = 1504176606 if name.startswith("train") else 1504176627  # 31 August 2017
     official = b"\x1f\x8b\x08\x08" + struct.pack("<I", time) + debian[8:10] + name.encode() + b"\0" + debian[10:]
     assert hashlib.sha256(official).hexdigest() == SHA256[name]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import BadData, MissingData
+from pipeline.core.errors import DataError, MissingDataError
 from sites.data.manifest import read_manifest
 
 
@@ -39,7 +39,7 @@ def test_unit_is_the_named_or_the_coarsest_column(tmp_path: Path) -> None:
 )
 def test_spreadsheet_dialects(tmp_path: Path, text: str) -> None:
     [entry], _ = read(tmp_path, text)
-    assert (entry.shown, entry.label, dict(entry.keys)) == ("a.png", "x", {})
+    assert (entry.display_name, entry.label, dict(entry.keys)) == ("a.png", "x", {})
 
 
 @pytest.mark.parametrize(
@@ -66,26 +66,26 @@ def test_spreadsheet_dialects(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_refused_with_the_line(tmp_path: Path, text: str | bytes, message: str) -> None:
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         read(tmp_path, text)
     assert message in str(caught.value)
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
-    with pytest.raises(BadData) as caught:
+    with pytest.raises(DataError) as caught:
         read(tmp_path, "path,label\n" + "a.png,\n" * 12)
     assert "line 2:" in str(caught.value)
     assert str(caught.value).endswith("and 2 more")
 
 
 def test_named_unit_has_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="no column named owner"):
+    with pytest.raises(DataError, match="no column named owner"):
         read(tmp_path, "path,label,patient\na.png,x,p\n", unit="owner")
 
 
 def test_label_outside_the_classes(tmp_path: Path) -> None:
     with pytest.raises(
-        BadData, match=r"line 2: label 'schistocite' is not in data.classes; did you mean 'schistocyte'"
+        DataError, match=r"line 2: label 'schistocite' is not in data.classes; did you mean 'schistocyte'"
     ):
         read(tmp_path, "path,label\na.png,schistocite\n", classes=("normal", "schistocyte"))
 
@@ -98,14 +98,14 @@ def test_links_may_not_lead_out(tmp_path: Path) -> None:
     (folder / "up").symlink_to(tmp_path)
     (folder / "loop.png").symlink_to(folder / "loop.png")
     for path in ("link.png", "up/secret.png"):
-        with pytest.raises(BadData, match="leads out of"):
+        with pytest.raises(DataError, match="leads out of"):
             read(folder, f"path,label\n{path},x\n")
-    with pytest.raises(BadData, match="cannot be followed"):
+    with pytest.raises(DataError, match="cannot be followed"):
         read(folder, "path,label\nloop.png,x\n")
 
 
 def test_the_manifest_itself(tmp_path: Path) -> None:
-    with pytest.raises(MissingData, match=r"correct data.manifest"):
+    with pytest.raises(MissingDataError, match=r"correct data.manifest"):
         read_manifest(tmp_path, "absent.csv", None, None)
-    with pytest.raises(BadData, match="leads out of"):
+    with pytest.raises(DataError, match="leads out of"):
         read_manifest(tmp_path, "../list.csv", None, None)

@@ -1,29 +1,29 @@
 import torch
 
-from sites.data.moons import Moons
+from sites.data.moons import TwoMoons
 
 
 def test_sizes_types_and_classes() -> None:
-    data = Moons().load(None, 3)
+    data = TwoMoons().load(None, 3)
     assert data.x.shape == (840, 2)
     assert data.x.dtype == torch.float32
-    assert [len(data.where(s)) for s in ("train", "val", "test")] == [672, 0, 168]
+    assert [len(data.rows_in_split(s)) for s in ("train", "val", "test")] == [672, 0, 168]
     assert torch.bincount(data.y).tolist() == [420, 420]
     assert data.classes == ("upper", "lower")
 
 
 def test_upper_is_upper() -> None:
-    data = Moons(noise=0).load(None, 0)
+    data = TwoMoons(noise=0).load(None, 0)
     assert data.x[data.y == 0, 1].min() >= 0
     assert data.x[data.y == 1, 1].max() <= 0.5
 
 
 def test_seed_decides() -> None:
-    one, same, other = Moons().load(None, 1), Moons().load(None, 1), Moons().load(None, 2)
+    one, same, other = TwoMoons().load(None, 1), TwoMoons().load(None, 1), TwoMoons().load(None, 2)
     assert torch.equal(one.x, same.x)
     assert one.fingerprint == same.fingerprint != other.fingerprint
 
 
 def test_val_is_carved_from_train() -> None:
-    data = Moons(points=100, val=0.25).load(None, 0)
-    assert [len(data.where(s)) for s in ("train", "val", "test")] == [60, 20, 20]
+    data = TwoMoons(points=100, val=0.25).load(None, 0)
+    assert [len(data.rows_in_split(s)) for s in ("train", "val", "test")] == [60, 20, 20]

@@ -16,14 +16,14 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from pipeline.core.errors import BadData, MissingData, Refused
-from pipeline.core.registry import choices
+from pipeline.core.errors import DataError, IncompatibleStudyError, MissingDataError
+from pipeline.core.registry import registered_components
 from sites.data.base import SPLITS, Dataset
-from sites.data.smear.chula_folder import read_folder
-from sites.data.smear.npz_file import read_cells, said_size
-from sites.data.smear.records import CHULA
+from sites.data.smear.chula_folder import read_chula_folder
+from sites.data.smear.npz_file import read_cell_file, read_jpeg_size
+from sites.data.smear.records import CHULA_TYPES
 from sites.data.smear_cells import SmearCells
-from sites.population.partition import ByKey
+from sites.population.partition import KeyPartitioner
 from tests.conftest import REAL_CELLS as REAL
 from tests.conftest import needs_real_cells
 
@@ -51,7 +51,7 @@ def arrays() -> Arrays:
     dup_of[4] = 1
     return {
         "labels": np.array(TYPES),
-        "class_names": np.array(CHULA),
+        "class_names": np.array(CHULA_TYPES),
         "group": group,
         "field": group * 10,
         "batch": np.array([0, 0, 0, 1, 1, 2, 2, 4, 3, 3, 0, 0]),
@@ -76,17 +76,17 @@ def members(data: Dataset, key: str) -> list[str]:
 
 def in_split(data: Dataset, split: str, key: str) -> set[str]:
     names = members(data, key)
-    return {names[i] for i in data.where(split).tolist()}
+    return {names[i] for i in data.rows_in_split(split).tolist()}
 
 
 def no_unit_is_split(data: Dataset) -> bool:
-    assert data.unit is not None
-    held = [in_split(data, split, data.unit) for split in SPLITS]
+    assert data.privacy_unit is not None
+    held = [in_split(data, split, data.privacy_unit) for split in SPLITS]
     return sum(map(len, held)) == len(set.union(*held))
 
 
 def test_it_is_a_source_and_survives_a_study_file() -> None:
-    assert choices("data")["smear_cells"] is SmearCells
+    assert registered_components("data")["smear_cells"] is SmearCells
     source = SmearCells(batches="all", task="types")
     assert SmearCells.model_validate(source.model_dump(mode="json", exclude_none=True)) == source
 
@@ -100,12 +100,12 @@ def test_what_is_read_of_a_cell_file(arrays: Arrays, pack: Callable[[Arrays], Pa
     assert data.x[:, 1:].float().mean() < 3
     assert data.classes == ("other", "schistocyte")
     assert data.y.tolist() == [int(TYPES[i] == 9) for i in kept]
-    assert members(data, "type") == [CHULA[TYPES[i]] for i in kept]
+    assert members(data, "type") == [CHULA_TYPES[TYPES[i]] for i in kept]
     assert members(data, "group") == [f"group-{GROUPS[i]}" for i in kept]
     assert members(data, "field")[0] == "field-10"
     assert data.keys["batch"].names == ("batch-0", "batch-1", "batch-2", "batch-3")
-    assert data.unit == "group"
-    assert data.where("test").tolist() == [0, 1]
+    assert data.privacy_unit == "group"
+    assert data.rows_in_split("test").tolist() == [0, 1]
     assert len(in_split(data, "val", "group")) == 2  # 0.4 of the five groups that are not in fold 0
     assert no_unit_is_split(data)
     assert data.skipped == (
@@ -117,7 +117,7 @@ def test_what_is_read_of_a_cell_file(arrays: Arrays, pack: Callable[[Arrays], Pa
 
 def test_all_types_stay_also_those_that_no_cell_has(arrays: Arrays, pack: Callable[[Arrays], Path]) -> None:
     data = SmearCells(task="types", batches="all", size=24, test_fold=3).load(pack(arrays), 0)
-    assert data.classes == tuple(t for t in CHULA if t != "uncategorised")
+    assert data.classes == tuple(t for t in CHULA_TYPES if t != "uncategorised")
     assert [data.classes[c] for c in data.y] == members(data, "type")
     assert data.shape == (3, 24, 24)
     assert in_split(data, "test", "group") == {"group-6"}
@@ -127,7 +127,7 @@ def test_the_seed_moves_validation_only(arrays: Arrays, pack: Callable[[Arrays],
     folder = pack(arrays)
     one, same, other = (SmearCells(val=0.4).load(folder, seed) for seed in (0, 0, 3))
     assert one.fingerprint == same.fingerprint != other.fingerprint
-    assert torch.equal(one.where("test"), other.where("test"))
+    assert torch.equal(one.rows_in_split("test"), other.rows_in_split("test"))
 
 
 def test_path_wins_and_may_be_the_file(arrays: Arrays, pack: Callable[[Arrays], Path], tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_plain_images_need_no_class_names(tmp_path: Path) -> None:
         data = SmearCells(file="small.npz", size=size, val=0).load(tmp_path, 0)
         assert data.y.tolist() == [0, 1] * 3
         assert data.x[:, 0, 5, 7].tolist() == [0, 40, 80, 120, 160, 200]
-        assert data.where("test").tolist() == [0, 3]
+        assert data.rows_in_split("test").tolist() == [0, 3]
 
 
 def test_other_files_have_their_own_classes_and_units(arrays: Arrays, tmp_path: Path) -> None:
@@ -154,14 +154,14 @@ def test_other_files_have_their_own_classes_and_units(arrays: Arrays, tmp_path: 
     mine |= {"slide": np.array(GROUPS) + 1000, "species": np.array(GROUPS) % 2, "species_names": np.array(["a", "b"])}
     np.savez(tmp_path / "mine.npz", **mine)
     data = SmearCells(file="mine.npz", task="labels", test=0.34, val=0.25).load(tmp_path, 0)
-    assert (data.classes, data.unit, len(data.y), data.skipped) == (("plain", "parasite"), "slide", 12, ())
+    assert (data.classes, data.privacy_unit, len(data.y), data.skipped) == (("plain", "parasite"), "slide", 12, ())
     assert data.keys["slide"].names[0] == "slide-1001"
     assert data.keys["species"].names == ("a", "b")
-    assert [len(data.where(s)) for s in SPLITS] == [5, 2, 5]
+    assert [len(data.rows_in_split(s)) for s in SPLITS] == [5, 2, 5]
     assert sum(len(in_split(data, s, "slide")) for s in SPLITS) == 6  # no slide in two of them
     assert no_unit_is_split(data)
     for task in ("schistocyte", "types"):
-        with pytest.raises(Refused, match=f"{task}.*plain, parasite; say data.task = 'labels'"):
+        with pytest.raises(IncompatibleStudyError, match=f"{task}.*plain, parasite; say data.task = 'labels'"):
             SmearCells(file="mine.npz", task=task).load(tmp_path, 0)
 
 
@@ -215,7 +215,7 @@ def test_bad_files_are_refused_with_the_cure(
     arrays: Arrays, pack: Callable[[Arrays], Path], change: Callable[[Arrays], Any], message: str
 ) -> None:
     change(arrays)
-    with pytest.raises(BadData, match=f"(?s)chula_rbc12.npz.*{message}"):
+    with pytest.raises(DataError, match=f"(?s)chula_rbc12.npz.*{message}"):
         SmearCells().load(pack(arrays), 0)
 
 
@@ -226,11 +226,11 @@ def test_damaged_archives_are_refused(arrays: Arrays, pack: Callable[[Arrays], P
     middle = len(good) // 2
     for damage in (b"", b"no zip", good[:middle], good[:200] + bytes(300) + good[500:], good[:-9]):
         file.write_bytes(damage)
-        with pytest.raises(BadData, match=r"(no \.npz file|cannot be read).*fetch it again"):
+        with pytest.raises(DataError, match=r"(no \.npz file|cannot be read).*fetch it again"):
             SmearCells().load(folder, 0)
     with zipfile.ZipFile(file, "w") as other:
         other.writestr("labels.txt", "a zip of other things")
-    with pytest.raises(BadData, match="lacks labels"):
+    with pytest.raises(DataError, match="lacks labels"):
         SmearCells().load(folder, 0)
 
 
@@ -244,7 +244,7 @@ def test_damaged_archives_are_refused(arrays: Arrays, pack: Callable[[Arrays], P
 def test_what_the_file_does_not_have_is_refused(
     arrays: Arrays, pack: Callable[[Arrays], Path], fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(IncompatibleStudyError, match=message):
         SmearCells(**fields).load(pack(arrays), 0)
 
 
@@ -258,7 +258,7 @@ def test_fields_are_checked(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("place", [None, "nothing", "."])
 def test_missing_cells_say_where_to_get_them(tmp_path: Path, place: str | None) -> None:
-    with pytest.raises(MissingData, match=r"Chula-PIC-Lab/Chula-RBC-12-Dataset(?s:.*)synthetic_smear"):
+    with pytest.raises(MissingDataError, match=r"Chula-PIC-Lab/Chula-RBC-12-Dataset(?s:.*)synthetic_smear"):
         SmearCells(path=place and tmp_path / place).load(None, 0)
 
 
@@ -334,8 +334,8 @@ def test_all_that_is_wrong_in_a_folder_is_listed(smear: Path) -> None:
     (smear / "Dataset" / "6.png").write_bytes(b"broken")
     Image.new("RGB", (60, 60)).save(smear / "Dataset" / "62.png")
     (smear / "Dataset" / "5.bmp").touch()
-    with pytest.raises(BadData) as caught:
-        read_folder(smear, 72, 72)
+    with pytest.raises(DataError) as caught:
+        read_chula_folder(smear, 72, 72)
     text = str(caught.value)
     for line in (2, 3, 5, 6):
         assert f"Label/1.txt, line {line}: " in text
@@ -347,8 +347,8 @@ def test_all_that_is_wrong_in_a_folder_is_listed(smear: Path) -> None:
     for number in (1, 3, 99):
         (label / f"{number}.txt").unlink()
     (smear / "Dataset" / "5.bmp").unlink()
-    with pytest.raises(BadData) as caught:
-        read_folder(smear, 72, 72)
+    with pytest.raises(DataError) as caught:
+        read_chula_folder(smear, 72, 72)
     assert str(caught.value).splitlines()[1:] == [
         "  Label/2.txt, line 1: 120 5 is outside the picture of 120 x 100",
         "  Label/2.txt, line 2: 5 100 is outside the picture of 120 x 100",
@@ -360,7 +360,7 @@ def test_all_that_is_wrong_in_a_folder_is_listed(smear: Path) -> None:
 def test_a_folder_without_labels_is_refused(smear: Path) -> None:
     shutil.rmtree(smear / "Label")
     (smear / "Label").mkdir()
-    with pytest.raises(BadData, match="no picture in Dataset has a line in Label; write `x y type`"):
+    with pytest.raises(DataError, match="no picture in Dataset has a line in Label; write `x y type`"):
         SmearCells(path=smear).load(None, 0)
 
 
@@ -370,9 +370,9 @@ def test_the_real_cells() -> None:
         assert (len(raw["labels"]), int((raw["labels"] == 9).sum())) == (17_680, 717)
     data = SmearCells().load(REAL, 0)
     assert no_unit_is_split(data)
-    test = data.where("test")
+    test = data.rows_in_split("test")
     assert (len(data.y), len(test), int(data.y[test].sum())) == (15_728, 4036, 178)
-    shards = ByKey(by="batch").assign(data, None, 0)
+    shards = KeyPartitioner(by="batch").assign(data, None, 0)
     assert [s.name for s in shards] == ["batch-0", "batch-1", "batch-2", "batch-3"]
     assert [len(s.train) + len(s.val) + len(s.test) for s in shards] == [3435, 3681, 5945, 2667]
     assert data.x[::50].float().mean((0, 2, 3)).tolist() == pytest.approx([138, 138, 142], abs=5)
@@ -391,9 +391,9 @@ def test_the_other_real_files(file: str, task: Any, cells: list[int], unit: str)
     if not (REAL / file).is_file():
         pytest.skip(f"{file} is not in {REAL}")
     data = SmearCells(file=file, task=task, size=24).load(REAL, 0)
-    assert (torch.bincount(data.y).tolist(), data.unit) == (cells, unit)
+    assert (torch.bincount(data.y).tolist(), data.privacy_unit) == (cells, unit)
     assert no_unit_is_split(data)
-    assert all(len(data.where(split)) for split in SPLITS)
+    assert all(len(data.rows_in_split(split)) for split in SPLITS)
 
 
 @needs_real_cells
@@ -407,15 +407,17 @@ def test_a_folder_gives_the_cells_of_the_file(tmp_path: Path) -> None:
             if (file := REAL / "chula_fields" / f"{number}.{suffix}").is_file():
                 shutil.copy(file, tmp_path / part)
     mine = SmearCells(task="types", batches="all").load(tmp_path, 0)
-    cells = read_cells(REAL / "chula_rbc12.npz", 72)
+    cells = read_cell_file(REAL / "chula_rbc12.npz", 72)
     numbers = cells.keys["field"].values
-    rows = np.flatnonzero(np.isin(numbers, (26, 53, 108, 560, 607, 720)) & ~cells.repeat & (cells.type.values != 10))
+    rows = np.flatnonzero(
+        np.isin(numbers, (26, 53, 108, 560, 607, 720)) & ~cells.is_repeat & (cells.cell_type.values != 10)
+    )
     rows = rows[np.argsort(numbers[rows], kind="stable")]
     assert mine.keys["group"].names == ("group-26", "group-560", "group-720")
-    for key, column in (*cells.keys.items(), ("type", cells.type)):
-        theirs = column.key(key, rows)
+    for key, column in (*cells.keys.items(), ("type", cells.cell_type)):
+        theirs = column.to_group_key(key, rows)
         assert members(mine, key) == [theirs.names[c] for c in theirs.codes.tolist()]
-    assert np.abs(mine.x.numpy().astype(int) - cells.pixels(rows)).mean((1, 2, 3)).max() < 4
+    assert np.abs(mine.x.numpy().astype(int) - cells.decode_pixels(rows)).mean((1, 2, 3)).max() < 4
     assert [line.partition(": ")[2] for line in mine.skipped[:2]] == [
         "fields without a label file left out: 108",
         "fields with an empty label file left out: 53",
@@ -426,9 +428,9 @@ def test_a_small_jpeg_that_unpacks_to_gigabytes_is_not_unpacked() -> None:
     giant = bytearray(jpeg(9).tobytes())
     at = giant.index(b"\xff\xc0")
     giant[at + 5 : at + 9] = (30000).to_bytes(2, "big") * 2
-    assert said_size(bytes(giant)) == (30000, 30000)
-    assert said_size(jpeg(9).tobytes()) == (72, 72)
-    assert said_size(b"\xff\xd8\xff") is None
+    assert read_jpeg_size(bytes(giant)) == (30000, 30000)
+    assert read_jpeg_size(jpeg(9).tobytes()) == (72, 72)
+    assert read_jpeg_size(b"\xff\xd8\xff") is None
 
 
 def test_giant_cells_and_wrong_repeats_are_refused(arrays: Arrays, tmp_path: Path) -> None:
@@ -437,13 +439,13 @@ def test_giant_cells_and_wrong_repeats_are_refused(arrays: Arrays, tmp_path: Pat
     at = bytes(giant).index(b"\xff\xc0")
     giant[at + 5 : at + 9] = np.frombuffer((30000).to_bytes(2, "big") * 2, np.uint8)
     np.savez(tmp_path / "giant.npz", **(arrays | packed([*cells[:5], giant, *cells[6:]])))
-    with pytest.raises(BadData, match="row 5: 30000 x 30000 pixels"):
+    with pytest.raises(DataError, match="row 5: 30000 x 30000 pixels"):
         SmearCells(file="giant.npz").load(tmp_path, 0)
     for wrong in (99, 3, -2):
         dup_of = np.full(12, -1)
         dup_of[3] = wrong
         np.savez(tmp_path / "wrong.npz", **(arrays | packed(cells) | {"dup_of": dup_of}))
-        with pytest.raises(BadData, match=rf"row 3: dup_of {wrong}"):
+        with pytest.raises(DataError, match=rf"row 3: dup_of {wrong}"):
             SmearCells(file="wrong.npz").load(tmp_path, 0)
 
 
@@ -465,8 +467,8 @@ def test_pipes_links_and_repeated_points_of_a_folder_are_named(tmp_path: Path) -
     os.mkfifo(tmp_path / "Label" / "2.txt")
     (tmp_path / "secret").write_text("password:x")
     (tmp_path / "Label" / "3.txt").symlink_to(tmp_path / "secret")
-    with pytest.raises(BadData) as told:
-        read_folder(tmp_path, 72, 48)
+    with pytest.raises(DataError) as told:
+        read_chula_folder(tmp_path, 72, 48)
     for words in ("Label/2.txt: no regular file", "Label/3.txt: no regular file", "line 3: 40 40 is already on line 1"):
         assert words in str(told.value)
     assert "password" not in str(told.value)

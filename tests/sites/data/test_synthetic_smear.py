@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from sklearn.metrics import roc_auc_score
 
 from sites.data.base import Dataset
-from sites.data.renderer.cell_outlines import TYPES, outline
-from sites.data.renderer.field import HEIGHT, WIDTH, Field, crops, render_field
-from sites.data.renderer.sampling_plan import plan, shared_out
+from sites.data.renderer.cell_outlines import CELL_TYPES, sample_outline
+from sites.data.renderer.field import FIELD_HEIGHT, FIELD_WIDTH, RenderedField, crop_rendered_cells, render_field
+from sites.data.renderer.sampling_plan import apportion_total, plan_fields
 from sites.data.synthetic_smear import SyntheticSmear
 
-SCHISTOCYTE = TYPES.index("schistocyte")
+SCHISTOCYTE = CELL_TYPES.index("schistocyte")
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def smear() -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def field() -> Field:
-    return render_field(5, types=[k for k in range(len(TYPES)) for _ in range(6)])
+def field() -> RenderedField:
+    return render_field(5, types=[k for k in range(len(CELL_TYPES)) for _ in range(6)])
 
 
 def test_exact_counts_shares_and_types(smear: Dataset) -> None:
@@ -35,37 +35,37 @@ def test_exact_counts_shares_and_types(smear: Dataset) -> None:
     assert smear.classes == ("other", "schistocyte")
     assert torch.bincount(smear.y).tolist() == [1050, 450]
     kind = smear.keys["type"]
-    assert kind.names == TYPES
+    assert kind.names == CELL_TYPES
     assert torch.equal(kind.codes == SCHISTOCYTE, smear.y == 1)
-    assert len(kind.codes.unique()) == len(TYPES)
+    assert len(kind.codes.unique()) == len(CELL_TYPES)
 
 
 @pytest.mark.parametrize(("cells", "patients"), [(1, 1), (7, 3), (50, 50), (131, 2)])
 def test_every_number_of_cells_and_patients(cells: int, patients: int) -> None:
-    sittings = plan(cells, patients, 0.15, 0)
+    sittings = plan_fields(cells, patients, 0.15, 0)
     assert sum(len(s.types) for s in sittings) == cells
-    assert {s.patient for s in sittings} == set(range(patients))
+    assert {s.patient_index for s in sittings} == set(range(patients))
     assert sum((s.types == SCHISTOCYTE).sum() for s in sittings) == round(0.15 * cells)
 
 
 def test_several_fields_a_patient(smear: Dataset) -> None:
-    sittings = plan(4000, 40, 0.15, 0)
-    assert min(np.bincount([s.patient for s in sittings])) >= 2
+    sittings = plan_fields(4000, 40, 0.15, 0)
+    assert min(np.bincount([s.patient_index for s in sittings])) >= 2
     assert smear.keys["field"].codes.max() + 1 == len(smear.keys["field"].names) >= 24
 
 
 def test_sharing_out_is_exact_and_bounded() -> None:
-    assert shared_out(6, np.array([1.0, 1.0, 4.0]), np.array([6, 6, 6])).tolist() == [1, 1, 4]
-    assert shared_out(10, np.array([1.0, 9.0]), np.array([10, 5])).tolist() == [5, 5]
-    assert shared_out(0, np.array([1.0, 2.0]), np.array([3, 3])).tolist() == [0, 0]
-    assert shared_out(6, np.array([1.0, 2.0]), np.array([3, 3])).tolist() == [3, 3]
+    assert apportion_total(6, np.array([1.0, 1.0, 4.0]), np.array([6, 6, 6])).tolist() == [1, 1, 4]
+    assert apportion_total(10, np.array([1.0, 9.0]), np.array([10, 5])).tolist() == [5, 5]
+    assert apportion_total(0, np.array([1.0, 2.0]), np.array([3, 3])).tolist() == [0, 0]
+    assert apportion_total(6, np.array([1.0, 2.0]), np.array([3, 3])).tolist() == [3, 3]
 
 
 def test_patients_are_whole_in_one_split(smear: Dataset) -> None:
     patient = smear.keys["patient"].codes
-    assert smear.unit == "patient"
+    assert smear.privacy_unit == "patient"
     assert all(len(smear.split[patient == p].unique()) == 1 for p in range(24))
-    shares = [len(smear.where(s)) / 1500 for s in ("train", "val", "test")]
+    shares = [len(smear.rows_in_split(s)) / 1500 for s in ("train", "val", "test")]
     assert shares == pytest.approx([0.667, 0.083, 0.25], abs=0.01)
 
 
@@ -90,7 +90,7 @@ def test_same_in_another_process_that_loads_the_renderer_only_when_asked() -> No
 def test_types_task_and_sizes() -> None:
     data = SyntheticSmear(cells=80, patients=4, size=40, task="types", schistocytes=0.1).load(None, 0)
     assert data.x.shape == (80, 3, 40, 40)
-    assert data.classes == TYPES
+    assert data.classes == CELL_TYPES
     assert torch.equal(data.y, data.keys["type"].codes)
     assert (data.y == SCHISTOCYTE).sum() == 8
 
@@ -114,16 +114,16 @@ def test_bad_parameters_are_refused(wrong: dict[str, object]) -> None:
         SyntheticSmear.model_validate(wrong)
 
 
-def test_field_shows_what_it_says(field: Field) -> None:
-    assert field.image.shape == (HEIGHT, WIDTH, 3)
+def test_field_shows_what_it_says(field: RenderedField) -> None:
+    assert field.image.shape == (FIELD_HEIGHT, FIELD_WIDTH, 3)
     assert field.image.dtype == np.uint8
-    assert ((field.points >= 0) & (field.points < (WIDTH, HEIGHT))).all()
+    assert ((field.points >= 0) & (field.points < (FIELD_WIDTH, FIELD_HEIGHT))).all()
     assert len(field.points) == len(field.types) == len(field.boxes) == len(field.outlines) == 72
     middle = (field.boxes[:, :2] + field.boxes[:, 2:]) / 2
     assert 2 < np.hypot(*(field.points - middle).T).mean() < 5  # annotators are some pixels off
 
 
-def test_some_cells_overlap(field: Field) -> None:
+def test_some_cells_overlap(field: RenderedField) -> None:
     inside = [
         cv2.pointPolygonTest(a.astype(np.float32), (float(x), float(y)), False) > 0
         for i, a in enumerate(field.outlines)
@@ -134,21 +134,21 @@ def test_some_cells_overlap(field: Field) -> None:
     assert 0.0001 < np.mean(inside) < 0.02
 
 
-def test_a_cell_is_near_the_middle_of_every_crop(field: Field) -> None:
+def test_a_cell_is_near_the_middle_of_every_crop(field: RenderedField) -> None:
     """Where an outline lies, the picture is darker than the empty glass about it."""
-    covered = np.zeros((HEIGHT, WIDTH), np.uint8)
+    covered = np.zeros((FIELD_HEIGHT, FIELD_WIDTH), np.uint8)
     for shape in field.outlines:
         cv2.fillPoly(covered, [np.round(shape).astype(np.int32)], 1)
     empty = cv2.dilate(covered, np.ones((9, 9), np.uint8)) == 0
     glass = np.percentile(field.image[..., 1][empty], 30)
-    for cell, kind in zip(crops(field), field.types, strict=True):
-        assert np.percentile(cell[18:54, 18:54, 1], 15) < glass, TYPES[kind]
+    for cell, kind in zip(crop_rendered_cells(field), field.types, strict=True):
+        assert np.percentile(cell[18:54, 18:54, 1], 15) < glass, CELL_TYPES[kind]
 
 
 def test_fragments_are_less_convex_than_other_cells() -> None:
     def solidity(kind: str) -> float:
         rng = np.random.default_rng(0)
-        shapes = [(outline(kind, rng) * 1000).astype(np.int32) for _ in range(60)]
+        shapes = [(sample_outline(kind, rng) * 1000).astype(np.int32) for _ in range(60)]
         return float(np.mean([cv2.contourArea(s) / cv2.contourArea(cv2.convexHull(s)) for s in shapes]))
 
     assert solidity("schistocyte") + 0.04 < min(map(solidity, ("normal", "spherocyte", "target", "ovalocyte")))

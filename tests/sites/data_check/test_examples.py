@@ -1,17 +1,19 @@
 import numpy as np
 
 from pipeline.study.schema import Study
-from sites.data.folder import Folder
-from sites.data_check.class_counts import count_up, findings
-from sites.data_check.examples import LOOK, NO_FOLDER, hold, source_at
-from sites.data_check.file_survey import survey
-from sites.governance.settings import Settings
+from sites.data.folder import ImageFolder
+from sites.data_check.class_counts import class_count_findings, count_classes
+from sites.data_check.examples import CHECK_IMAGE_PIXELS, NO_FOLDER_CLASS, load_examples, resolve_source
+from sites.data_check.file_survey import survey_files
+from sites.governance.settings import SiteSettings
 from tests.support.image_files import picture, smears, textures
 
 
 def held(folder, study=None, **settings):
-    site = Settings(data=folder, **settings)
-    return hold(source_at(Folder() if study is None else study.data, site), study, site, survey(folder))
+    site = SiteSettings(data=folder, **settings)
+    return load_examples(
+        resolve_source(ImageFolder() if study is None else study.data, site), study, site, survey_files(folder)
+    )
 
 
 def asks(**data):
@@ -27,10 +29,10 @@ def test_every_row_has_the_name_of_its_file(tmp_path):
     found, refused = held(tmp_path)
     assert refused == ""
     assert len(found.names) == 18
-    assert found.data.skipped[0].startswith("normal/000.png: ")
+    assert found.dataset.skipped[0].startswith("normal/000.png: ")
     pixels = textures(20)
     for row, name in enumerate(found.names):
-        assert (found.data.x[row].numpy().transpose(1, 2, 0) == pixels[int(name[-7:-4])]).all()
+        assert (found.dataset.x[row].numpy().transpose(1, 2, 0) == pixels[int(name[-7:-4])]).all()
 
 
 def test_a_sites_layout_is_its_own(tmp_path):
@@ -39,10 +41,10 @@ def test_a_sites_layout_is_its_own(tmp_path):
     (tmp_path / "list.csv").write_text("path,label,who,smear\n" + "\n".join(lines))
     found, refused = held(tmp_path, asks(), layout={"manifest": "list.csv", "patient": "who"})
     assert refused == ""
-    assert found.data.classes == ("a", "b")
-    assert found.data.unit == "who"
+    assert found.dataset.classes == ("a", "b")
+    assert found.dataset.privacy_unit == "who"
     assert found.names[:2] == ("normal/000.png", "schistocyte/001.png")
-    assert sum(count_up(found.data).units.values()) == 5
+    assert sum(count_classes(found.dataset).num_units.values()) == 5
 
 
 def test_images_of_several_sizes_are_looked_at_all_the_same(tmp_path):
@@ -50,7 +52,7 @@ def test_images_of_several_sizes_are_looked_at_all_the_same(tmp_path):
     picture(tmp_path / "normal" / "wide.png", textures(1, side=80)[0])
     found, refused = held(tmp_path)
     assert refused == ""  # no study asks for a size yet
-    assert found.data.shape == (3, LOOK, LOOK)
+    assert found.dataset.shape == (3, CHECK_IMAGE_PIXELS, CHECK_IMAGE_PIXELS)
     found, refused = held(tmp_path, asks())
     assert "differ in size" in refused
     assert len(found.names) == 21
@@ -62,11 +64,11 @@ def test_images_in_no_class_are_looked_at_all_the_same(tmp_path):
         picture(tmp_path / ("deep/er" if at % 2 else ".") / f"{at}.png", pixels)
     found, refused = held(tmp_path)
     assert "class folders" in refused
-    assert found.loose
-    assert found.data.classes == (NO_FOLDER, "deep/er")
-    census = count_up(found.data)
+    assert found.is_plain_folder
+    assert found.dataset.classes == (NO_FOLDER_CLASS, "deep/er")
+    census = count_classes(found.dataset)
     assert census.counts == {"all": [3, 3]}
-    assert [*findings(census)] == []
+    assert [*class_count_findings(census)] == []
 
 
 def test_nothing_to_look_at(tmp_path):
@@ -81,19 +83,22 @@ def test_a_rehearsal_takes_one_sites_part(tmp_path):
         {"name": "s", "data": {"name": "synthetic_smear", "cells": 120, "patients": 12, "size": 24},
          "model": "cnn28", "sites": {"count": 3}}
     )  # fmt: skip
-    parts = [hold(source_at(study.data, s), study, s, None)[0] for s in map(_plays, ("site-01", "site-02", "site-03"))]
+    parts = [
+        load_examples(resolve_source(study.data, s), study, s, None)[0]
+        for s in map(_plays, ("site-01", "site-02", "site-03"))
+    ]
     names = [name for part in parts for name in part.names]
     assert len(names) == len(set(names)) == 120
     assert "(field " in names[0]
-    whole = hold(source_at(study.data, Settings()), study, Settings(), None)[0]
-    counts = np.sum([list(count_up(part.data).counts.values()) for part in parts], axis=0)
-    assert counts.tolist() == list(count_up(whole.data).counts.values())
-    _, refused = hold(source_at(study.data, _plays("nobody")), study, _plays("nobody"), None)
+    whole = load_examples(resolve_source(study.data, SiteSettings()), study, SiteSettings(), None)[0]
+    counts = np.sum([list(count_classes(part.dataset).counts.values()) for part in parts], axis=0)
+    assert counts.tolist() == list(count_classes(whole.dataset).counts.values())
+    _, refused = load_examples(resolve_source(study.data, _plays("nobody")), study, _plays("nobody"), None)
     assert "plays 'nobody'" in refused
 
 
 def _plays(site):
-    return Settings(plays=site)
+    return SiteSettings(simulated_site=site)
 
 
 def test_what_is_too_little(tmp_path):
@@ -104,9 +109,9 @@ def test_what_is_too_little(tmp_path):
         label = "rare" if n == 0 else "other" if n < 40 else "seldom"
         lines.append(f"{('normal', 'schistocyte')[n % 2]}/{n:03}.png,{label},{split},p{n // 5}")
     (tmp_path / "list.csv").write_text("\n".join(lines))
-    census = count_up(held(tmp_path, layout={"manifest": "list.csv"})[0].data)
-    assert census.units == {"train": 6, "val": 2, "test": 4}
-    said = [finding.what for finding in findings(census)]
+    census = count_classes(held(tmp_path, layout={"manifest": "list.csv"})[0].dataset)
+    assert census.num_units == {"train": 6, "val": 2, "test": 4}
+    said = [finding.message for finding in class_count_findings(census)]
     assert said == [
         "no training examples of seldom",
         "fewer than 10 training examples of rare (1)",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sites.data_check.file_survey import survey
+from sites.data_check.file_survey import survey_files
 from tests.support.image_files import dicom, picture, textures
 
 
@@ -24,15 +24,15 @@ def test_a_file_is_what_it_contains(tmp_path):
     (tmp_path / ".DS_Store").write_text("hidden")
     (tmp_path / ".cache").mkdir()
     picture(tmp_path / ".cache" / "b.png", pixels)
-    found = survey(tmp_path)
+    found = survey_files(tmp_path)
     assert kinds(found) == {
         "a/png_called.jpg": "image", "a/right.jpg": "image", "a/deep.tif": "image", "scan": "dicom",
         "notes.txt": "other", "empty.png": "unreadable", "broken.png": "unreadable",
     }  # fmt: skip
-    assert [seen.path for seen in found.files if seen.misnamed] == ["a/png_called.jpg"]
-    assert [(seen.path, seen.size) for seen in found.files if seen.deep] == [("a/deep.tif", (9, 8))]
-    assert found.hidden == 2
-    assert found.sizes == {(48, 48): 2, (9, 8): 1}
+    assert [seen.path for seen in found.files if seen.is_misnamed] == ["a/png_called.jpg"]
+    assert [(seen.path, seen.size) for seen in found.files if seen.is_16_bit] == [("a/deep.tif", (9, 8))]
+    assert found.num_hidden == 2
+    assert found.image_sizes == {(48, 48): 2, (9, 8): 1}
 
 
 def test_links_are_not_followed_out_of_the_folder(tmp_path):
@@ -44,14 +44,14 @@ def test_links_are_not_followed_out_of_the_folder(tmp_path):
     (inside / "nowhere.png").symlink_to(outside / "c.png")
     (inside / "round").symlink_to(inside / "round")
     (inside / "same.png").symlink_to(inside / "a.png")
-    found = survey(inside)
+    found = survey_files(inside)
     assert kinds(found) == {"a.png": "image", "same.png": "image"}
-    assert sorted(found.leads_out) == ["b.png", "folder", "nowhere.png", "round"]
+    assert sorted(found.outside_links) == ["b.png", "folder", "nowhere.png", "round"]
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    (seen,) = survey(tmp_path).files
+    (seen,) = survey_files(tmp_path).files
     assert (seen.kind, seen.reason) == ("unreadable", "no regular file")
 
 
@@ -59,20 +59,20 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 def test_what_may_not_be_read_is_told(tmp_path):
     picture(tmp_path / "a.png", textures(1)[0]).chmod(0)
     (tmp_path / "closed").mkdir(mode=0)
-    found = survey(tmp_path)
+    found = survey_files(tmp_path)
     assert [(seen.kind, seen.reason) for seen in found.files] == [("unreadable", "Permission denied")]
-    assert found.closed == ("closed",)
+    assert found.unreadable_folders == ("closed",)
     (tmp_path / "closed").chmod(0o700)
 
 
 def test_a_single_file_is_looked_at(tmp_path):
     picture(tmp_path / "other.png", textures(1)[0])
-    assert kinds(survey(picture(tmp_path / "a.png", textures(1)[0]))) == {"a.png": "image"}
+    assert kinds(survey_files(picture(tmp_path / "a.png", textures(1)[0]))) == {"a.png": "image"}
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
     Image.new("1", (20_000, 20_000)).save(tmp_path / "a.png")
-    (seen,) = survey(tmp_path).files
+    (seen,) = survey_files(tmp_path).files
     assert seen.size in ((20_000, 20_000), None)
 
 
@@ -80,5 +80,5 @@ def test_progress_counts_every_file(tmp_path):
     for at, pixels in enumerate(textures(3)):
         picture(tmp_path / f"{at}.png", pixels)
     ticks = []
-    survey(tmp_path, lambda *tick: ticks.append(tick))
+    survey_files(tmp_path, lambda *tick: ticks.append(tick))
     assert ticks == [("looking at files", done, 3) for done in (1, 2, 3)]

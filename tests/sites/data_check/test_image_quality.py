@@ -4,9 +4,16 @@ import cv2
 import numpy as np
 import pytest
 
-from sites.data_check.duplicates import BITS, Where, _with_equal, find_copies, findings, harmful
-from sites.data_check.image_quality import Measures, measure, odd_ones, spreads_off
-from sites.data_check.image_quality import findings as quality_findings
+from sites.data_check.duplicates import (
+    MAX_HASH_DISTANCE,
+    ExampleOrigin,
+    _iter_equal_pairs,
+    duplicate_findings,
+    find_duplicates,
+    find_leaking_pairs,
+)
+from sites.data_check.image_quality import ImageMeasures, find_outliers, measure_images, robust_z_scores
+from sites.data_check.image_quality import quality_findings as quality_findings
 from tests.support.image_files import textures
 
 NONE = np.zeros(0, np.int64)
@@ -20,7 +27,7 @@ def images(*changed):
 
 
 def kinds(x):
-    return {odd.kind: odd.rows.tolist() for odd in odd_ones(measure(x))}
+    return {odd.kind: odd.rows.tolist() for odd in find_outliers(measure_images(x))}
 
 
 def test_images_of_one_kind_have_no_odd_ones():
@@ -53,42 +60,42 @@ def test_dark_and_bright_are_told_against_the_sites_own():
 
 def test_a_site_that_is_dark_as_a_whole():
     x = images() // 16  # 12 bits in 16
-    measures = measure(x)
-    assert "nearly black as a whole" in next(quality_findings(odd_ones(measures), measures, str)).what
-    bright = measure(images())
+    measures = measure_images(x)
+    assert "nearly black as a whole" in next(quality_findings(find_outliers(measures), measures, str)).message
+    bright = measure_images(images())
     assert [*quality_findings([], bright, str)] == []
 
 
 def test_many_odd_ones_are_called_another_stain():
     x = images()
     x[:20, 1:] //= 3
-    measures = measure(x)
-    (finding,) = quality_findings(odd_ones(measures), measures, "image {}".format)
-    assert finding.what.startswith("20 images are odd-coloured")
-    assert "another stain" in finding.cure
-    assert set(finding.where) == {f"image {row}" for row in range(20)}
+    measures = measure_images(x)
+    (finding,) = quality_findings(find_outliers(measures), measures, "image {}".format)
+    assert finding.message.startswith("20 images are odd-coloured")
+    assert "another stain" in finding.remedy
+    assert set(finding.locations) == {f"image {row}" for row in range(20)}
 
 
 def test_spreads_by_hand():
     # median 3, absolute deviations 2 1 0 1 97: median 1
-    assert spreads_off(np.array([1.0, 2, 3, 4, 100]), 0.1) == pytest.approx(np.array([-2, -1, 0, 1, 97]) / 1.4826)
-    assert spreads_off(np.array([3.0, 3, 3, 4]), 0.5)[3] == pytest.approx(2)  # the least spread
+    assert robust_z_scores(np.array([1.0, 2, 3, 4, 100]), 0.1) == pytest.approx(np.array([-2, -1, 0, 1, 97]) / 1.4826)
+    assert robust_z_scores(np.array([3.0, 3, 3, 4]), 0.5)[3] == pytest.approx(2)  # the least spread
 
 
 def test_grey_and_large_images_are_measured():
     grey = np.full((2, 1, 30, 40), 100, np.uint8)
     grey[1, 0, :15] = 200
-    found = measure(grey)
-    assert found.of("brightness") == pytest.approx([100, 150])
-    assert found.of("contrast") == pytest.approx([0, 50])
-    assert found.of("saturation").tolist() == [0, 0]
-    assert measure(np.zeros((1, 1, 8, 3000), np.uint8)).of("dark") == [1]
-    assert len(measure(np.zeros((0, 3, 8, 8), np.uint8)).digest) == 0
+    found = measure_images(grey)
+    assert found.column("brightness") == pytest.approx([100, 150])
+    assert found.column("contrast") == pytest.approx([0, 50])
+    assert found.column("saturation").tolist() == [0, 0]
+    assert measure_images(np.zeros((1, 1, 8, 3000), np.uint8)).column("dark") == [1]
+    assert len(measure_images(np.zeros((0, 3, 8, 8), np.uint8)).digest) == 0
 
 
 def where(x, y=None, split=None, unit=None):
     plain = np.zeros(len(x), np.int64)
-    return Where(
+    return ExampleOrigin(
         *(plain if values is None else np.array(values) for values in (y, split)),
         plain - 1 if unit is None else np.array(unit),
     )
@@ -97,18 +104,22 @@ def where(x, y=None, split=None, unit=None):
 def test_equal_images_leak_conflict_or_only_repeat():
     x = images()[:8]
     x[1], x[3], x[5], x[6] = x[0], x[2], x[4], x[4]
-    copies = find_copies(measure(x), NONE)
-    assert copies.equal == ((0, 1), (2, 3), (4, 5, 6))
-    assert len(copies.near) == 0
-    found = [*findings(copies, where(x, y=[0, 0, 0, 1, 0, 0, 0, 0], split=[0, 2, 0, 0, 0, 0, 0, 0]), str)]
-    assert [(f.level, f.where) for f in found] == [("stop", ("0 = 1",)), ("stop", ("2 = 3",)), ("look", ("4 = 5 = 6",))]
-    assert copies.json("abcdefgh", where(x, split=[0, 2, 0, 0, 0, 0, 0, 0]))["leaks"] == 1
+    copies = find_duplicates(measure_images(x), NONE)
+    assert copies.identical_groups == ((0, 1), (2, 3), (4, 5, 6))
+    assert len(copies.near_pairs) == 0
+    found = [*duplicate_findings(copies, where(x, y=[0, 0, 0, 1, 0, 0, 0, 0], split=[0, 2, 0, 0, 0, 0, 0, 0]), str)]
+    assert [(f.severity, f.locations) for f in found] == [
+        ("stop", ("0 = 1",)),
+        ("stop", ("2 = 3",)),
+        ("look", ("4 = 5 = 6",)),
+    ]
+    assert copies.to_dict("abcdefgh", where(x, split=[0, 2, 0, 0, 0, 0, 0, 0]))["leaks"] == 1
 
 
 def test_blank_images_are_no_copies():
     x = images()[:6]
     x[:2] = 128
-    assert find_copies(measure(x), np.array([0, 1])).equal == ()
+    assert find_duplicates(measure_images(x), np.array([0, 1])).identical_groups == ()
 
 
 def test_an_image_saved_again_is_a_near_copy():
@@ -116,14 +127,14 @@ def test_an_image_saved_again_is_a_near_copy():
     smooth = cv2.imencode(".jpg", x[7].transpose(1, 2, 0), [cv2.IMWRITE_JPEG_QUALITY, 60])[1]
     x[100] = cv2.imdecode(smooth, cv2.IMREAD_COLOR).transpose(2, 0, 1)
     x[101] = np.clip(x[8].astype(int) + 12, 0, 255)
-    copies = find_copies(measure(x), NONE)
-    assert copies.near.tolist() == [[7, 100], [8, 101]]
+    copies = find_duplicates(measure_images(x), NONE)
+    assert copies.near_pairs.tolist() == [[7, 100], [8, 101]]
     apart = where(x, unit=[1 if row == 100 else 0 for row in range(len(x))])
-    assert harmful(copies, apart).tolist() == [[7, 100]]  # the other pair is one patient's
+    assert find_leaking_pairs(copies, apart).tolist() == [[7, 100]]  # the other pair is one patient's
     unknown = where(x, split=[1 if row == 101 else 0 for row in range(len(x))])
-    assert harmful(copies, unknown).tolist() == [[8, 101]]
-    (finding,) = findings(copies, apart, str)
-    assert (finding.level, finding.where) == ("look", ("7 = 100",))
+    assert find_leaking_pairs(copies, unknown).tolist() == [[8, 101]]
+    (finding,) = duplicate_findings(copies, apart, str)
+    assert (finding.severity, finding.locations) == ("look", ("7 = 100",))
 
 
 def test_bands_find_what_comparing_all_pairs_finds():
@@ -136,16 +147,18 @@ def test_bands_find_what_comparing_all_pairs_finds():
     sketch = np.tile(rng.integers(0, 255, 256, np.uint8), (300, 1))
     hashes = np.packbits(bits, axis=1).view(np.uint16)
     digest = np.array([np.void(row.tobytes()) for row in np.packbits(bits, axis=1)], "V16")
-    found = find_copies(Measures(np.zeros((300, 8)), digest, hashes, sketch), NONE)
-    expected = [[a, b] for a, b in itertools.combinations(range(300), 2) if (bits[a] != bits[b]).sum() <= BITS]
-    assert found.near.tolist() == expected
+    found = find_duplicates(ImageMeasures(np.zeros((300, 8)), digest, hashes, sketch), NONE)
+    expected = [
+        [a, b] for a, b in itertools.combinations(range(300), 2) if (bits[a] != bits[b]).sum() <= MAX_HASH_DISTANCE
+    ]
+    assert found.near_pairs.tolist() == expected
     assert len(expected) > 20
 
 
 def test_pairs_with_equal_values_in_pieces(monkeypatch):
-    monkeypatch.setattr("sites.data_check.duplicates.AT_ONCE", 7)
+    monkeypatch.setattr("sites.data_check.duplicates.PAIRS_PER_BATCH", 7)
     values = np.random.default_rng(0).integers(0, 5, 40)
-    pieces = [*_with_equal(values)]
+    pieces = [*_iter_equal_pairs(values)]
     found = sorted((int(a), int(b)) for first, second in pieces for a, b in zip(first, second, strict=True))
     assert found == [(a, b) for a, b in itertools.combinations(range(40), 2) if values[a] == values[b]]
     assert len(pieces) > 5

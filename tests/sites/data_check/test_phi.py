@@ -6,17 +6,17 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from pydicom.sequence import Sequence
 
-from sites.data_check.file_survey import survey
-from sites.data_check.phi import findings, identify, mask_of
-from sites.data_check.phi_tags import Tag
+from sites.data_check.file_survey import survey_files
+from sites.data_check.phi import build_redactor, phi_findings, summarize_phi
+from sites.data_check.phi_tags import MetadataTag
 from tests.support.image_files import NAME, NUMBER, dataset, dicom, picture, textures
 
 VALUES = ("ller", "Anna", "4711", "0815", "19610203", "Elsewhere", "whisper", "hush", "Holm", "SN-77", "1.2.3.4.5")
 
 
 def told(folder):
-    found = survey(folder)
-    return identify(found), [*findings(found, mask_of(found))]
+    found = survey_files(folder)
+    return summarize_phi(found), [*phi_findings(found, build_redactor(found))]
 
 
 def test_tags_are_named_and_counted_and_never_quoted(tmp_path):
@@ -27,19 +27,21 @@ def test_tags_are_named_and_counted_and_never_quoted(tmp_path):
     dicom(tmp_path / "a.dcm", private="hush", **everything)
     dicom(tmp_path / "b.dcm", PatientID="other-77123", BurnedInAnnotation="NO")
     who, found = told(tmp_path)
-    assert who.dicom == 2
-    assert who.tags[Tag("patient", "PatientID")] == 2
-    assert who.tags[Tag("patient", "PatientName")] == 1
-    assert who.tags[Tag("people and places", "ReferringPhysicianName")] == 1  # not listed: a person's name by its kind
-    assert who.tags[Tag("free text", "ImageComments")] == 1
-    assert who.tags[Tag("private", "private tags")] == 1
-    assert who.tags[Tag("unique numbers", "SOPInstanceUID")] == 2
-    assert Tag("patient", "AccessionNumber") not in who.tags  # empty
-    assert who.burned_in == {"unsaid": 1, "no": 1}
-    all_said = json.dumps([who.json(), [finding.json() for finding in found]])
+    assert who.num_dicom == 2
+    assert who.dicom_tags[MetadataTag("patient", "PatientID")] == 2
+    assert who.dicom_tags[MetadataTag("patient", "PatientName")] == 1
+    assert (
+        who.dicom_tags[MetadataTag("people and places", "ReferringPhysicianName")] == 1
+    )  # not listed: a person's name by its kind
+    assert who.dicom_tags[MetadataTag("free text", "ImageComments")] == 1
+    assert who.dicom_tags[MetadataTag("private", "private tags")] == 1
+    assert who.dicom_tags[MetadataTag("unique numbers", "SOPInstanceUID")] == 2
+    assert MetadataTag("patient", "AccessionNumber") not in who.dicom_tags  # empty
+    assert who.burned_in_counts == {"unsaid": 1, "no": 1}
+    all_said = json.dumps([who.to_dict(), [finding.to_dict() for finding in found]])
     assert not [value for value in VALUES if value in all_said]
     assert "the patient is named in 2 DICOM files: PatientID (2), PatientBirthDate (1), PatientName (1)" in all_said
-    assert {finding.level for finding in found} == {"look"}
+    assert {finding.severity for finding in found} == {"look"}
 
 
 def test_a_name_inside_a_sequence_is_found(tmp_path):
@@ -47,7 +49,7 @@ def test_a_name_inside_a_sequence_is_found(tmp_path):
         tmp_path / "a", RequestAttributesSequence=Sequence([dataset(RequestingPhysician="Holm^Per", PatientName=NAME)])
     )
     who, _ = told(tmp_path)
-    assert who.tags[Tag("patient", "PatientName")] == 1
+    assert who.dicom_tags[MetadataTag("patient", "PatientName")] == 1
 
 
 @pytest.mark.parametrize(
@@ -63,15 +65,15 @@ def test_a_name_inside_a_sequence_is_found(tmp_path):
 def test_text_in_the_picture(tmp_path, attributes, expected):
     dicom(tmp_path / "a.dcm", **attributes)
     who, found = told(tmp_path)
-    assert who.burned_in == {expected: 1}
-    assert [f.level for f in found] == {"yes": ["stop"], "no": [], "unsaid": ["look"]}[expected]
+    assert who.burned_in_counts == {expected: 1}
+    assert [f.severity for f in found] == {"yes": ["stop"], "no": [], "unsaid": ["look"]}[expected]
 
 
 def test_a_file_that_was_cleaned_has_a_pseudonym(tmp_path):
     dicom(tmp_path / "P0042.dcm", PatientID="P0042", PatientIdentityRemoved="YES", BurnedInAnnotation="NO")
     who, found = told(tmp_path)
-    assert who.cleaned == 1
-    assert who.named_paths == 0
+    assert who.num_deidentified == 1
+    assert who.num_identifying_paths == 0
     assert found == []
 
 
@@ -79,17 +81,17 @@ def test_a_path_that_names_a_patient_stops_and_is_masked(tmp_path):
     dicom(tmp_path / "scans" / "x.dcm", PatientName=NAME, BurnedInAnnotation="NO")
     picture(tmp_path / "Mueller_Anna" / "cell.png", textures(1)[0])
     who, found = told(tmp_path)
-    assert who.named_paths == 1
-    stop = next(finding for finding in found if finding.level == "stop")
-    assert stop.where == ("***/cell.png",)
+    assert who.num_identifying_paths == 1
+    stop = next(finding for finding in found if finding.severity == "stop")
+    assert stop.locations == ("***/cell.png",)
 
 
 def test_dicom_without_its_preamble_and_what_only_looks_so(tmp_path):
     dicom(tmp_path / "bare", preamble=False, PatientName=NAME)
     (tmp_path / "no").write_bytes(b"\x08\x00" + bytes(range(256)))
-    found = survey(tmp_path)
+    found = survey_files(tmp_path)
     assert {seen.path: seen.kind for seen in found.files} == {"bare": "dicom", "no": "other"}
-    assert identify(found).tags[Tag("patient", "PatientName")] == 1
+    assert summarize_phi(found).dicom_tags[MetadataTag("patient", "PatientName")] == 1
 
 
 def test_damaged_dicom_is_told(tmp_path):
@@ -97,9 +99,9 @@ def test_damaged_dicom_is_told(tmp_path):
     (tmp_path / "a.dcm").write_bytes(whole[:140] + b"\xff\xfe\x00" * 9)
     (tmp_path / "b.dcm").write_bytes(bytes(128) + b"DICM")
     who, found = told(tmp_path)
-    assert who.dicom == 2
-    assert who.damaged == 2
-    assert any("tags cannot be read" in finding.what for finding in found)
+    assert who.num_dicom == 2
+    assert who.num_damaged == 2
+    assert any("tags cannot be read" in finding.message for finding in found)
 
 
 def test_what_stands_beside_the_pixels(tmp_path):
@@ -113,12 +115,12 @@ def test_what_stands_beside_the_pixels(tmp_path):
     picture(tmp_path / "slide.tif", pixels, description="whisper")
     picture(tmp_path / "per_holm.png", pixels)
     who, found = told(tmp_path)
-    names = {tag.name: number for tag, number in who.beside.items()}
+    names = {tag.name: number for tag, number in who.image_tags.items()}
     assert names == {"Artist": 1, "BodySerialNumber": 1, "GPS": 1, "Comment": 1, "ImageDescription": 1}
-    said = json.dumps([finding.json() for finding in found])
+    said = json.dumps([finding.to_dict() for finding in found])
     assert not [value for value in VALUES if value in said]
-    assert found[0].level == "stop"  # the author's name is a file's
-    assert found[0].where == ("***.png",)
+    assert found[0].severity == "stop"  # the author's name is a file's
+    assert found[0].locations == ("***.png",)
 
 
 def test_text_behind_the_pixels_of_a_png(tmp_path):
@@ -136,15 +138,15 @@ def test_text_behind_the_pixels_of_a_png(tmp_path):
     cuts = [33, plain.index(b"IDAT") - 4, plain.index(b"IEND") - 4]
     file.write_bytes(plain[: cuts[0]] + plain[cuts[1] : cuts[2]] + plain[cuts[0] : cuts[1]] + plain[cuts[2] :])
     who, _ = told(tmp_path)
-    assert {tag.name for tag in who.beside} == {"Author", "other text", "Comment", "BodySerialNumber"}
-    assert mask_of(survey(tmp_path)).path("holm.png") == "***.png"
+    assert {tag.name for tag in who.image_tags} == {"Author", "other text", "Comment", "BodySerialNumber"}
+    assert build_redactor(survey_files(tmp_path)).redact_path("holm.png") == "***.png"
 
 
 def test_metadata_that_cannot_be_read_do_not_spoil_the_picture(tmp_path):
     picture(tmp_path / "a.png", textures(1)[0], exif=b"Exif\0\0rubbish")
-    (seen,) = survey(tmp_path).files
+    (seen,) = survey_files(tmp_path).files
     assert seen.kind == "image"
-    assert {tag.name for tag in seen.told.tags} == {"metadata that cannot be read"}
+    assert {tag.name for tag in seen.tag_summary.tags} == {"metadata that cannot be read"}
 
 
 def test_a_colour_profile_names_nobody(tmp_path):

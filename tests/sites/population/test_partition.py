@@ -10,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.core.errors import Refused
-from sites.data.base import SPLITS, Dataset, Key
-from sites.population.partition import ByKey, Classes, Dirichlet, Iid, IidResampled, Partition, Quantity, Shard
+from pipeline.core.errors import IncompatibleStudyError
+from sites.data.base import SPLITS, Dataset, GroupKey
+from sites.population.partition import (
+    ClassPartitioner,
+    DirichletPartitioner,
+    IidPartitioner,
+    KeyPartitioner,
+    Partitioner,
+    QuantityPartitioner,
+    ResampledIidPartitioner,
+    SitePartition,
+)
 
 
 def dataset(
@@ -21,7 +30,8 @@ def dataset(
     y = torch.as_tensor(labels)
     n = len(y)
     named = {
-        k: Key(torch.tensor([sorted(set(v)).index(one) for one in v]), tuple(sorted(set(v)))) for k, v in keys.items()
+        k: GroupKey(torch.tensor([sorted(set(v)).index(one) for one in v]), tuple(sorted(set(v))))
+        for k, v in keys.items()
     }
     names = tuple(f"c{c}" for c in range(classes or int(y.max()) + 1))
     parts = torch.zeros(n, dtype=torch.uint8) if split is None else torch.tensor(split, dtype=torch.uint8)
@@ -44,57 +54,61 @@ def histogram(data: Dataset, index: torch.Tensor) -> list[int]:
     return torch.bincount(data.y[index], minlength=len(data.classes)).tolist()
 
 
-def gathered(shards: Sequence[Shard], split: str) -> list[int]:
+def gathered(shards: Sequence[SitePartition], split: str) -> list[int]:
     return sorted(torch.cat([getattr(s, split) for s in shards]).tolist())
 
 
-def same(a: Sequence[Shard], b: Sequence[Shard]) -> bool:
+def same(a: Sequence[SitePartition], b: Sequence[SitePartition]) -> bool:
     return all(
-        x.name == y.name and x.epoch == y.epoch and all(torch.equal(getattr(x, s), getattr(y, s)) for s in SPLITS)
+        x.name == y.name
+        and x.examples_per_epoch == y.examples_per_epoch
+        and all(torch.equal(getattr(x, s), getattr(y, s)) for s in SPLITS)
         for x, y in zip(a, b, strict=True)
     )
 
 
-LOSSLESS: list[Partition] = [
-    Iid(),
-    Dirichlet(alpha=0.5, min_size=1),
-    Quantity(ratio=4),
-    Classes(per_site=2, disjoint=True),
+LOSSLESS: list[Partitioner] = [
+    IidPartitioner(),
+    DirichletPartitioner(alpha=0.5, min_size=1),
+    QuantityPartitioner(ratio=4),
+    ClassPartitioner(per_site=2, disjoint=True),
 ]
 
 
 @settings(deadline=None)
 @given(st.sampled_from(LOSSLESS), st.integers(4, 12), st.integers(0, 2**40))
-def test_nothing_is_lost_or_dealt_twice(partition: Partition, sites: int, seed: int) -> None:
+def test_nothing_is_lost_or_dealt_twice(partition: Partitioner, sites: int, seed: int) -> None:
     shards = partition.assign(SMALL, sites, seed)
     assert len(shards) == sites
     for split in SPLITS:
-        assert gathered(shards, split) == SMALL.where(split).tolist()
+        assert gathered(shards, split) == SMALL.rows_in_split(split).tolist()
 
 
 @settings(deadline=None)
 @given(
-    st.sampled_from([*LOSSLESS, IidResampled(), Classes(per_site=3), Quantity(sizes=(5, 1, 9, 2))]),
+    st.sampled_from(
+        [*LOSSLESS, ResampledIidPartitioner(), ClassPartitioner(per_site=3), QuantityPartitioner(sizes=(5, 1, 9, 2))]
+    ),
     st.integers(0, 2**40),
 )
-def test_the_seed_decides_everything(partition: Partition, seed: int) -> None:
+def test_the_seed_decides_everything(partition: Partitioner, seed: int) -> None:
     assert same(partition.assign(SMALL, 4, seed), partition.assign(SMALL, 4, seed))
 
 
 @pytest.mark.parametrize("partition", LOSSLESS)
-def test_another_seed_deals_otherwise(partition: Partition) -> None:
+def test_another_seed_deals_otherwise(partition: Partitioner) -> None:
     assert not same(partition.assign(SMALL, 4, 0), partition.assign(SMALL, 4, 1))
 
 
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 99))
 def test_iid_is_even(sites: int, seed: int) -> None:
-    sizes = [len(s.train) for s in Iid().assign(SMALL, sites, seed)]
+    sizes = [len(s.train) for s in IidPartitioner().assign(SMALL, sites, seed)]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_indices_are_sorted_int64() -> None:
-    for shard in Dirichlet(alpha=1).assign(SMALL, 3, 0):
+    for shard in DirichletPartitioner(alpha=1).assign(SMALL, 3, 0):
         for index in (shard.train, shard.val, shard.test):
             assert index.dtype == torch.int64
             assert index.tolist() == sorted(index.tolist())
@@ -102,61 +116,61 @@ def test_indices_are_sorted_int64() -> None:
 
 @pytest.mark.parametrize(("sites", "first", "last"), [(2, "site-01", "site-02"), (100, "site-001", "site-100")])
 def test_names(sites: int, first: str, last: str) -> None:
-    shards = Iid().assign(SMALL, sites, 0)
+    shards = IidPartitioner().assign(SMALL, sites, 0)
     assert (shards[0].name, shards[-1].name) == (first, last)
 
 
 def test_resampled_sites_see_all_of_train() -> None:
-    shards = IidResampled().assign(FASHION, 10, 0)
-    assert all(torch.equal(s.train, FASHION.where("train")) and s.epoch == 6000 for s in shards)
-    assert gathered(shards, "test") == FASHION.where("test").tolist()
-    assert Iid().assign(FASHION, 10, 0)[0].epoch is None
+    shards = ResampledIidPartitioner().assign(FASHION, 10, 0)
+    assert all(torch.equal(s.train, FASHION.rows_in_split("train")) and s.examples_per_epoch == 6000 for s in shards)
+    assert gathered(shards, "test") == FASHION.rows_in_split("test").tolist()
+    assert IidPartitioner().assign(FASHION, 10, 0)[0].examples_per_epoch is None
 
 
 def test_five_classes_of_the_thesis() -> None:
     """6,000 images a site, only 12,000 distinct ones."""
-    shards = Classes(per_site=5).assign(FASHION, 10, 0)
+    shards = ClassPartitioner(per_site=5).assign(FASHION, 10, 0)
     assert [len(s.train) for s in shards] == [6000] * 10
     assert len(set(gathered(shards, "train"))) == 12_000
     assert histogram(FASHION, shards[0].train) == [1200] * 5 + [0] * 5
     assert histogram(FASHION, shards[7].train) == [1200, 1200, 0, 0, 0, 0, 0, 1200, 1200, 1200]
-    first_threes = [i for i in FASHION.where("train").tolist() if FASHION.y[i] == 3][:1200]
+    first_threes = [i for i in FASHION.rows_in_split("train").tolist() if FASHION.y[i] == 3][:1200]
     for site in (0, 1, 2, 3, 9):
         train = shards[site].train
         assert train[FASHION.y[train] == 3].tolist() == first_threes
-    assert gathered(shards, "test") == FASHION.where("test").tolist()
+    assert gathered(shards, "test") == FASHION.rows_in_split("test").tolist()
     assert histogram(FASHION, shards[0].test) == [200] * 5 + [0] * 5
 
 
 def test_one_class_of_the_thesis() -> None:
-    shards = Classes(per_site=1).assign(FASHION, 10, 0)
+    shards = ClassPartitioner(per_site=1).assign(FASHION, 10, 0)
     for c, shard in enumerate(shards):
         assert histogram(FASHION, shard.train) == [6000 * (k == c) for k in range(10)]
         assert histogram(FASHION, shard.test) == [1000 * (k == c) for k in range(10)]
 
 
 def test_disjoint_classes_use_every_image() -> None:
-    shards = Classes(per_site=5, disjoint=True).assign(FASHION, 10, 0)
-    assert gathered(shards, "train") == FASHION.where("train").tolist()
+    shards = ClassPartitioner(per_site=5, disjoint=True).assign(FASHION, 10, 0)
+    assert gathered(shards, "train") == FASHION.rows_in_split("train").tolist()
     assert histogram(FASHION, shards[2].train) == [0, 0, 1200, 1200, 1200, 1200, 1200, 0, 0, 0]
 
 
 def test_more_sites_than_classes_start_over() -> None:
-    shards = Classes(per_site=2).assign(SMALL, 6, 0)
+    shards = ClassPartitioner(per_site=2).assign(SMALL, 6, 0)
     held = [{c for c, n in enumerate(histogram(SMALL, s.train)) if n} for s in shards]
     assert held == [{0, 1}, {1, 2}, {2, 3}, {3, 0}, {0, 1}, {1, 2}]
 
 
 def test_classes_take_what_there_is_of_a_rare_one() -> None:
     data = dataset([0] * 9 + [1])
-    assert [histogram(data, s.train) for s in Classes(per_site=1).assign(data, 2, 0)] == [[5, 0], [0, 1]]
+    assert [histogram(data, s.train) for s in ClassPartitioner(per_site=1).assign(data, 2, 0)] == [[5, 0], [0, 1]]
 
 
 @settings(deadline=None)
 @given(st.integers(0, 50))
 def test_dirichlet_shares_are_those_of_train_everywhere(seed: int) -> None:
     data = shuffled(3, 1000, 100, 500)
-    for shard in Dirichlet(alpha=0.3, min_size=1).assign(data, 5, seed):
+    for shard in DirichletPartitioner(alpha=0.3, min_size=1).assign(data, 5, seed):
         train, val, test = (np.array(histogram(data, getattr(shard, s))) for s in SPLITS)
         assert np.abs(train / 10 - val).max() <= 1.1
         assert np.abs(train / 2 - test).max() <= 1.5
@@ -164,7 +178,7 @@ def test_dirichlet_shares_are_those_of_train_everywhere(seed: int) -> None:
 
 def test_dirichlet_alpha_goes_from_one_class_to_even() -> None:
     def purity(alpha: float) -> float:
-        shards = Dirichlet(alpha=alpha, min_size=1).assign(SMALL, 4, 0)
+        shards = DirichletPartitioner(alpha=alpha, min_size=1).assign(SMALL, 4, 0)
         return float(np.mean([max(h) / sum(h) for h in (histogram(SMALL, s.train) for s in shards)]))
 
     assert purity(0.01) > 0.8
@@ -174,15 +188,15 @@ def test_dirichlet_alpha_goes_from_one_class_to_even() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 200))
 def test_dirichlet_keeps_its_minimum(seed: int) -> None:
-    assert min(len(s.train) for s in Dirichlet(alpha=0.3, min_size=15).assign(SMALL, 5, seed)) >= 15
+    assert min(len(s.train) for s in DirichletPartitioner(alpha=0.3, min_size=15).assign(SMALL, 5, seed)) >= 15
 
 
 def test_quantity_by_ratio_is_geometric() -> None:
-    assert [len(s.train) for s in Quantity(ratio=4).assign(dataset([0, 1] * 35), 3, 0)] == [10, 20, 40]
+    assert [len(s.train) for s in QuantityPartitioner(ratio=4).assign(dataset([0, 1] * 35), 3, 0)] == [10, 20, 40]
 
 
 def test_quantity_by_sizes() -> None:
-    shards = Quantity(sizes=(10, 30)).assign(SMALL, 2, 0)
+    shards = QuantityPartitioner(sizes=(10, 30)).assign(SMALL, 2, 0)
     assert [len(s.train) for s in shards] == [10, 30]
     assert [len(s.test) for s in shards] == [20, 60]
     assert len(set(gathered(shards, "train"))) == 40
@@ -190,15 +204,15 @@ def test_quantity_by_sizes() -> None:
 
 def test_key_makes_the_sites() -> None:
     data = dataset([0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 2, 2], hospital=["b", "a", "b", "c", "a", "b"])
-    shards = ByKey(by="hospital").assign(data, None, 0)
+    shards = KeyPartitioner(by="hospital").assign(data, None, 0)
     assert [(s.name, s.train.tolist(), s.test.tolist()) for s in shards] == [
         ("a", [1], [4]),
         ("b", [0, 2], [5]),
         ("c", [3], []),
     ]
-    assert same(shards, ByKey(by="hospital").assign(data, 3, 0))
-    assert same(shards, ByKey(by="hospital").assign(data, 0, 0))
-    assert [s.name for s in ByKey(by="hospital", only=("c", "a")).assign(data, 2, 0)] == ["c", "a"]
+    assert same(shards, KeyPartitioner(by="hospital").assign(data, 3, 0))
+    assert same(shards, KeyPartitioner(by="hospital").assign(data, 0, 0))
+    assert [s.name for s in KeyPartitioner(by="hospital", only=("c", "a")).assign(data, 2, 0)] == ["c", "a"]
 
 
 KEYED = dataset([0, 1, 0], [0, 0, 2], hospital=["a", "a", "b"])
@@ -207,45 +221,45 @@ KEYED = dataset([0, 1, 0], [0, 0, 2], hospital=["a", "a", "b"])
 @pytest.mark.parametrize(
     ("partition", "sites", "message"),
     [
-        (Iid(), None, "say sites.count"),
-        (Iid(), 0, "say sites.count"),
-        (Iid(), 201, "no training examples for site-.*; say fewer sites"),
-        (IidResampled(), None, "say sites.count"),
-        (IidResampled(), 201, "say fewer sites"),
-        (Classes(per_site=5), 4, "per_site = 5, but the data have 4 classes; say at most 4"),
-        (Classes(per_site=1), 201, "say fewer sites"),
-        (Dirichlet(alpha=1), 21, "need 210 training examples, but there are 200; say fewer"),
-        (Dirichlet(alpha=1e-3), 20, "at best .* examples, not 10; say a larger partition.alpha"),
-        (Quantity(sizes=(1, 2)), 3, "2 numbers for 3 sites"),
-        (Quantity(sizes=(100, 101)), 2, "add up to 201, but there are 200"),
-        (Quantity(ratio=1000), 20, "say fewer sites"),
-        (ByKey(by="hospital"), None, "these have none"),
+        (IidPartitioner(), None, "say sites.count"),
+        (IidPartitioner(), 0, "say sites.count"),
+        (IidPartitioner(), 201, "no training examples for site-.*; say fewer sites"),
+        (ResampledIidPartitioner(), None, "say sites.count"),
+        (ResampledIidPartitioner(), 201, "say fewer sites"),
+        (ClassPartitioner(per_site=5), 4, "per_site = 5, but the data have 4 classes; say at most 4"),
+        (ClassPartitioner(per_site=1), 201, "say fewer sites"),
+        (DirichletPartitioner(alpha=1), 21, "need 210 training examples, but there are 200; say fewer"),
+        (DirichletPartitioner(alpha=1e-3), 20, "at best .* examples, not 10; say a larger partition.alpha"),
+        (QuantityPartitioner(sizes=(1, 2)), 3, "2 numbers for 3 sites"),
+        (QuantityPartitioner(sizes=(100, 101)), 2, "add up to 201, but there are 200"),
+        (QuantityPartitioner(ratio=1000), 20, "say fewer sites"),
+        (KeyPartitioner(by="hospital"), None, "these have none"),
     ],
 )
-def test_refused_with_the_cure(partition: Partition, sites: int | None, message: str) -> None:
-    with pytest.raises(Refused, match=message):
+def test_refused_with_the_cure(partition: Partitioner, sites: int | None, message: str) -> None:
+    with pytest.raises(IncompatibleStudyError, match=message):
         partition.assign(SMALL, sites, 0)
 
 
 @pytest.mark.parametrize(
     ("partition", "sites", "message"),
     [
-        (ByKey(by="hopsital"), None, "did you mean 'hospital'"),
-        (ByKey(by="hospital"), 3, "has 2 names .a: 2, b: 1.; leave sites.count out"),
-        (ByKey(by="hospital", only=("x",)), None, "has no 'x'; valid: a, b"),
-        (ByKey(by="hospital", only=("a", "a")), None, "twice"),
-        (ByKey(by="hospital"), None, "no training examples for b;.*partition.only"),
+        (KeyPartitioner(by="hopsital"), None, "did you mean 'hospital'"),
+        (KeyPartitioner(by="hospital"), 3, "has 2 names .a: 2, b: 1.; leave sites.count out"),
+        (KeyPartitioner(by="hospital", only=("x",)), None, "has no 'x'; valid: a, b"),
+        (KeyPartitioner(by="hospital", only=("a", "a")), None, "twice"),
+        (KeyPartitioner(by="hospital"), None, "no training examples for b;.*partition.only"),
     ],
 )
-def test_key_refuses_with_the_cure(partition: Partition, sites: int | None, message: str) -> None:
-    with pytest.raises(Refused, match=message):
+def test_key_refuses_with_the_cure(partition: Partitioner, sites: int | None, message: str) -> None:
+    with pytest.raises(IncompatibleStudyError, match=message):
         partition.assign(KEYED, sites, 0)
 
 
 def test_quantity_is_one_of_both() -> None:
     for fields in ({}, {"sizes": (1, 2), "ratio": 2}):
         with pytest.raises(ValidationError, match="either sizes or ratio"):
-            Quantity(**fields)
+            QuantityPartitioner(**fields)
 
 
 def patients(count: int = 60, seed: int = 0) -> Dataset:
@@ -259,33 +273,33 @@ def patients(count: int = 60, seed: int = 0) -> Dataset:
 
 
 @settings(deadline=None)
-@given(st.sampled_from([Iid(), Quantity(ratio=4)]), st.integers(2, 6), st.integers(0, 2**40))
-def test_a_patient_goes_to_one_hospital(partition: Partition, sites: int, seed: int) -> None:
+@given(st.sampled_from([IidPartitioner(), QuantityPartitioner(ratio=4)]), st.integers(2, 6), st.integers(0, 2**40))
+def test_a_patient_goes_to_one_hospital(partition: Partitioner, sites: int, seed: int) -> None:
     data = patients()
     shards = partition.assign(data, sites, seed)
     codes = data.keys["patient"].codes
     for split in SPLITS:
-        assert gathered(shards, split) == data.where(split).tolist()
+        assert gathered(shards, split) == data.rows_in_split(split).tolist()
         held = [set(codes[getattr(s, split)].tolist()) for s in shards]
         assert sum(map(len, held)) == len(set.union(*held))
 
 
 def test_shares_are_met_to_about_a_patient() -> None:
     data = patients(200)
-    sizes = [len(s.train) for s in Iid().assign(data, 4, 0)]
+    sizes = [len(s.train) for s in IidPartitioner().assign(data, 4, 0)]
     assert max(sizes) - min(sizes) <= 40
-    small, *_, large = (len(s.train) for s in Quantity(ratio=5).assign(data, 4, 0))
+    small, *_, large = (len(s.train) for s in QuantityPartitioner(ratio=5).assign(data, 4, 0))
     assert large / small == pytest.approx(5, rel=0.15)
 
 
 def test_sizes_are_exact_and_of_whole_patients_but_for_the_last() -> None:
     data = patients(200)
     sizes = (120, 300, 500)
-    shards = Quantity(sizes=sizes).assign(data, 3, 1)
+    shards = QuantityPartitioner(sizes=sizes).assign(data, 3, 1)
     assert tuple(len(s.train) for s in shards) == sizes
     codes = data.keys["patient"].codes
     held = [set(codes[s.train].tolist()) for s in shards]
     assert sum(map(len, held)) == len(set.union(*held))
-    n = len(data.where("train"))
-    with pytest.raises(Refused, match="a patient goes to one site"):
-        Quantity(sizes=(n // 2, n - n // 2)).assign(data, 2, 1)
+    n = len(data.rows_in_split("train"))
+    with pytest.raises(IncompatibleStudyError, match="a patient goes to one site"):
+        QuantityPartitioner(sizes=(n // 2, n - n // 2)).assign(data, 2, 1)

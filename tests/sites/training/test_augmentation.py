@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from pipeline.core.seeding import generator
-from sites.training.augmentation import Augment
+from pipeline.core.seeding import seeded_generator
+from sites.training.augmentation import BatchAugmentation
 
 
 def pictures(n=6, size=32, channels=3):
@@ -22,15 +22,15 @@ def smooth(n=4, size=48):
 
 def test_no_knob_no_change():
     x = pictures()
-    assert Augment().absent
-    torch.testing.assert_close(Augment()(x, generator(1)), x)
+    assert BatchAugmentation().is_identity
+    torch.testing.assert_close(BatchAugmentation()(x, seeded_generator(1)), x)
 
 
 def test_the_same_seed_gives_the_same_batch_and_another_one_another():
-    augment = Augment(flip=True, rotate=180, zoom=0.1, elastic=1.5, colour=0.1, light=0.1)
+    augment = BatchAugmentation(flip=True, rotate=180, zoom=0.1, elastic=1.5, color=0.1, light=0.1)
     x = pictures()
-    assert torch.equal(augment(x, generator(1)), augment(x, generator(1)))
-    assert not torch.equal(augment(x, generator(1)), augment(x, generator(2)))
+    assert torch.equal(augment(x, seeded_generator(1)), augment(x, seeded_generator(1)))
+    assert not torch.equal(augment(x, seeded_generator(1)), augment(x, seeded_generator(2)))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_batch_and_another_one_another():
 )
 def test_every_knob_changes_images_and_keeps_their_shape_and_range(knobs):
     x = pictures()
-    out = Augment(**knobs)(x.clone(), generator(5))
+    out = BatchAugmentation(**knobs)(x.clone(), seeded_generator(5))
     assert out.shape == x.shape
     assert out.dtype == torch.float32
     assert 0 <= float(out.min()) <= float(out.max()) <= 1
@@ -47,7 +47,7 @@ def test_every_knob_changes_images_and_keeps_their_shape_and_range(knobs):
 
 def test_a_flip_is_a_mirror_image_of_about_half():
     x = pictures(n=200, size=8)
-    out = Augment(flip=True)(x, generator(3))
+    out = BatchAugmentation(flip=True)(x, seeded_generator(3))
     same = (out - x).abs().flatten(1).amax(1) < 1e-5
     mirrored = (out - x.flip(-1)).abs().flatten(1).amax(1) < 1e-5
     assert bool((same | mirrored).all())
@@ -56,7 +56,7 @@ def test_a_flip_is_a_mirror_image_of_about_half():
 
 def test_a_turn_keeps_what_is_in_the_middle_at_its_distance():
     x = smooth()
-    out = Augment(rotate=180)(x, generator(4))
+    out = BatchAugmentation(rotate=180)(x, seeded_generator(4))
     at = (torch.arange(48) * 2 + 1) / 48 - 1
     for image in out[:, 0]:
         mass = (image - 0.2).clamp(min=0)
@@ -67,7 +67,7 @@ def test_a_turn_keeps_what_is_in_the_middle_at_its_distance():
 def test_elastic_moves_by_about_as_many_pixels_as_it_says():
     size = 48
     ramp = (torch.arange(size) / size).view(1, 1, 1, size).expand(400, 1, size, size)
-    out = Augment(elastic=2.0)(ramp, generator(9))
+    out = BatchAugmentation(elastic=2.0)(ramp, seeded_generator(9))
     middle = slice(12, 36)
     moved = (out - ramp)[..., middle, middle] * size
     # between knots a displacement is a mean of theirs, so it is somewhat smaller
@@ -76,9 +76,9 @@ def test_elastic_moves_by_about_as_many_pixels_as_it_says():
 
 def test_colour_scales_channels_and_light_leaves_their_balance():
     x = torch.full((500, 3, 4, 4), 0.5)
-    gains = Augment(colour=0.2)(x, generator(1)).mean((2, 3)) / 0.5
+    gains = BatchAugmentation(color=0.2)(x, seeded_generator(1)).mean((2, 3)) / 0.5
     assert 0.8 <= float(gains.min()) < 0.82 < 1.18 < float(gains.max()) <= 1.2
     assert float(gains.std(1).mean()) > 0.05
-    light = Augment(light=0.2)(x, generator(1)).mean((2, 3)) / 0.5
+    light = BatchAugmentation(light=0.2)(x, seeded_generator(1)).mean((2, 3)) / 0.5
     assert float(light.std(1).max()) < 1e-5
     assert float(light.std(0).mean()) > 0.05

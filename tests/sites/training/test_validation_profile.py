@@ -6,18 +6,32 @@ import numpy as np
 import pytest
 import torch
 
-from models.probe.feature_names import TRAITS
-from models.probe.feature_probe import MEASURES, Eye, measures, parted, projection
-from pipeline.coordinator.validation_profile import between, disjoint, lens_of, members_of, read_profile, temperature_of
-from pipeline.protocol.tasks import TEMPERATURES, Lens, Profile, Profiled
-from sites.training.base import Ticket
-from sites.training.sequential import Loop
+from models.probe.feature_names import MAX_FEATURES, QUALITY_MEASURES
+from models.probe.feature_probe import (
+    FeatureProbe,
+    measure_image_quality,
+    random_projection,
+    split_head,
+)
+from pipeline.coordinator.validation_profile import (
+    between_site_variance,
+    fit_temperature,
+    fit_whitening,
+    read_profile,
+    sites_by_model,
+    split_into_disjoint_batches,
+)
+from pipeline.protocol.tasks import TEMPERATURES, FeatureWhitening, ProfileJob, ProfileSums
+from sites.training.base import TrainRequest
+from sites.training.sequential import SequentialTrainer
 
 
-def profiled(bench, site: str, **job) -> Profiled:
+def profiled(bench, site: str, **job) -> ProfileSums:
     weights = bench.spec.read(bench.make())
-    (found,) = Loop(bench).run([Ticket(site, 1, 0, Profile(weights.weights, "val", weights.stats, **job))])
-    assert isinstance(found, Profiled)
+    (found,) = SequentialTrainer(bench).run(
+        [TrainRequest(site, 1, 0, ProfileJob(weights.weights, "val", weights.stats, **job))]
+    )
+    assert isinstance(found, ProfileSums)
     return found
 
 
@@ -33,9 +47,9 @@ def test_sums_are_those_of_the_images(bench):
     assert TEMPERATURES[middle] == 1
     for place, t in ((middle, 1.0), (0, TEMPERATURES[0])):
         want = torch.nn.functional.cross_entropy(logits / t, y, reduction="sum")
-        assert float(seen.heated[place]) == pytest.approx(float(want), rel=1e-5)
+        assert float(seen.nll_by_temperature[place]) == pytest.approx(float(want), rel=1e-5)
     assert int(seen.confusion.sum()) == int(seen.scores[0].sum()) == len(rows)
-    assert seen.measures.sum(1).tolist() == [len(rows)] * len(MEASURES)
+    assert seen.image_measures.sum(1).tolist() == [len(rows)] * len(QUALITY_MEASURES)
     assert not seen.distances.any()
 
 
@@ -43,27 +57,27 @@ def test_sums_over_sites_are_sums_over_their_images(bench):
     made = bench(net="cnn")
     both = profiled(made, "a") + profiled(made, "b")
     rows = torch.cat([made.examples[s].val for s in "ab"])
-    eye = Eye(made.make(), (1, 28, 28))
+    eye = FeatureProbe(made.make(), (1, 28, 28))
     with torch.inference_mode():
         traits = eye(made.pool.inputs(rows))[1].double()
     y = made.pool.labels(rows)
     for c in range(3):
-        assert torch.allclose(both.first[c], traits[y == c].sum(0), atol=1e-4)
-    assert torch.allclose(both.second, traits.T @ traits, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(both.feature_sums[c], traits[y == c].sum(0), atol=1e-4)
+    assert torch.allclose(both.feature_product_sums, traits.T @ traits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_lens_whitens(bench):
     made = bench({"a": 400}, net="cnn")
     first = profiled(made, "a")
-    lens = lens_of(first)
+    lens = fit_whitening(first)
     with torch.inference_mode():
-        traits = Eye(made.make(), (1, 28, 28))(made.pool.inputs(made.examples["a"].val))[1].double()
+        traits = FeatureProbe(made.make(), (1, 28, 28))(made.pool.inputs(made.examples["a"].val))[1].double()
     y = made.pool.labels(made.examples["a"].val)
-    white = (traits - lens.mean) @ lens.whiten.double()
+    white = (traits - lens.mean) @ lens.whitening.double()
     assert white.mean(0).abs().max() < 1e-3
     for c in range(3):
-        assert torch.allclose(white[y == c].mean(0), lens.centres[c].double(), atol=1e-2)
-    about = white - lens.centres.double()[y]
+        assert torch.allclose(white[y == c].mean(0), lens.class_centers[c].double(), atol=1e-2)
+    about = white - lens.class_centers.double()[y]
     spread = about.T @ about / len(white)
     assert float(spread.diagonal().max()) < 1.01  # less where a feature hardly varies
     assert (spread - torch.diag(spread.diagonal())).abs().max() < 0.01
@@ -75,16 +89,16 @@ def test_temperature_is_the_parabolas():
     grid = np.log(np.array(TEMPERATURES))
     for best in (0.3, 1.0, 2.7):
         loss = torch.from_numpy((grid - np.log(best)) ** 2)
-        assert temperature_of(loss) == pytest.approx(best, rel=1e-6)
-    assert temperature_of(torch.arange(len(TEMPERATURES)).double()) == TEMPERATURES[0]
+        assert fit_temperature(loss) == pytest.approx(best, rel=1e-6)
+    assert fit_temperature(torch.arange(len(TEMPERATURES)).double()) == TEMPERATURES[0]
 
 
 def test_eight_views_do_not_depend_on_how_images_lie(bench):
     made = bench(net="cnn")
-    eye = Eye(made.make(), (1, 28, 28))
+    eye = FeatureProbe(made.make(), (1, 28, 28))
     x = made.pool.x[:5]
     with torch.inference_mode():
-        a, b = eye.turned(x, 8), eye.turned(torch.rot90(x, 1, (2, 3)).flip(3), 8)
+        a, b = eye.forward_tta(x, 8), eye.forward_tta(torch.rot90(x, 1, (2, 3)).flip(3), 8)
     assert torch.allclose(a[0], b[0], atol=1e-5)
     assert torch.allclose(a[1], b[1], atol=1e-4)
 
@@ -92,8 +106,8 @@ def test_eight_views_do_not_depend_on_how_images_lie(bench):
 def test_a_temperature_changes_scores_not_classes(bench):
     made = bench(net="cnn")
     plain = profiled(made, "a")
-    width = plain.first.shape[1]
-    cold = profiled(made, "a", lens=Lens(torch.zeros(width), torch.eye(width), torch.zeros(3, width), 0.25))
+    width = plain.feature_sums.shape[1]
+    cold = profiled(made, "a", lens=FeatureWhitening(torch.zeros(width), torch.eye(width), torch.zeros(3, width), 0.25))
     assert torch.equal(plain.confusion, cold.confusion)
     assert not torch.equal(plain.scores, cold.scores)
 
@@ -105,7 +119,7 @@ def test_no_images_no_profile(bench):
 
     seen = profiled(replace(made, examples=empty), "a")
     assert float(seen.n) == 0
-    assert not seen.heated.any()
+    assert not seen.nll_by_temperature.any()
 
 
 def test_measures_say_what_they_are_called():
@@ -114,8 +128,8 @@ def test_measures_say_what_they_are_called():
     cell[:, :, 10:22, 10:22] = 0.4
     noisy = (cell + 0.2 * torch.randn(cell.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
     red = cell * torch.tensor([1.0, 0.6, 0.6]).view(1, 3, 1, 1)
-    names = list(MEASURES)
-    by = {name: dict(zip(names, measures(x)[0].tolist(), strict=True)) for name, x in
+    names = list(QUALITY_MEASURES)
+    by = {name: dict(zip(names, measure_image_quality(x)[0].tolist(), strict=True)) for name, x in
           {"flat": flat, "cell": cell, "noisy": noisy, "red": red, "dark": cell * 0.3}.items()}  # fmt: skip
     assert by["dark"]["brightness"] < by["cell"]["brightness"] < by["flat"]["brightness"]
     assert by["flat"]["contrast"] == pytest.approx(0, abs=1e-6)
@@ -127,15 +141,15 @@ def test_measures_say_what_they_are_called():
 def test_networks_are_parted_before_their_last_dense_layer():
     from models.networks.cnn import CNN72
 
-    module = CNN72().make((3, 48, 48), 2, 0)
-    body, head = parted(module)
+    module = CNN72().init_network((3, 48, 48), 2, 0)
+    body, head = split_head(module)
     x = torch.rand(2, 3, 48, 48)
     with torch.inference_mode():
         assert torch.allclose(head(body(x)), module.eval()(x), atol=1e-6)
         assert body(x).shape == (2, 128)
-    assert projection(128).shape == (128, TRAITS)
-    assert torch.equal(projection(128), projection(128))
-    assert torch.equal(projection(5), torch.eye(5))
+    assert random_projection(128).shape == (128, MAX_FEATURES)
+    assert torch.equal(random_projection(128), random_projection(128))
+    assert torch.equal(random_projection(5), torch.eye(5))
 
 
 def test_a_network_that_does_not_end_dense_is_its_own_body():
@@ -147,7 +161,7 @@ def test_a_network_that_does_not_end_dense_is_its_own_body():
         def forward(self, x):
             return self.dense(x.flatten(1)).tanh() * 3
 
-    eye = Eye(Late(), (3, 2, 2))
+    eye = FeatureProbe(Late(), (3, 2, 2))
     x = torch.rand(3, 3, 2, 2)
     with torch.inference_mode():
         assert torch.equal(eye.body(x), eye.head(eye.body(x)))
@@ -156,28 +170,30 @@ def test_a_network_that_does_not_end_dense_is_its_own_body():
 def test_whose_images_a_model_is_for():
     sites = ("a", "b", "c")
     models = dict.fromkeys(("global", "group/0", "group/0.1", "site/b"))
-    members = members_of(models, {"a": "0", "b": "0.1", "c": "1"}, sites)
+    members = sites_by_model(models, {"a": "0", "b": "0.1", "c": "1"}, sites)
     assert members == {"global": sites, "group/0": ("a", "b"), "group/0.1": ("b",), "site/b": ("b",)}
-    batches = [set(batch) for batch in disjoint(members)]
+    batches = [set(batch) for batch in split_into_disjoint_batches(members)]
     assert batches == [{"global"}, {"group/0"}, {"group/0.1"}, {"site/b"}]
-    assert [set(b) for b in disjoint({"group/0": ("a",), "group/1": ("b", "c")})] == [{"group/0", "group/1"}]
+    assert [set(b) for b in split_into_disjoint_batches({"group/0": ("a",), "group/1": ("b", "c")})] == [
+        {"group/0", "group/1"}
+    ]
 
 
-def scored(own: list[int], others: list[int]) -> Profiled:
+def scored(own: list[int], others: list[int]) -> ProfileSums:
     """(low, high) counts of one class and of the others; all else is nothing."""
-    parts = {name: torch.zeros(()) for name in Profiled.__dataclass_fields__}
-    return Profiled(**parts | {"scores": torch.tensor([[others, own]])})
+    parts = {name: torch.zeros(()) for name in ProfileSums.__dataclass_fields__}
+    return ProfileSums(**parts | {"scores": torch.tensor([[others, own]])})
 
 
 def test_variance_between_sites_by_hand():
     """10 of 20 and 2 of 20 score high: 20 (0.2^2 + 0.2^2) = 1.6 apart, of which 0.3 x 0.7 is chance, over 40 - 800/40 = 20."""
-    found = between([scored([10, 10], [50, 50]), scored([18, 2], [50, 50])])
+    found = between_site_variance([scored([10, 10], [50, 50]), scored([18, 2], [50, 50])])
     assert found.shape == (1, 2, 2)
     assert float(found[0, 1, 1]) == pytest.approx((1.6 - 0.21) / 20)
     assert float(found[0, 1, 0]) == 0  # all score at least the least
     assert float(found[0, 0, 1]) == 0  # alike
-    assert not between([scored([18, 2], [50, 50])]).any()  # one site tells nothing of others
-    assert not between([scored([18, 2], [50, 50]), scored([0, 0], [9, 9])])[0, 1].any()
+    assert not between_site_variance([scored([18, 2], [50, 50])]).any()  # one site tells nothing of others
+    assert not between_site_variance([scored([18, 2], [50, 50]), scored([0, 0], [9, 9])])[0, 1].any()
 
 
 def test_sites_that_differ_by_chance_alone_hardly_differ():
@@ -185,11 +201,11 @@ def test_sites_that_differ_by_chance_alone_hardly_differ():
     sizes, apart = 200, []
     for _ in range(300):
         high = rng.binomial(sizes, 0.3, 5)
-        apart.append(float(between([scored([sizes - int(h), int(h)], [1, 1]) for h in high])[0, 1, 1]))
+        apart.append(float(between_site_variance([scored([sizes - int(h), int(h)], [1, 1]) for h in high])[0, 1, 1]))
     drawn = []
     for _ in range(300):
         high = rng.binomial(sizes, rng.normal(0.3, 0.1, 5).clip(0, 1))
-        drawn.append(float(between([scored([sizes - int(h), int(h)], [1, 1]) for h in high])[0, 1, 1]))
+        drawn.append(float(between_site_variance([scored([sizes - int(h), int(h)], [1, 1]) for h in high])[0, 1, 1]))
     assert np.mean(apart) < 0.001
     assert np.mean(drawn) == pytest.approx(0.01, rel=0.15)
 

@@ -1,0 +1,1 @@
+"""`hemofed site ...`: what a hospital's data engineer and officer run."""

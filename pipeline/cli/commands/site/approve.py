@@ -10,122 +10,149 @@ from typing import Any
 
 import typer
 
-from pipeline.cli.output import console, print_json, table
-from pipeline.cli.passphrases import unlocked
-from pipeline.core.errors import BadKey, BadStudy, Refused
-from pipeline.study.offer import Offer
+from pipeline.cli.output import build_table, console, print_json
+from pipeline.cli.passphrases import load_private_key
+from pipeline.core.errors import IncompatibleStudyError, KeyFileError, StudyError
+from pipeline.study.offer import StudyOffer
 from privacy.ledger.keys import public_hex
 from privacy.ledger.ledger import utc_now
-from privacy.ledger.records import Policy
-from privacy.ledger.signatures import consent, show
-from sites.governance.approvals import Verdict, approve, standing, withdraw
-from sites.governance.home import Home
-from sites.governance.offers import offered, offers_in
-from sites.governance.study_summary import Words, describe
+from privacy.ledger.records import CosignerPolicy
+from privacy.ledger.signatures import fingerprint_of, sign_consent
+from sites.governance.approvals import ApprovalStatus, approve_offer, check_approval, revoke_approval
+from sites.governance.home import SiteHome
+from sites.governance.offers import find_offer, list_offers
+from sites.governance.study_summary import StudySummary, summarize_study
 
 
 def offers_command(home: Path, json: bool) -> None:
-    own = Home.open(home)
-    found = [(offer, standing(own, offer)) for offer in offers_in(home)]
+    site_home = SiteHome.open(home)
+    offers_with_status = [(offer, check_approval(site_home, offer)) for offer in list_offers(home)]
     if json:
-        print_json([_about(offer, verdict) for offer, verdict in found])
+        print_json([_offer_to_dict(offer, approval_status) for offer, approval_status in offers_with_status])
         return
-    if not found:
+    if not offers_with_status:
         console.print("Nothing is offered. The agent fetches offers while it runs: hemofed site join")
         return
     rows = [
         [o.run, _study_name(o), v.state, f"{v.terms.expires:%Y-%m-%d %H:%M}" if v.terms else "", v.reason]
-        for o, v in found
+        for o, v in offers_with_status
     ]
-    console.print(table(["run", "study", "state", "until (UTC)", ""], rows, words=5))
+    console.print(build_table(["run", "study", "state", "until (UTC)", ""], rows, num_text_columns=5))
 
 
-def _study_name(offer: Offer) -> str:
+def _study_name(offer: StudyOffer) -> str:
     """Also of one that this version cannot read."""
     try:
-        return str(tomllib.loads(offer.study).get("name", ""))
+        return str(tomllib.loads(offer.study_toml).get("name", ""))
     except tomllib.TOMLDecodeError:
         return ""
 
 
-def _about(offer: Offer, verdict: Verdict) -> dict[str, Any]:
-    until = verdict.terms.expires.isoformat() if verdict.terms else None
-    return {"run": offer.run, "offer": offer.digest, "plan": offer.plan, "state": verdict.state, "expires": until,
-            "reason": verdict.reason}  # fmt: skip
+def _offer_to_dict(offer: StudyOffer, approval_status: ApprovalStatus) -> dict[str, Any]:
+    expires = approval_status.terms.expires.isoformat() if approval_status.terms else None
+    return {"run": offer.run, "offer": offer.digest, "plan": offer.study_hash, "state": approval_status.state, "expires": expires,
+            "reason": approval_status.reason}  # fmt: skip
 
 
 def approve_command(
-    home: Path, run: str | None, officer: Path | None, second: Path | None, days: int, yes: bool, json: bool
+    home: Path,
+    run: str | None,
+    officer_key_path: Path | None,
+    cosigner_key_path: Path | None,
+    days: int,
+    assume_yes: bool,
+    json: bool,
 ) -> None:
     """Without a run: the list. Without the officer's key, or as JSON without `yes`: it is shown, and nothing is signed."""
     if run is None:
         offers_command(home, json)
         return
-    own, offer = Home.open(home), offered(home, run)
-    verdict = standing(own, offer)
+    site_home, offer = SiteHome.open(home), find_offer(home, run)
+    approval_status = check_approval(site_home, offer)
     try:
-        words = describe(offer, own)
-    except BadStudy as error:  # of another version, most likely, which the verdict says
-        raise Refused(verdict.reason) from error
+        summary = summarize_study(offer, site_home)
+    except StudyError as error:  # of another version, most likely, which the verdict says
+        raise IncompatibleStudyError(approval_status.reason) from error
     if not json:
-        show_words(words)
-        console.print(f"now: {verdict.state}" + (f": {verdict.reason}" if verdict.reason else ""), soft_wrap=True)
-    if officer is None or (json and not yes):
+        print_study_summary(summary)
+        console.print(
+            f"now: {approval_status.state}" + (f": {approval_status.reason}" if approval_status.reason else ""),
+            soft_wrap=True,
+        )
+    if officer_key_path is None or (json and not assume_yes):
         if json:
-            print_json(_about(offer, verdict) | {"words": words.dump()})
+            print_json(_offer_to_dict(offer, approval_status) | {"words": summary.to_dict()})
         else:
             console.print("To approve it: hemofed site approve HOME RUN --officer KEY")
         return
-    until = utc_now() + timedelta(days=days)
-    if not yes and not typer.confirm(f"Approve {offer.run} until {until:%Y-%m-%d}?", default=False):
+    expires = utc_now() + timedelta(days=days)
+    if not assume_yes and not typer.confirm(f"Approve {offer.run} until {expires:%Y-%m-%d}?", default=False):
         console.print("not approved; nothing was signed")
         return
-    entry = approve(own, offer, unlocked(officer), until, None if second is None else unlocked(second))
+    entry = approve_offer(
+        site_home,
+        offer,
+        load_private_key(officer_key_path),
+        expires,
+        None if cosigner_key_path is None else load_private_key(cosigner_key_path),
+    )
     if json:
-        print_json(_about(offer, standing(own, offer)) | {"entry": entry.index})
+        print_json(_offer_to_dict(offer, check_approval(site_home, offer)) | {"entry": entry.index})
     else:
-        console.print(f"approved until {until:%Y-%m-%d %H:%M} UTC: entry {entry.index} of the ledger")
+        console.print(f"approved until {expires:%Y-%m-%d %H:%M} UTC: entry {entry.index} of the ledger")
 
 
-def show_words(words: Words) -> None:
-    console.print(words.title, style="bold", soft_wrap=True)
-    for warning in words.warnings:
+def print_study_summary(summary: StudySummary) -> None:
+    console.print(summary.title, style="bold", soft_wrap=True)
+    for warning in summary.warnings:
         console.print(warning, style="red")
-    for paragraph in words.paragraphs:
+    for paragraph in summary.paragraphs:
         console.print(paragraph)
-    console.print(table(["", ""], words.facts, words=2))
-    rows = [[one.what, one.when, one.protection] for one in words.leaves]
-    console.print(table(["what leaves this site", "when", "protection"], rows, words=3))
+    console.print(build_table(["", ""], summary.facts, num_text_columns=2))
+    rows = [[disclosure.what, disclosure.when, disclosure.protection] for disclosure in summary.disclosures]
+    console.print(build_table(["what leaves this site", "when", "protection"], rows, num_text_columns=3))
 
 
-def withdraw_command(home: Path, run: str, officer: Path | None, reason: str, json: bool) -> None:
+def revoke_approval_command(home: Path, run: str, officer_key_path: Path | None, reason: str, json: bool) -> None:
     """The agent's own key is enough."""
-    made = withdraw(Home.open(home), run, None if officer is None else unlocked(officer), reason)
+    entries = revoke_approval(
+        SiteHome.open(home), run, None if officer_key_path is None else load_private_key(officer_key_path), reason
+    )
     if json:
-        print_json([{"entry": entry.index, **entry.body["terms"]} for entry in made])
+        print_json([{"entry": entry.index, **entry.body["terms"]} for entry in entries])
     else:
         console.print(f"withdrawn: from the next message on this site does nothing more for {run}")
 
 
-def policy_command(home: Path, officer: Path, second: str | None, consenting: Path | None) -> None:
+def require_cosigner_command(
+    home: Path, officer_key_path: Path, cosigner: str | None, current_cosigner_path: Path | None
+) -> None:
     """`second`: the public key (64 hex digits), or the key file, of who must sign too; nobody if not given.
     `consenting`: the private key of who had to until now."""
-    own = Home.open(home)
-    ledger = own.ledger
-    body = Policy(second=None if second is None else _public(second))
-    if consenting is not None:
-        given = consent(unlocked(consenting), body, ledger.id, ledger.head)
-        body = body.model_copy(update={"consent": given})
-    ledger.append(body, unlocked(officer))
-    who = f"the officer and {show(body.second)} together approve" if body.second else "the officer alone approves"
+    site_home = SiteHome.open(home)
+    ledger = site_home.ledger
+    policy = CosignerPolicy(cosigner_key=None if cosigner is None else _resolve_public_key(cosigner))
+    if current_cosigner_path is not None:
+        consent_signature = sign_consent(load_private_key(current_cosigner_path), policy, ledger.id, ledger.head)
+        policy = policy.model_copy(update={"consent": consent_signature})
+    ledger.append(policy, load_private_key(officer_key_path))
+    approvers = (
+        f"the officer and {fingerprint_of(policy.cosigner_key)} together approve"
+        if policy.cosigner_key
+        else "the officer alone approves"
+    )
     console.print(
-        f"from now on {who}; approvals by one person no longer stand" if body.second else f"from now on {who}"
+        f"from now on {approvers}; approvals by one person no longer stand"
+        if policy.cosigner_key
+        else f"from now on {approvers}"
     )
 
 
-def _public(given: str) -> str:
-    if re.fullmatch(r"[0-9a-f]{64}", given):
-        return given
-    if not Path(given).is_file():
-        raise BadKey(f"{given} is neither a public key (64 hex digits) nor a key's file; see `hemofed site key new`")
-    return public_hex(unlocked(Path(given)))
+def _resolve_public_key(key_or_path: str) -> str:
+    if re.fullmatch(r"[0-9a-f]{64}", key_or_path):
+        return key_or_path
+    if not Path(key_or_path).is_file():
+        raise KeyFileError(
+            f"{key_or_path} is neither a public key (64 hex digits) nor a key's file; see `hemofed site key new`"
+        )
+    return public_hex(load_private_key(Path(key_or_path)))

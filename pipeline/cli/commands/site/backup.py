@@ -5,103 +5,118 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.cli.output import console, print_json
-from pipeline.cli.passphrases import passphrase, unlocked
-from pipeline.core.errors import BadRun, HemofedError
-from pipeline.ops.encrypted_archive import is_sealed
-from pipeline.reports.document.formatting import count_of, size
+from pipeline.cli.passphrases import load_private_key, read_passphrase
+from pipeline.core.errors import HemofedError, RunFolderError
+from pipeline.ops.encrypted_archive import is_encrypted
+from pipeline.reports.document.formatting import format_bytes, format_count
 from privacy.ledger import keys
-from privacy.ledger.entry import Mark
-from privacy.ledger.signatures import new_officer, show
-from sites.governance.backup import backup, restore
-from sites.governance.home import Home
-from sites.governance.ledger_recovery import continue_ledger
+from privacy.ledger.entry import LedgerPosition
+from privacy.ledger.signatures import fingerprint_of, officer_key_rotation
+from sites.governance.backup import backup_home, restore_home
+from sites.governance.home import SiteHome
+from sites.governance.ledger_recovery import recover_ledger
 
 
 def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:
-    made = backup(home, file, passphrase("the backup", new=True) if encrypt else None)
+    backup_info = backup_home(home, file, read_passphrase("the backup", confirm=True) if encrypt else None)
     if json:
-        print_json(made | {"encrypted": encrypt})
+        print_json(backup_info | {"encrypted": encrypt})
         return
-    console.print(f"written: {file} ({size(made['bytes'])}), no images", soft_wrap=True)
+    console.print(f"written: {file} ({format_bytes(backup_info['bytes'])}), no images", soft_wrap=True)
     if not encrypt:
         console.print("It holds this site's private keys in the clear: keep it where only its owner reads it, or use --encrypt.")  # fmt: skip
 
 
 def restore_command(file: Path, home: Path, json: bool) -> None:
     if not file.is_file():
-        raise BadRun(f"there is no backup {file}; name the file that `hemofed site backup` wrote")
-    made = restore(file, home, passphrase(str(file), new=False) if is_sealed(file) else None)
+        raise RunFolderError(f"there is no backup {file}; name the file that `hemofed site backup` wrote")
+    result = restore_home(file, home, read_passphrase(str(file), confirm=False) if is_encrypted(file) else None)
     if json:
         print_json(
-            {"kept_ledger": made.kept, "index": made.index, "files": made.files, "problems": list(made.problems)}
+            {
+                "kept_ledger": result.kept_own_ledger,
+                "index": result.last_entry_index,
+                "files": result.num_files,
+                "problems": list(result.problems),
+            }
         )
         return
-    ledger = "the ledger that was here is newer, and stays" if made.kept else "the ledger is the backup's"
-    console.print(f"{count_of(made.files, 'file')} restored to {home}; {ledger}, with {made.index + 1} entries", soft_wrap=True)  # fmt: skip
-    for problem in made.problems:
+    ledger = "the ledger that was here is newer, and stays" if result.kept_own_ledger else "the ledger is the backup's"
+    console.print(f"{format_count(result.num_files, 'file')} restored to {home}; {ledger}, with {result.last_entry_index + 1} entries", soft_wrap=True)  # fmt: skip
+    for problem in result.problems:
         console.print(problem, style="red")
-    if not made.kept:
+    if not result.kept_own_ledger:
         console.print(
             "If work was done after this backup, the coordinator refuses its ledger, and says where it ended: then the "
             "officer continues it with `hemofed site ledger continue`. Patients who withdrew since must be named again."
         )
 
 
-def continue_command(
+def recover_command(
     home: Path,
-    officer: Path,
-    ledger: str | None,
-    index: int | None,
-    head: str | None,
-    lost: int | None,
+    officer_key_path: Path,
+    ledger_id: str | None,
+    last_index: int | None,
+    last_hash: str | None,
+    lost_charges: int | None,
     lost_epsilon: float,
-    drop_second: bool,
+    drop_cosigner: bool,
     json: bool,
 ) -> None:
     """`ledger`, `index` and `head` as the coordinator's refusal names them."""
-    if (index is None) != (head is None):
-        raise BadRun("--index and --head go together; the coordinator's refusal names both")
-    end = Mark(index, head) if index is not None and head is not None else None
-    made = continue_ledger(home, unlocked(officer), end, ledger, lost, lost_epsilon, drop_second)
+    if (last_index is None) != (last_hash is None):
+        raise RunFolderError("--index and --head go together; the coordinator's refusal names both")
+    end_position = LedgerPosition(last_index, last_hash) if last_index is not None and last_hash is not None else None
+    recovery = recover_ledger(
+        home, load_private_key(officer_key_path), end_position, ledger_id, lost_charges, lost_epsilon, drop_cosigner
+    )
     if json:
-        print_json({"ledger": made.ledger.id, "aside": str(made.aside), "missing": made.missing, "reckoned": len(made.lost),
-                    "spent": made.lost[-1].epsilon if made.lost else None})  # fmt: skip
+        print_json({"ledger": recovery.ledger.id, "aside": str(recovery.old_ledger_path), "missing": recovery.num_missing_entries, "reckoned": len(recovery.lost_charges),
+                    "spent": recovery.lost_charges[-1].total_epsilon if recovery.lost_charges else None})  # fmt: skip
         return
-    console.print(f"a new ledger, {made.ledger.id[:16]}…, continues the old one, which is now {made.aside}", soft_wrap=True)  # fmt: skip
-    if made.missing or made.lost:
-        spent = f"; spent in all now epsilon {made.lost[-1].epsilon:.4g}" if made.lost else ""
-        console.print(
-            f"{count_of(made.missing, 'entry').replace('entrys', 'entries')} cannot be read; {count_of(len(made.lost), 'charge')} "
-            f"{'is' if len(made.lost) == 1 else 'are'} reckoned for what may be in them{spent}"
+    console.print(f"a new ledger, {recovery.ledger.id[:16]}…, continues the old one, which is now {recovery.old_ledger_path}", soft_wrap=True)  # fmt: skip
+    if recovery.num_missing_entries or recovery.lost_charges:
+        spent_text = (
+            f"; spent in all now epsilon {recovery.lost_charges[-1].total_epsilon:.4g}" if recovery.lost_charges else ""
         )
-    now = made.ledger.standing.keys
-    console.print(f"the site's key: {show(now.agent)}; the officer's: {show(now.officer)}")
+        console.print(
+            f"{format_count(recovery.num_missing_entries, 'entry').replace('entrys', 'entries')} cannot be read; {format_count(len(recovery.lost_charges), 'charge')} "
+            f"{'is' if len(recovery.lost_charges) == 1 else 'are'} reckoned for what may be in them{spent_text}"
+        )
+    active_keys = recovery.ledger.state.keys
+    console.print(
+        f"the site's key: {fingerprint_of(active_keys.agent_key)}; the officer's: {fingerprint_of(active_keys.officer_key)}"
+    )
     console.print(
         "Approvals are not carried over: the officer approves again. Patients who withdrew in what is lost must be named "
         "again: hemofed site forget"
     )
 
 
-def officer_command(home: Path, old: Path, new: Path) -> None:
+def replace_officer_key_command(home: Path, old_key_path: Path, new_key_path: Path) -> None:
     """The new key is read from its file, or made there."""
-    own, before, made = Home.open(home), unlocked(old), not new.exists()
-    after = keys.generate() if made else unlocked(new)
-    if made:
-        keys.save(after, new)  # first: a key in force that is nowhere could not be replaced
+    site_home, old_key, is_generated = SiteHome.open(home), load_private_key(old_key_path), not new_key_path.exists()
+    new_key = keys.generate_key() if is_generated else load_private_key(new_key_path)
+    if is_generated:
+        keys.save_key(new_key, new_key_path)  # first: a key in force that is nowhere could not be replaced
     try:
-        own.ledger.append(new_officer(own.ledger.standing.keys, after), before)
+        site_home.ledger.append(officer_key_rotation(site_home.ledger.state.keys, new_key), old_key)
     except HemofedError:
-        if made:
-            new.unlink()
+        if is_generated:
+            new_key_path.unlink()
         raise
-    console.print(f"the officer's new key: {show(keys.public_hex(after))}; tell the coordinator by telephone")
+    console.print(
+        f"the officer's new key: {fingerprint_of(keys.public_hex(new_key))}; tell the coordinator by telephone"
+    )
 
 
-def new_key_command(file: Path, protect: bool, json: bool) -> None:
-    made = keys.generate()
-    keys.save(made, file, passphrase(str(file), new=True) if protect else None)
-    public = keys.public_hex(made)
+def create_key_command(file: Path, should_encrypt: bool, json: bool) -> None:
+    private_key = keys.generate_key()
+    keys.save_key(private_key, file, read_passphrase(str(file), confirm=True) if should_encrypt else None)
+    public_key = keys.public_hex(private_key)
     if json:
-        print_json({"file": str(file), "public": public, "fingerprint": show(public)})
+        print_json({"file": str(file), "public": public_key, "fingerprint": fingerprint_of(public_key)})
     else:
-        console.print(f"written: {file}\npublic key: {public}\nfingerprint: {show(public)}", soft_wrap=True)
+        console.print(
+            f"written: {file}\npublic key: {public_key}\nfingerprint: {fingerprint_of(public_key)}", soft_wrap=True
+        )

@@ -10,68 +10,72 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pipeline.cli.output import console, errors, print_json, table
-from pipeline.core.errors import BadRun, BadStudy, MissingData
-from pipeline.reports.document.formatting import count_of
-from sites.governance.settings import Settings
+from pipeline.cli.output import build_table, console, print_json, stderr_console
+from pipeline.core.errors import MissingDataError, RunFolderError, StudyError
+from pipeline.reports.document.formatting import format_count
+from sites.governance.settings import SiteSettings
 
 if TYPE_CHECKING:
     from pipeline.study.schema import Study
-    from sites.data_check.check import Check
-    from sites.data_check.findings import Tick
+    from sites.data_check.check import DataCheck
+    from sites.data_check.findings import ProgressCallback
 
-STYLES = {"stop": "bold red", "look": "yellow", "fine": "green"}
-SHOWN = 5  # names behind a finding
-SHOWN_CLASSES = 30
+LEVEL_STYLES = {"stop": "bold red", "look": "yellow", "fine": "green"}
+MAX_SHOWN_NAMES = 5  # names behind a finding
+MAX_SHOWN_CLASSES = 30
 
 
 def check_command(home: Path, study: str | None, data: Path | None, out: Path | None, json: bool) -> None:
     """Exit code 1 if something has to be put right first. `data` goes before site.toml, and that before HEMOFED_DATA.
     `out`: HOME/check.html if not given."""
     if not home.is_dir():
-        raise BadRun(f"{home} is no folder; make a site's home with `hemofed site init`")
-    settings = Settings.load(home)
+        raise RunFolderError(f"{home} is no folder; make a site's home with `hemofed site init`")
+    settings = SiteSettings.load(home)
     if data is not None:
         settings = settings.model_copy(update={"data": data.resolve()})
-    chosen, read_as = find_chosen(home, study)
+    resolved_study, read_as = resolve_study(home, study)
 
-    from pipeline.reports.site_check import write_check
-    from sites.data.folder import Folder
-    from sites.data_check.check import check
-    from sites.data_check.examples import source_at
-    from sites.governance.home import Home
+    from pipeline.reports.site_check import write_site_check
+    from sites.data.folder import ImageFolder
+    from sites.data_check.check import check_data
+    from sites.data_check.examples import resolve_source
+    from sites.governance.home import SiteHome
 
-    source = source_at(Folder() if chosen is None else chosen.data, settings)
+    source = resolve_source(ImageFolder() if resolved_study is None else resolved_study.data, settings)
     if settings.data is None and (root := os.environ.get("HEMOFED_DATA")):
         settings = settings.model_copy(update={"data": Path(root).resolve()})
-    if chosen is None and settings.data is None:
-        raise MissingData(
+    if resolved_study is None and settings.data is None:
+        raise MissingDataError(
             f'where the site\'s images lie is not said: write `data = "/path/to/images"` into {home / "site.toml"}, or '
             "give --data; or name a study whose data need none"
         )
-    remaining = Home.open(home).remaining if (home / "ledger.jsonl").is_file() else None
-    with progress(json) as tick:
-        found = check(source, chosen, settings, remaining, tick)
-        tick("writing the page", 0, 0)
+    remaining_budget = SiteHome.open(home).retained_mask if (home / "ledger.jsonl").is_file() else None
+    with progress_bar(json) as on_progress:
+        result = check_data(source, resolved_study, settings, remaining_budget, on_progress)
+        on_progress("writing the page", 0, 0)
         page = home / "check.html" if out is None else out / "check.html" if out.is_dir() else out
-        write_check(
-            found, home.resolve().name, f"{read_as} ({source.name})", page, 0 if chosen is None else chosen.seed
+        write_site_check(
+            result,
+            home.resolve().name,
+            f"{read_as} ({source.name})",
+            page,
+            0 if resolved_study is None else resolved_study.seed,
         )
     if json:
-        print_json({"home": str(home), "read_as": read_as, **found.json(), "page": str(page)})
+        print_json({"home": str(home), "read_as": read_as, **result.to_dict(), "page": str(page)})
     else:
-        _print(found, read_as, page)
-    if found.verdict == "stop":
+        _print_result(result, read_as, page)
+    if result.severity == "stop":
         raise typer.Exit(1)
 
 
-def find_chosen(home: Path, name: str | None) -> tuple[Study | None, str]:
+def resolve_study(home: Path, name: str | None) -> tuple[Study | None, str]:
     """The study that says how to read the data, and how it is called: a file, an offered run, or a packaged study."""
     from pipeline.study.schema import load_study
     from pipeline.study.toml_file import find_study
-    from sites.governance.offers import offers_in, study_of
+    from sites.governance.offers import list_offers, offered_study
 
-    offers = {offer.run: offer for offer in offers_in(home)}  # the newest last
+    offers = {offer.run: offer for offer in list_offers(home)}  # the newest last
     if name is None:
         if not offers:
             return None, "no study, a folder of images"
@@ -79,59 +83,62 @@ def find_chosen(home: Path, name: str | None) -> tuple[Study | None, str]:
     elif Path(name).is_file() or name not in offers:
         try:
             return load_study(find_study(name), {}), f"read as the study {Path(name).stem} says"
-        except BadStudy as error:
-            nor = f"; offered runs: {', '.join(offers)}" if offers and not Path(name).is_file() else ""
-            raise BadStudy(f"{error}{nor}") from error
-    return study_of(offers[name]), f"read as the offered run {name} says"
+        except StudyError as error:
+            offered_hint = f"; offered runs: {', '.join(offers)}" if offers and not Path(name).is_file() else ""
+            raise StudyError(f"{error}{offered_hint}") from error
+    return offered_study(offers[name]), f"read as the offered run {name} says"
 
 
 @contextlib.contextmanager
-def progress(quiet: bool) -> Iterator[Tick]:
+def progress_bar(quiet: bool) -> Iterator[ProgressCallback]:
     """A bar for each kind of work, gone when all is done; nothing where nobody looks."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal)
+    bar = Progress(*columns, console=stderr_console, transient=True, disable=quiet or not stderr_console.is_terminal)
     tasks: dict[str, TaskID] = {}
 
-    def tick(doing: str, done: int, total: int) -> None:
-        if doing not in tasks:
-            tasks[doing] = bar.add_task(doing, total=total or None)
-        bar.update(tasks[doing], completed=done, total=total or None)
+    def update_progress(task_name: str, done: int, total: int) -> None:
+        if task_name not in tasks:
+            tasks[task_name] = bar.add_task(task_name, total=total or None)
+        bar.update(tasks[task_name], completed=done, total=total or None)
 
     with bar:
-        yield tick
+        yield update_progress
 
 
-def _print(found: Check, read_as: str, page: Path) -> None:
+def _print_result(result: DataCheck, read_as: str, page: Path) -> None:
     from rich.text import Text
 
-    console.print(f"{found.place}: {read_as}" if found.place else read_as, soft_wrap=True)
-    if found.files:
-        f = found.files
+    console.print(f"{result.data_path}: {read_as}" if result.data_path else read_as, soft_wrap=True)
+    if result.file_counts:
+        f = result.file_counts
         console.print(
             f"{f['files']:,} files: {f['images']:,} images, {f['dicom']:,} DICOM, {f['other']:,} other, "
-            f"{f['unreadable']:,} unreadable; {count_of(len(found.skipped), 'note')} on what was left out",
+            f"{f['unreadable']:,} unreadable; {format_count(len(result.skipped), 'note')} on what was left out",
             soft_wrap=True,
         )
-    if found.census is not None:
-        census = found.census
+    if result.class_counts is not None:
+        census = result.class_counts
         rows = [
-            [name, *(f"{counts[at]:,}" for counts in census.counts.values())] for at, name in enumerate(census.classes)
+            [name, *(f"{counts[class_index]:,}" for counts in census.counts.values())]
+            for class_index, name in enumerate(census.classes)
         ]
-        hidden = len(rows) - SHOWN_CLASSES
-        rows = rows[:SHOWN_CLASSES] + ([[f"… {hidden} more", *("" for _ in census.counts)]] if hidden > 0 else [])
+        num_hidden = len(rows) - MAX_SHOWN_CLASSES
+        rows = rows[:MAX_SHOWN_CLASSES] + (
+            [[f"… {num_hidden} more", *("" for _ in census.counts)]] if num_hidden > 0 else []
+        )
         if census.unit is not None:
-            rows.append([f"{census.unit}s", *(f"{number:,}" for number in census.units.values())])
-        console.print(table(["class", *census.counts], rows))
-    for finding in found.findings:
-        line = Text().append(f"{finding.level:5}", STYLES[finding.level]).append(finding.what)
+            rows.append([f"{census.unit}s", *(f"{number:,}" for number in census.num_units.values())])
+        console.print(build_table(["class", *census.counts], rows))
+    for finding in result.findings:
+        line = Text().append(f"{finding.severity:5}", LEVEL_STYLES[finding.severity]).append(finding.message)
         console.print(line, soft_wrap=True)
-        if finding.where:
-            rest = len(finding.where) - SHOWN
-            more = f" and {rest:,} more" if rest > 0 else ""
-            console.print(f"       {', '.join(finding.where[:SHOWN])}{more}", soft_wrap=True)
-        if finding.cure:
-            console.print(f"       -> {finding.cure}", soft_wrap=True)
-    console.print(Text("verdict: ").append(found.verdict, STYLES[found.verdict]))
+        if finding.locations:
+            num_more = len(finding.locations) - MAX_SHOWN_NAMES
+            more = f" and {num_more:,} more" if num_more > 0 else ""
+            console.print(f"       {', '.join(finding.locations[:MAX_SHOWN_NAMES])}{more}", soft_wrap=True)
+        if finding.remedy:
+            console.print(f"       -> {finding.remedy}", soft_wrap=True)
+    console.print(Text("verdict: ").append(result.severity, LEVEL_STYLES[result.severity]))
     console.print(f"wrote {page}: it shows images and stays here; nothing was sent anywhere", soft_wrap=True)

@@ -12,55 +12,56 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.output import console, errors, print_json, table
-from pipeline.core.errors import BadRun, BadService, HemofedError
-from sites.governance.home import Home
+from pipeline.cli.output import build_table, console, print_json, stderr_console
+from pipeline.core.errors import HemofedError, RunFolderError, ServiceError
+from sites.governance.home import SiteHome
 
-INVITATION = "HEMOFED_INVITATION"
+INVITATION_VARIABLE = "HEMOFED_INVITATION"
 
 
 def join_command(
     home: Path, coordinator_url: str | None, site: str | None, systemd: bool, once: bool, json: bool
 ) -> None:
     """Enrols if the home is in no federation yet, then runs the agent until it is stopped."""
-    from sites.agent.enrolment import about, enrol, joined
+    from sites.agent.enrolment import enrol_site, has_membership, membership_summary
 
-    own = Home.open(home)
-    name = own.ledger.standing.opening.site
+    site_home = SiteHome.open(home)
+    site_name = site_home.ledger.state.opening.site
     if systemd:
-        print_unit(home, name, json)
+        print_systemd_unit(home, site_name, json)
         return
-    if not joined(home):
+    if not has_membership(home):
         if coordinator_url is None:
-            raise BadRun(
+            raise RunFolderError(
                 f"{home} belongs to no coordinator yet; name it: hemofed site join {home} --coordinator https://HOST:PORT"
             )
-        member = enrol(own, coordinator_url.rstrip("/"), site or name, _invitation())
-        shown = about(member)
-        _line(
-            f"{name} is enrolled with {shown['coordinator']}; fingerprint of its key: {shown['coordinator_key']}", json
+        membership = enrol_site(site_home, coordinator_url.rstrip("/"), site or site_name, _read_invitation())
+        membership_info = membership_summary(membership)
+        _print_line(
+            f"{site_name} is enrolled with {membership_info['coordinator']}; fingerprint of its key: {membership_info['coordinator_key']}",
+            json,
         )
     else:
-        _same(home, coordinator_url, site)
-    os.environ.pop(INVITATION, None)
-    _run(home, once, json)
+        _check_same_membership(home, coordinator_url, site)
+    os.environ.pop(INVITATION_VARIABLE, None)
+    _run_agent(home, once, json)
 
 
-def _same(home: Path, url: str | None, site: str | None) -> None:
-    from sites.agent.enrolment import Membership
+def _check_same_membership(home: Path, coordinator_url: str | None, site: str | None) -> None:
+    from sites.agent.enrolment import SiteMembership
 
-    member = Membership.load(home)
-    if url is not None and url.rstrip("/") != member.url:
-        raise BadRun(
-            f"{home} belongs to {member.url}; leave it with `hemofed site leave {home}` before joining another"
+    membership = SiteMembership.load(home)
+    if coordinator_url is not None and coordinator_url.rstrip("/") != membership.url:
+        raise RunFolderError(
+            f"{home} belongs to {membership.url}; leave it with `hemofed site leave {home}` before joining another"
         )
-    if site is not None and site != member.site:
-        raise BadRun(f"{home} is the home of {member.site}, not of {site}")
+    if site is not None and site != membership.site:
+        raise RunFolderError(f"{home} is the home of {membership.site}, not of {site}")
 
 
-def _invitation() -> str:
+def _read_invitation() -> str:
     """Never on the command line, where others could read it."""
-    if text := os.environ.get(INVITATION):
+    if text := os.environ.get(INVITATION_VARIABLE):
         return text
     if sys.stdin.isatty():
         import getpass
@@ -69,89 +70,95 @@ def _invitation() -> str:
     return sys.stdin.readline()
 
 
-def _run(home: Path, once: bool, json: bool) -> None:
-    from sites.agent.agent import Agent
+def _run_agent(home: Path, once: bool, json: bool) -> None:
+    from sites.agent.agent import SiteAgent
 
-    with _signals() as stop:
-        agent = Agent(home, say=lambda line: _line(line, json))
+    with _catch_stop_signals() as stop_event:
+        agent = SiteAgent(home, print_line=lambda line: _print_line(line, json))
         if not once:
-            _line(f"the agent of {agent.status.site} runs; stop it with Ctrl-C", json)
-        agent.run(stop, once)
+            _print_line(f"the agent of {agent.status.site} runs; stop it with Ctrl-C", json)
+        agent.run(stop_event, once)
     if once and json:
-        print_json(_about(home))
+        print_json(_collect_status(home))
 
 
 @contextmanager
-def _signals() -> Iterator[threading.Event]:
+def _catch_stop_signals() -> Iterator[threading.Event]:
     """Set by SIGTERM and SIGINT. A second one changes nothing: the children are being ended."""
-    stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop_event = threading.Event()
+    previous_handlers = {
+        number: signal.signal(number, lambda *_: stop_event.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
-        yield stop
+        yield stop_event
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def _line(text: str, json: bool) -> None:
-    (errors if json else console).print(f"{datetime.now(UTC):%H:%M:%S}  {text}", soft_wrap=True)
+def _print_line(text: str, json: bool) -> None:
+    (stderr_console if json else console).print(f"{datetime.now(UTC):%H:%M:%S}  {text}", soft_wrap=True)
 
 
-def print_unit(home: Path, site: str, json: bool) -> None:
-    from sites.agent.systemd_unit import NAME, unit_text
-    from sites.governance.settings import Settings
+def print_systemd_unit(home: Path, site: str, json: bool) -> None:
+    from sites.agent.systemd_unit import UNIT_NAME, render_unit
+    from sites.governance.settings import SiteSettings
 
-    text = unit_text(home, site, cores=Settings.load(home).limits.cores)
+    text = render_unit(home, site, max_cores=SiteSettings.load(home).limits.max_cores)
     if json:
-        print_json({"name": NAME, "text": text})
+        print_json({"name": UNIT_NAME, "text": text})
         return
     sys.stdout.write(text)
-    errors.print(f"Write this to /etc/systemd/system/{NAME}, then: systemctl enable --now {NAME}", soft_wrap=True)
+    stderr_console.print(
+        f"Write this to /etc/systemd/system/{UNIT_NAME}, then: systemctl enable --now {UNIT_NAME}", soft_wrap=True
+    )
 
 
 def status_command(home: Path, json: bool) -> None:
-    about = _about(home)
+    status = _collect_status(home)
     if json:
-        print_json(about)
+        print_json(status)
         return
-    agent, ledger = about["agent"], about["ledger"]
-    rows = [[name, text] for name, text in _rows(agent)]
-    console.print(table(["", ""], rows, f"{ledger['site']}: {ledger['dataset_id']}", words=2))
+    agent, ledger = status["agent"], status["ledger"]
+    rows = [[name, text] for name, text in _status_rows(agent)]
+    console.print(build_table(["", ""], rows, f"{ledger['site']}: {ledger['dataset_id']}", num_text_columns=2))
     console.print(
         f"spent epsilon {ledger['spent']:.4g} of {ledger['budget']:g} at delta {ledger['delta']:g} per {ledger['unit']}"
     )
-    if about["offers"]:
-        offers = [[offer["run"], offer["state"], offer["reason"]] for offer in about["offers"]]
-        console.print(table(["offered", "approval", ""], offers, words=3))
+    if status["offers"]:
+        offers = [[offer["run"], offer["state"], offer["reason"]] for offer in status["offers"]]
+        console.print(build_table(["offered", "approval", ""], offers, num_text_columns=3))
     for text in agent.get("warnings", []):
         console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
 
-def _about(home: Path) -> dict[str, Any]:
-    from pipeline.cli.commands.site.ledger import summary
-    from sites.agent.enrolment import Membership, about, joined
-    from sites.agent.status import read_status, runs_now
-    from sites.governance.approvals import standing
-    from sites.governance.offers import offers_in
+def _collect_status(home: Path) -> dict[str, Any]:
+    from pipeline.cli.commands.site.ledger import summarize_ledger
+    from sites.agent.enrolment import SiteMembership, has_membership, membership_summary
+    from sites.agent.status import is_agent_running, read_status
+    from sites.governance.approvals import check_approval
+    from sites.governance.offers import list_offers
 
-    own = Home.open(home)
-    member = about(Membership.load(home)) if joined(home) else None
-    said = read_status(home) or {}
-    verdicts = [(offer, standing(own, offer)) for offer in offers_in(home)] if member else []
+    site_home = SiteHome.open(home)
+    membership = membership_summary(SiteMembership.load(home)) if has_membership(home) else None
+    agent_status = read_status(home) or {}
+    offers_with_status = (
+        [(offer, check_approval(site_home, offer)) for offer in list_offers(home)] if membership else []
+    )
     offers = [
         {"run": o.run, "offer": o.digest, "version": o.version, "state": v.state, "reason": v.reason}
-        for o, v in verdicts
+        for o, v in offers_with_status
     ]
     return {
-        "membership": member,
-        "agent": said | {"running": runs_now(said)} if member else {"running": False},
-        "ledger": summary(own.ledger),
+        "membership": membership,
+        "agent": agent_status | {"running": is_agent_running(agent_status)} if membership else {"running": False},
+        "ledger": summarize_ledger(site_home.ledger),
         "offers": offers,
         "models": sorted(p.relative_to(home).as_posix() for p in (home / "models").rglob("*.safetensors")),
     }
 
 
-def _rows(agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _status_rows(agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "url" not in agent:
         yield "agent", "never ran" if not agent["running"] else "runs"
         return
@@ -170,24 +177,25 @@ def _rows(agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def leave_command(home: Path, json: bool) -> None:
     """Keys, ledger and models stay: they are the site's."""
-    from sites.agent.agent import alone
-    from sites.agent.coordinator_client import Link
-    from sites.agent.enrolment import Membership, forget
+    from sites.agent.agent import exclusive_agent_lock
+    from sites.agent.coordinator_client import CoordinatorClient
+    from sites.agent.enrolment import SiteMembership, delete_membership
 
-    member, why = Membership.load(home), ""
-    with alone(home):
+    membership, failure = SiteMembership.load(home), ""
+    with exclusive_agent_lock(home):
         try:
-            with Link(member) as link:
-                link.leave()
+            with CoordinatorClient(membership) as link:
+                link.leave_federation()
         except HemofedError as error:
-            why = str(error)
-        forget(home)
+            failure = str(error)
+        delete_membership(home)
         (home / "status.json").unlink(missing_ok=True)
     if json:
-        print_json({"left": member.url, "told": not why, "why": why})
+        print_json({"left": membership.url, "told": not failure, "why": failure})
         return
     console.print(
-        f"{member.site} has left {member.coordinator.name}; ledger, keys and models stay in {home}", soft_wrap=True
+        f"{membership.site} has left {membership.coordinator.name}; ledger, keys and models stay in {home}",
+        soft_wrap=True,
     )
-    if why:
-        raise BadService(f"the coordinator could not be told ({why}); tell the lead, who removes the site there")
+    if failure:
+        raise ServiceError(f"the coordinator could not be told ({failure}); tell the lead, who removes the site there")

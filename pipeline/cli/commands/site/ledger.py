@@ -8,204 +8,225 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pipeline.cli.output import console, print_json, table
-from pipeline.cli.passphrases import unlocked
-from pipeline.core.errors import BadRun
-from pipeline.study.offer import SITE_NAME
+from pipeline.cli.output import build_table, console, print_json
+from pipeline.cli.passphrases import load_private_key
+from pipeline.core.errors import RunFolderError
+from pipeline.study.offer import SITE_NAME_PATTERN
 from privacy.ledger import keys
-from privacy.ledger.countersigner import Known
+from privacy.ledger.countersigner import CountersignedState
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.records import (
-    Approve,
-    Body,
-    Budget,
-    Charge,
-    Commit,
-    Data,
-    Forget,
-    Open,
-    Policy,
-    Receipt,
-    Refusal,
-    Rotate,
-    Withdraw,
+    AgentKeyRotated,
+    ApprovalRevoked,
+    ChargeRefused,
+    CosignerPolicy,
+    DatasetSnapshot,
+    LedgerBudget,
+    LedgerOpened,
+    LedgerReceipt,
+    LedgerRecord,
+    PrivacyCharge,
+    StudyApproved,
+    StudyCommitment,
+    UnitWithdrawn,
 )
-from privacy.ledger.verify import export, verify
-from sites.governance.home import Home
-from sites.governance.settings import Limits, Settings
+from privacy.ledger.verify import export_ledger, verify_ledger
+from sites.governance.home import SiteHome
+from sites.governance.settings import ResourceLimits, SiteSettings
 
 
 def init_command(
     home: Path,
     site: str,
-    dataset: str,
-    unit: str,
+    dataset_id: str,
+    privacy_unit: str,
     epsilon: float,
     delta: float,
     data: Path | None,
-    plays: str | None,
-    officer: Path | None,
+    simulate_site: str | None,
+    officer_key_path: Path | None,
     json: bool,
 ) -> None:
-    if not re.match(SITE_NAME, site):
-        raise BadRun(
+    if not re.match(SITE_NAME_PATTERN, site):
+        raise RunFolderError(
             f"a site cannot be called {site!r}: up to 48 letters, digits, dashes and underscores, a letter first"
         )
     if data is not None and not data.exists():
-        raise BadRun(f"{data} is not there; name the folder of the site's images, or leave --data out")
-    made = Home.create(
-        home, site, dataset, unit, Budget(epsilon=epsilon, delta=delta), None if officer is None else unlocked(officer)
+        raise RunFolderError(f"{data} is not there; name the folder of the site's images, or leave --data out")
+    site_home = SiteHome.create(
+        home,
+        site,
+        dataset_id,
+        privacy_unit,
+        LedgerBudget(epsilon=epsilon, delta=delta),
+        None if officer_key_path is None else load_private_key(officer_key_path),
     )
-    limits = Limits(disk_gb=0.1) if plays else Limits()  # a rehearsal keeps next to nothing
-    Settings(data=data and data.resolve(), plays=plays, limits=limits).save(home)
-    about = {"home": str(home), "site": site, "dataset_id": dataset, "fingerprint": keys.fingerprint(keys.public_bytes(made.key))}  # fmt: skip
+    limits = (
+        ResourceLimits(min_free_disk_gb=0.1) if simulate_site else ResourceLimits()
+    )  # a rehearsal keeps next to nothing
+    SiteSettings(data=data and data.resolve(), simulated_site=simulate_site, limits=limits).save(home)
+    home_info = {"home": str(home), "site": site, "dataset_id": dataset_id, "fingerprint": keys.fingerprint(keys.public_bytes(site_home.agent_key))}  # fmt: skip
     if json:
-        print_json(about)
+        print_json(home_info)
         return
-    console.print(f"{site}: {home}\nfingerprint of the agent's key: {about['fingerprint']}")
-    if officer is None:
+    console.print(f"{site}: {home}\nfingerprint of the agent's key: {home_info['fingerprint']}")
+    if officer_key_path is None:
         console.print(f"The officer's key was made too: {home / 'officer.pem'}. Let the officer take it away.")
 
 
 def show_command(home: Path, json: bool) -> None:
-    ledger = Ledger.open(_file(home))
-    about = summary(ledger)
+    ledger = Ledger.open(_ledger_file(home))
+    ledger_summary = summarize_ledger(ledger)
     if json:
-        print_json(about | {"entries": [entry.raw() for entry in ledger.entries()]})
+        print_json(ledger_summary | {"entries": [entry.to_dict() for entry in ledger.entries()]})
         return
-    rows = [[str(e.index), e.time[:19].replace("T", " "), e.kind, words(e.what)] for e in ledger.entries()]
-    console.print(table(["", "time (UTC)", "entry", ""], rows, f"{about['site']}: {about['dataset_id']}", words=4))
+    rows = [[str(e.index), e.time[:19].replace("T", " "), e.kind, describe_record(e.record)] for e in ledger.entries()]
     console.print(
-        f"spent epsilon {about['spent']:.4g} of {about['budget']:g} at delta {about['delta']:g} per {about['unit']}; "
-        f"left {about['left']:.4g}"
+        build_table(
+            ["", "time (UTC)", "entry", ""],
+            rows,
+            f"{ledger_summary['site']}: {ledger_summary['dataset_id']}",
+            num_text_columns=4,
+        )
+    )
+    console.print(
+        f"spent epsilon {ledger_summary['spent']:.4g} of {ledger_summary['budget']:g} at delta {ledger_summary['delta']:g} per {ledger_summary['unit']}; "
+        f"left {ledger_summary['left']:.4g}"
     )
 
 
-def summary(ledger: Ledger) -> dict[str, Any]:
+def summarize_ledger(ledger: Ledger) -> dict[str, Any]:
     """Spent as the ledger says; what is left for the plans so far."""
-    from privacy.accounting.privacy_filter import spent
-    from sites.privacy.budget_guard import allowance, commitments, history  # they bring torch along
+    from privacy.accounting.privacy_filter import compute_spent
+    from sites.privacy.budget_guard import charge_history, filter_budget, planned_spending  # they bring torch along
 
-    opening = ledger.standing.opening
-    now = spent(history(ledger), commitments(ledger), allowance(ledger)).epsilon
+    opening = ledger.state.opening
+    spent_epsilon = compute_spent(charge_history(ledger), planned_spending(ledger), filter_budget(ledger)).epsilon
     return {
         "site": opening.site,
         "dataset_id": opening.dataset_id,
-        "unit": opening.unit,
+        "unit": opening.privacy_unit,
         "budget": ledger.budget.epsilon,
         "delta": ledger.budget.delta,
-        "spent": now,
-        "left": max(0.0, ledger.budget.epsilon - now),
+        "spent": spent_epsilon,
+        "left": max(0.0, ledger.budget.epsilon - spent_epsilon),
         "forgotten": len(ledger.entries("forget")),
     }
 
 
-def words(body: Body) -> str:
+def describe_record(record: LedgerRecord) -> str:
     """One line of an entry."""
-    match body:
-        case Open():
-            return f"{body.site}, {body.dataset_id}: epsilon {body.budget.epsilon:g}, delta {body.budget.delta:g} per {body.unit}"
-        case Data():
-            return f"{body.examples} examples of {body.units} units, fingerprint {body.fingerprint[:12]}"
-        case Commit():
-            return f"{body.study}: at most {body.turns} turns of {body.steps_per_turn} steps, noise {body.noise:.4g}, rate {body.rate:.4g}: epsilon {body.epsilon:.4g}"
-        case Charge():
-            again = f", attempt {body.attempt + 1}" if body.attempt else ""
-            return f"{body.study}, turn {body.turn}{again}: {body.steps} steps; spent in all {body.epsilon:.4g} ({body.accountant})"
-        case Receipt():
-            return f"the coordinator has seen entry {body.index}"
-        case Refusal():
-            return f"{body.study}, turn {body.turn}: {body.reason}"
-        case Forget():
-            return f"{body.unit[:12]}… withdrew" + (f": {body.reason}" if body.reason else "")
-        case Budget():
-            return f"now epsilon {body.epsilon:g}, delta {body.delta:g}"
-        case Rotate():
-            return f"the agent's new key is {keys.fingerprint(bytes.fromhex(body.agent))} ({body.reason})"
-        case Approve() | Withdraw():
-            end = f" until {str(body.terms['expires'])[:10]}" if "expires" in body.terms else ""
-            return f"{body.terms.get('run', body.plan[:12])}{end}"
-        case Policy():
-            return f"second person: {keys.fingerprint(bytes.fromhex(body.second)) if body.second else 'none'}"
+    match record:
+        case LedgerOpened():
+            return f"{record.site}, {record.dataset_id}: epsilon {record.budget.epsilon:g}, delta {record.budget.delta:g} per {record.privacy_unit}"
+        case DatasetSnapshot():
+            return f"{record.num_examples} examples of {record.num_units} units, fingerprint {record.fingerprint[:12]}"
+        case StudyCommitment():
+            return f"{record.study}: at most {record.max_participations} turns of {record.steps_per_round} steps, noise {record.noise_multiplier:.4g}, rate {record.sampling_rate:.4g}: epsilon {record.epsilon:.4g}"
+        case PrivacyCharge():
+            attempt_text = f", attempt {record.attempt + 1}" if record.attempt else ""
+            return f"{record.study}, turn {record.round}{attempt_text}: {record.steps} steps; spent in all {record.total_epsilon:.4g} ({record.accountant})"
+        case LedgerReceipt():
+            return f"the coordinator has seen entry {record.index}"
+        case ChargeRefused():
+            return f"{record.study}, turn {record.round}: {record.reason}"
+        case UnitWithdrawn():
+            return f"{record.unit_pseudonym[:12]}… withdrew" + (f": {record.reason}" if record.reason else "")
+        case LedgerBudget():
+            return f"now epsilon {record.epsilon:g}, delta {record.delta:g}"
+        case AgentKeyRotated():
+            return f"the agent's new key is {keys.fingerprint(bytes.fromhex(record.agent_key))} ({record.reason})"
+        case StudyApproved() | ApprovalRevoked():
+            expiry_text = f" until {str(record.terms['expires'])[:10]}" if "expires" in record.terms else ""
+            return f"{record.terms.get('run', record.study_hash[:12])}{expiry_text}"
+        case CosignerPolicy():
+            return f"second person: {keys.fingerprint(bytes.fromhex(record.cosigner_key)) if record.cosigner_key else 'none'}"
         case _:
-            return ", ".join(f"{k}: {v}" for k, v in body.model_dump(mode="json").items() if v)
+            return ", ".join(f"{k}: {v}" for k, v in record.model_dump(mode="json").items() if v)
 
 
-def verify_command(ledger: Path, anchor: Path | None, json: bool) -> None:
+def verify_command(ledger_path: Path, receipts_folder: Path | None, json: bool) -> None:
     """`anchor`: the folder of receipts that the coordinator holds."""
-    held = None if anchor is None else _last_receipt(_file(ledger), anchor)
-    verdict = verify(_file(ledger), held)
-    problems = [str(problem) for problem in verdict.problems]
+    last_receipt = None if receipts_folder is None else _find_receipt(_ledger_file(ledger_path), receipts_folder)
+    verification = verify_ledger(_ledger_file(ledger_path), last_receipt)
+    problems = [str(problem) for problem in verification.problems]
     if json:
-        print_json({"ok": verdict.ok, "problems": problems, "entries": len(verdict.entries)})
+        print_json({"ok": verification.is_valid, "problems": problems, "entries": len(verification.entries)})
     else:
         for problem in problems:
             console.print(problem, style="red")
-        if verdict.ok:
-            against = "" if held else "; without --anchor nobody can tell whether its end was cut off"
-            console.print(f"{len(verdict.entries)} entries: all chained and signed{against}")
-    if not verdict.ok:
-        raise BadRun(f"{ledger} cannot be believed: {len(problems)} problem(s)")
+        if verification.is_valid:
+            anchor_hint = "" if last_receipt else "; without --anchor nobody can tell whether its end was cut off"
+            console.print(f"{len(verification.entries)} entries: all chained and signed{anchor_hint}")
+    if not verification.is_valid:
+        raise RunFolderError(f"{ledger_path} cannot be believed: {len(problems)} problem(s)")
 
 
-def _last_receipt(ledger: Path, folder: Path) -> Receipt:
-    opening = verify(ledger).standing
-    known = [Known.model_validate_json(file.read_bytes()).receipt for file in sorted(folder.glob("*.json"))]
-    if opening is not None:
-        for receipt in known:
-            if (receipt.site, receipt.dataset_id) == (opening.opening.site, opening.opening.dataset_id):
+def _find_receipt(ledger_path: Path, receipts_folder: Path) -> LedgerReceipt:
+    ledger_state = verify_ledger(ledger_path).state
+    receipts = [
+        CountersignedState.model_validate_json(file.read_bytes()).receipt
+        for file in sorted(receipts_folder.glob("*.json"))
+    ]
+    if ledger_state is not None:
+        for receipt in receipts:
+            if (receipt.site, receipt.dataset_id) == (ledger_state.opening.site, ledger_state.opening.dataset_id):
                 return receipt
-    raise BadRun(f"{folder} holds no receipt of {ledger}; is it the coordinator's folder of receipts?")
+    raise RunFolderError(
+        f"{receipts_folder} holds no receipt of {ledger_path}; is it the coordinator's folder of receipts?"
+    )
 
 
-def export_command(ledger: Path, out: Path) -> None:
-    console.print(f"written: {export(_file(ledger), out)}", soft_wrap=True)
+def export_command(ledger_path: Path, out: Path) -> None:
+    console.print(f"written: {export_ledger(_ledger_file(ledger_path), out)}", soft_wrap=True)
 
 
-def forget_command(home: Path, patient: str, reason: str, json: bool) -> None:
-    own = Home.open(home)
-    news = own.forget(patient, reason)
-    charged = sorted({charge.study for charge in own.ledger.spent_events()})
+def exclude_patient_command(home: Path, patient: str, reason: str, json: bool) -> None:
+    site_home = SiteHome.open(home)
+    is_new = site_home.withdraw_unit(patient, reason)
+    charged_studies = sorted({charge.study for charge in site_home.ledger.list_charges()})
     if json:
-        print_json({"news": news, "trained": charged})
+        print_json({"news": is_new, "trained": charged_studies})
         return
-    console.print("recorded: from the next run on nothing of this unit is read" if news else "had withdrawn before")
-    if charged:
-        about = summary(own.ledger)
+    console.print("recorded: from the next run on nothing of this unit is read" if is_new else "had withdrawn before")
+    if charged_studies:
+        ledger_summary = summarize_ledger(site_home.ledger)
         console.print(
-            f"Models already trained here ({', '.join(charged)}) cannot be made to forget. What they can tell of this "
-            f"unit is bounded by epsilon {about['spent']:.4g} at delta {about['delta']:g}, if it was in the training "
+            f"Models already trained here ({', '.join(charged_studies)}) cannot be made to forget. What they can tell of this "
+            f"unit is bounded by epsilon {ledger_summary['spent']:.4g} at delta {ledger_summary['delta']:g}, if it was in the training "
             "data. To be rid of that too, withdraw the models or train them anew."
         )
     else:
         console.print("Nothing was trained with a privacy budget here before. Models trained without one hold what they hold.")  # fmt: skip
 
 
-def rotate_command(home: Path, officer: Path | None) -> None:
+def rotate_command(home: Path, officer_key_path: Path | None) -> None:
     """Routine with the old key; if that is lost, the officer's."""
-    path, fresh = home / "agent.pem", keys.generate()
-    ledger = Ledger.open(home / "ledger.jsonl", None if officer else keys.load(path))
-    ledger.rotate(fresh, _officer(officer))
-    path.rename(path.with_suffix(f".before-{ledger.index}.pem")) if path.exists() else None
-    keys.save(fresh, path)
-    console.print(f"new key: {keys.fingerprint(keys.public_bytes(fresh))}; tell the coordinator by telephone")
+    key_path, new_key = home / "agent.pem", keys.generate_key()
+    ledger = Ledger.open(home / "ledger.jsonl", None if officer_key_path else keys.load_key(key_path))
+    ledger.rotate_agent_key(new_key, _load_officer_key(officer_key_path))
+    key_path.rename(key_path.with_suffix(f".before-{ledger.last_index}.pem")) if key_path.exists() else None
+    keys.save_key(new_key, key_path)
+    console.print(f"new key: {keys.fingerprint(keys.public_bytes(new_key))}; tell the coordinator by telephone")
 
 
-def revoke_command(home: Path, officer: Path, after: int, reason: str) -> None:
-    Ledger.open(home / "ledger.jsonl").revoke(unlocked(officer), after, reason)
+def revoke_command(home: Path, officer_key_path: Path, last_valid_index: int, reason: str) -> None:
+    Ledger.open(home / "ledger.jsonl").revoke_agent_key(load_private_key(officer_key_path), last_valid_index, reason)
     console.print("revoked; go on with: hemofed site key rotate HOME --officer KEY")
 
 
-def budget_command(home: Path, epsilon: float, delta: float | None, officer: Path) -> None:
-    own = Home.open(home)
-    own.ledger.append(Budget(epsilon=epsilon, delta=delta or own.ledger.budget.delta), unlocked(officer))
+def budget_command(home: Path, epsilon: float, delta: float | None, officer_key_path: Path) -> None:
+    site_home = SiteHome.open(home)
+    site_home.ledger.append(
+        LedgerBudget(epsilon=epsilon, delta=delta or site_home.ledger.budget.delta), load_private_key(officer_key_path)
+    )
     console.print(f"budget: epsilon {epsilon:g}")
 
 
-def _officer(path: Path | None) -> Ed25519PrivateKey | None:
-    return None if path is None else unlocked(path)
+def _load_officer_key(path: Path | None) -> Ed25519PrivateKey | None:
+    return None if path is None else load_private_key(path)
 
 
-def _file(given: Path) -> Path:
+def _ledger_file(path: Path) -> Path:
     """A home, or a ledger or an export itself."""
-    return given / "ledger.jsonl" if given.is_dir() else given
+    return path / "ledger.jsonl" if path.is_dir() else path

@@ -1,0 +1,1 @@
+"""The report's section on baselines: local-only and pooled training beside the federation."""

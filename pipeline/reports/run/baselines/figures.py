@@ -6,51 +6,61 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.reports.document.figure_style import HALF, INK, WIDE, new_figure, styled
-from pipeline.reports.document.formatting import shorten
-from pipeline.reports.run.baselines.results import Contender
-from pipeline.reports.run.scores import unit_square
+from pipeline.reports.document.figure_style import (
+    FULL_WIDTH_INCHES,
+    HALF_WIDTH_INCHES,
+    INK_COLOR,
+    apply_figure_style,
+    new_figure,
+)
+from pipeline.reports.document.formatting import shorten_text
+from pipeline.reports.run.baselines.results import BaselineResult
+from pipeline.reports.run.scores import new_unit_square
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Span = tuple[float, float]
+IntervalEdges = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Row:
+class DotPlotRow:
     label: str
-    values: Mapping[str, float]  # contender -> score
-    interval: Span | None = None  # the federation's
-    whole: bool = False
+    scores: Mapping[str, float]  # contender -> score
+    interval: IntervalEdges | None = None  # the federation's
+    is_overall: bool = False
 
 
-@styled()
-def dots(rows: Sequence[Row], every: Collection[Contender], title: str, percent: bool) -> Figure:
+@apply_figure_style()
+def plot_baseline_dots(
+    rows: Sequence[DotPlotRow], results: Collection[BaselineResult], title: str, percent: bool
+) -> Figure:
     """A line a row, a dot a contender; the federation's interval is a bar behind its dot."""
-    figure, axes = new_figure((WIDE[0], 1.25 + 0.36 * len(rows)))
+    figure, axes = new_figure((FULL_WIDTH_INCHES[0], 1.25 + 0.36 * len(rows)))
     scale = 100 if percent else 1
-    for at, row in enumerate(rows):
-        known = [scale * value for value in row.values.values()]
-        if known:
-            axes.plot([min(known), max(known)], [at, at], color=INK, alpha=0.2, linewidth=1, zorder=1)
+    for index, row in enumerate(rows):
+        values = [scale * value for value in row.scores.values()]
+        if values:
+            axes.plot([min(values), max(values)], [index, index], color=INK_COLOR, alpha=0.2, linewidth=1, zorder=1)
         if row.interval:
             edges = [scale * edge for edge in row.interval]
-            colour = next(one.look.colour for one in every if one.key == "federated")
-            axes.plot(edges, [at, at], color=colour, alpha=0.28, linewidth=7, solid_capstyle="butt", zorder=2)
-    for one in every:
-        places = [(scale * row.values[one.key], at) for at, row in enumerate(rows) if one.key in row.values]
-        if places:
-            ours = one.key == "federated"
+            color = next(result.style.color for result in results if result.name == "federated")
+            axes.plot(edges, [index, index], color=color, alpha=0.28, linewidth=7, solid_capstyle="butt", zorder=2)
+    for result in results:
+        positions = [
+            (scale * row.scores[result.name], index) for index, row in enumerate(rows) if result.name in row.scores
+        ]
+        if positions:
+            is_federated = result.name == "federated"
             axes.scatter(
-                [x for x, _ in places], [y for _, y in places],
-                s=62 if ours else 44, marker=one.look.marker, color=one.look.colour, linewidths=0,
-                label=one.look.label, zorder=4 if ours else 3,
+                [x for x, _ in positions], [y for _, y in positions],
+                s=62 if is_federated else 44, marker=result.style.marker, color=result.style.color, linewidths=0,
+                label=result.style.label, zorder=4 if is_federated else 3,
             )  # fmt: skip
-    wholes = sum(row.whole for row in rows)
-    if 0 < wholes < len(rows):
-        axes.axhline(wholes - 0.5, color=INK, alpha=0.35, linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [shorten(row.label, 30) for row in rows], parse_math=False)
+    num_overall_rows = sum(row.is_overall for row in rows)
+    if 0 < num_overall_rows < len(rows):
+        axes.axhline(num_overall_rows - 0.5, color=INK_COLOR, alpha=0.35, linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [shorten_text(row.label, 30) for row in rows], parse_math=False)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -59,20 +69,20 @@ def dots(rows: Sequence[Row], every: Collection[Contender], title: str, percent:
     return figure
 
 
-@styled()
-def roc_overlay(every: Sequence[Contender], areas: Mapping[str, float | None]) -> Figure:
-    figure, axes = unit_square("1 − specificity", "Sensitivity", HALF)
-    axes.plot([0, 1], [0, 1], color=INK, alpha=0.5, linewidth=1, linestyle=":")
-    for one in every:
-        curve = one.roc
+@apply_figure_style()
+def plot_roc_overlay(results: Sequence[BaselineResult], areas: Mapping[str, float | None]) -> Figure:
+    figure, axes = new_unit_square("1 − specificity", "Sensitivity", HALF_WIDTH_INCHES)
+    axes.plot([0, 1], [0, 1], color=INK_COLOR, alpha=0.5, linewidth=1, linestyle=":")
+    for result in results:
+        curve = result.roc_curve
         if curve is None:
             continue
-        area = areas.get(one.key)
-        ours = one.key == "federated"
+        area = areas.get(result.name)
+        is_federated = result.name == "federated"
         axes.plot(
-            curve["fpr"], curve["tpr"], color=one.look.colour, zorder=4 if ours else 3,
-            linewidth=2.2 if ours else 1.3, linestyle="-" if ours else {"central": "--"}.get(one.key, "-."),
-            label=shorten(one.look.label, 30) + (f"  {area:.3f}" if area is not None else ""),
+            curve["fpr"], curve["tpr"], color=result.style.color, zorder=4 if is_federated else 3,
+            linewidth=2.2 if is_federated else 1.3, linestyle="-" if is_federated else {"centralized": "--"}.get(result.name, "-."),
+            label=shorten_text(result.style.label, 30) + (f"  {area:.3f}" if area is not None else ""),
         )  # fmt: skip
     axes.legend(loc="lower right", fontsize=8)
     return figure

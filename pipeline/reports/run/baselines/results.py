@@ -7,93 +7,128 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pipeline.reports.document.figure_style import PALETTE
-from pipeline.reports.run.headline_metric import RANKED, Lens, Span, interval_in, worst_site
-from pipeline.reports.run.record import Json, Record, number, site_values
+from pipeline.reports.run.headline_metric import (
+    RANK_BASED_METRICS,
+    HeadlineMetric,
+    ScoreInterval,
+    find_interval,
+    find_worst_site,
+)
+from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, metric_by_site
 
 
 @dataclass(frozen=True)
-class Look:
+class PlotStyle:
     label: str
-    colour: str
+    color: str
     marker: str  # shapes differ too: not everybody sees the colours
-    words: str
+    description: str
 
 
-LOOKS: Mapping[str, Look] = {
-    "local": Look("Each site alone", PALETTE[8], "X", "every site goes on alone from the same start; its last round"),
-    "federated": Look("Federated", PALETTE[0], "o", "this run"),
-    "unprotected": Look("Federated, unprotected", PALETTE[3], "v", "as this run, without clipping, noise and masks"),
-    "normalised": Look("Federated, normalised", PALETTE[1], "D", "as this run, each site normalises its own colours"),
-    "unskewed": Look("Federated, no scanners", PALETTE[4], "^", "as this run, on the images before the scanners"),
-    "central": Look("All data in one place", PALETTE[2], "s", "one model on all data, which hospitals cannot do"),
+PLOT_STYLES: Mapping[str, PlotStyle] = {
+    "local_only": PlotStyle(
+        "Each site alone", PALETTE[8], "X", "every site goes on alone from the same start; its last round"
+    ),
+    "federated": PlotStyle("Federated", PALETTE[0], "o", "this run"),
+    "unprotected": PlotStyle(
+        "Federated, unprotected", PALETTE[3], "v", "as this run, without clipping, noise and masks"
+    ),
+    "normalised": PlotStyle(
+        "Federated, normalised", PALETTE[1], "D", "as this run, each site normalises its own colours"
+    ),
+    "unskewed": PlotStyle("Federated, no scanners", PALETTE[4], "^", "as this run, on the images before the scanners"),
+    "centralized": PlotStyle(
+        "All data in one place", PALETTE[2], "s", "one model on all data, which hospitals cannot do"
+    ),
 }
 
 
 @dataclass(frozen=True)
-class Contender:
-    key: str
-    look: Look
-    test: Json
+class BaselineResult:
+    name: str
+    style: PlotStyle
+    test_scores: JsonObject
     curve: list[tuple[int, float]]
-    metric: str  # of the curve
-    intervals: Json
-    where: str  # coordinator or pooled: the same for all, so that they are judged alike
-    several: bool = False  # a model a site, or a group: their scores have no common order
+    curve_metric: str  # of the curve
+    intervals: JsonObject
+    evaluated_at: str  # coordinator or pooled: the same for all, so that they are judged alike
+    has_several_models: bool = False  # a model a site, or a group: their scores have no common order
 
-    def whole(self, metric: str) -> float | None:
+    def overall_score(self, metric: str) -> float | None:
         """None where the scores of several models would be put in one order."""
-        if self.several and metric in RANKED:
+        if self.has_several_models and metric in RANK_BASED_METRICS:
             return None
-        return number((self.test.get(self.where) or {}).get(metric))
+        return finite_or_none((self.test_scores.get(self.evaluated_at) or {}).get(metric))
 
-    def interval(self, metric: str, site: str | None = None) -> Span | None:
-        return interval_in(self.intervals, metric, site, self.where) if site or self.whole(metric) is not None else None
+    def score_interval(self, metric: str, site: str | None = None) -> ScoreInterval | None:
+        return (
+            find_interval(self.intervals, metric, site, self.evaluated_at)
+            if site or self.overall_score(metric) is not None
+            else None
+        )
 
-    def sites(self, metric: str) -> dict[str, float]:
-        return site_values(self.test.get("sites") or {}, metric)
+    def scores_by_site(self, metric: str) -> dict[str, float]:
+        return metric_by_site(self.test_scores.get("sites") or {}, metric)
 
-    def mean(self, metric: str) -> float | None:
-        values = self.sites(metric)
+    def mean_over_sites(self, metric: str) -> float | None:
+        values = self.scores_by_site(metric)
         return fmean(values.values()) if values else None
 
-    def worst(self, metric: str) -> str | None:
-        return worst_site(self.test.get("sites") or {}, metric)
+    def worst_site(self, metric: str) -> str | None:
+        return find_worst_site(self.test_scores.get("sites") or {}, metric)
 
     @property
-    def roc(self) -> Json | None:
-        found: Json | None = (self.test.get(self.where) or {}).get("roc")
-        return found if found and found.get("fpr") and not self.several else None
+    def roc_curve(self) -> JsonObject | None:
+        curve: JsonObject | None = (self.test_scores.get(self.evaluated_at) or {}).get("roc")
+        return curve if curve and curve.get("fpr") and not self.has_several_models else None
 
 
-def contenders(record: Record) -> dict[str, Contender]:
+def load_baseline_results(record: RunRecord) -> dict[str, BaselineResult]:
     """Empty without yardsticks: a federation alone has nothing to be held against."""
-    results = record.results or {}
-    yards: Json = results.get("yardsticks") or {}
-    test: Json = results.get("test") or {}
-    known = {name: yard for name, yard in yards.items() if (yard or {}).get("test") or (yard or {}).get("curve")}
-    if not known or not test:
+    run_results = record.results or {}
+    baselines: JsonObject = run_results.get("baselines") or {}
+    test_scores: JsonObject = run_results.get("test") or {}
+    recorded_baselines = {
+        name: baseline
+        for name, baseline in baselines.items()
+        if (baseline or {}).get("test") or (baseline or {}).get("curve")
+    }
+    if not recorded_baselines or not test_scores:
         return {}
-    where = "pooled" if test.get("pooled") else "coordinator"
-    every = {**known, "federated": {"test": test, "intervals": results.get("intervals")}}
-    order = [name for name in LOOKS if name in every] + [name for name in every if name not in LOOKS]
-    return {name: _one(name, every[name], where, record) for name in order}
+    evaluated_at = "pooled" if test_scores.get("pooled") else "coordinator"
+    entries = {**recorded_baselines, "federated": {"test": test_scores, "intervals": run_results.get("intervals")}}
+    ordered_names = [name for name in PLOT_STYLES if name in entries] + [
+        name for name in entries if name not in PLOT_STYLES
+    ]
+    return {name: _baseline_result(name, entries[name], evaluated_at, record) for name in ordered_names}
 
 
-def _one(name: str, found: Json, where: str, record: Record) -> Contender:
-    plain = name.replace("_", " ")
-    look = LOOKS.get(name) or Look(plain[:1].upper() + plain[1:], PALETTE[5], "P", "")
-    curve = [(int(turn), value) for turn, value in found.get("curve") or () if number(value) is not None]
-    alike = name not in ("local", "central")  # the run's own strategy
-    several = record.several if alike else name == "local"
-    intervals: Json = {} if alike and record.personal else found.get("intervals") or {}  # they are of the common model
-    if name == "federated" and record.personal:
-        look = replace(look, words="this run, every site by its own model")
-    metric = str(found.get("metric") or "accuracy")
-    return Contender(name, look, found.get("test") or {}, curve, metric, intervals, where, several)
+def _baseline_result(name: str, entry: JsonObject, evaluated_at: str, record: RunRecord) -> BaselineResult:
+    spaced_name = name.replace("_", " ")
+    style = PLOT_STYLES.get(name) or PlotStyle(spaced_name[:1].upper() + spaced_name[1:], PALETTE[5], "P", "")
+    curve = [
+        (int(round_number), value)
+        for round_number, value in entry.get("curve") or ()
+        if finite_or_none(value) is not None
+    ]
+    uses_run_strategy = name not in ("local_only", "centralized")  # the run's own strategy
+    has_several_models = record.has_several_models if uses_run_strategy else name == "local_only"
+    intervals: JsonObject = (
+        {} if uses_run_strategy and record.has_personalized_models else entry.get("intervals") or {}
+    )  # they are of the common model
+    if name == "federated" and record.has_personalized_models:
+        style = replace(style, description="this run, every site by its own model")
+    metric = str(entry.get("metric") or "accuracy")
+    return BaselineResult(
+        name, style, entry.get("test") or {}, curve, metric, intervals, evaluated_at, has_several_models
+    )
 
 
-def shared_metric(every: Mapping[str, Contender], lens: Lens) -> str:
+def shared_metric(results: Mapping[str, BaselineResult], headline: HeadlineMetric) -> str:
     """The leading metric, unless no yardstick has it, as in runs of older versions."""
-    others = (one for one in every.values() if one.key != "federated")
-    there = any(one.whole(lens.metric) is not None or one.sites(lens.metric) for one in others)
-    return lens.metric if there else "accuracy"
+    baselines = (result for result in results.values() if result.name != "federated")
+    is_available = any(
+        result.overall_score(headline.metric) is not None or result.scores_by_site(headline.metric)
+        for result in baselines
+    )
+    return headline.metric if is_available else "accuracy"

@@ -5,125 +5,181 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from pipeline.reports.document.formatting import PERCENT, SPLITS, points, score
-from pipeline.reports.document.page import COORDINATOR, POOLED, Cell, Column, Sheet
+from pipeline.reports.document.formatting import PERCENT_METRICS, SPLIT_LABELS, format_points, format_score
+from pipeline.reports.document.page import COORDINATOR_LABEL, POOLED_LABEL, ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
-from pipeline.reports.run.baselines.figures import Row, dots, roc_overlay
-from pipeline.reports.run.baselines.results import Contender, contenders, shared_metric
-from pipeline.reports.run.baselines.text import WHERE, findings
-from pipeline.reports.run.curves import Series
-from pipeline.reports.run.headline_metric import RANKED, Lens
-from pipeline.reports.run.record import Record
+from pipeline.reports.run.baselines.figures import DotPlotRow, plot_baseline_dots, plot_roc_overlay
+from pipeline.reports.run.baselines.results import BaselineResult, load_baseline_results, shared_metric
+from pipeline.reports.run.baselines.text import TEST_SET_LABELS, baseline_findings
+from pipeline.reports.run.curves import CurveSeries
+from pipeline.reports.run.headline_metric import RANK_BASED_METRICS, HeadlineMetric
+from pipeline.reports.run.record import RunRecord
 
-MOST_ROWS = 16  # sites in the dot plot: of more, the weakest
-LEADING = ("coordinator", "pooled")  # as yardsticks record their curves
-Every = Mapping[str, Contender]
+MAX_DOT_PLOT_SITES = 16  # sites in the dot plot: of more, the weakest
+CURVE_TEST_SETS = ("coordinator", "pooled")  # as yardsticks record their curves
+ResultsByName = Mapping[str, BaselineResult]
 
 
-def yardsticks(sheet: Sheet, record: Record, lens: Lens) -> None:
-    every = contenders(record)
-    if not every:
+def add_baselines_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
+    results = load_baseline_results(record)
+    if not results:
         return
-    metric = shared_metric(every, lens)
-    rows = _rows(every, metric)
-    if not any(row.values for row in rows):
+    metric = shared_metric(results, headline)
+    rows = _dot_plot_rows(results, metric)
+    if not any(row.scores for row in rows):
         return
-    sheet.page.section("What federation gains and loses").findings(findings(every, lens, metric))
-    hidden = len(every["federated"].sites(metric)) - sum(not row.whole for row in rows)
-    sheet.draw("yardsticks", dots(rows, every.values(), lens.name(metric), metric in PERCENT), _caption(rows, hidden))
-    _table(sheet, every, lens, metric)
-    overlaid = _roc(sheet, every)
-    _curves(sheet, record, lens, every, wide=not overlaid)
+    writer.page.add_section("What federation gains and loses").add_findings(
+        baseline_findings(results, headline, metric)
+    )
+    num_hidden = len(results["federated"].scores_by_site(metric)) - sum(not row.is_overall for row in rows)
+    writer.add_figure(
+        "baselines",
+        plot_baseline_dots(rows, results.values(), headline.metric_title(metric), metric in PERCENT_METRICS),
+        _dot_plot_caption(rows, num_hidden),
+    )
+    _add_baselines_table(writer, results, headline, metric)
+    has_roc_overlay = _add_roc_overlay(writer, results)
+    _add_baseline_curves(writer, record, headline, results, wide=not has_roc_overlay)
 
 
-def _rows(every: Every, metric: str) -> list[Row]:
+def _dot_plot_rows(results: ResultsByName, metric: str) -> list[DotPlotRow]:
     """All together first, then the sites, the federation's weakest first."""
-    ours = every["federated"]
-    wholes = {key: value for key, one in every.items() if (value := one.whole(metric)) is not None}
-    words = POOLED if ours.where == "pooled" else COORDINATOR
-    first = Row(words, wholes, ours.interval(metric), whole=True)
-    names = dict.fromkeys(site for one in every.values() for site in one.sites(metric))
-    federated = ours.sites(metric)
-    weakest = sorted(names, key=lambda site: federated.get(site, 2.0))[:MOST_ROWS]
-    return [first, *(Row(site, _at(every, metric, site), ours.interval(metric, site)) for site in weakest)]
+    federated = results["federated"]
+    overall_scores = {
+        key: value for key, result in results.items() if (value := result.overall_score(metric)) is not None
+    }
+    label = POOLED_LABEL if federated.evaluated_at == "pooled" else COORDINATOR_LABEL
+    overall_row = DotPlotRow(label, overall_scores, federated.score_interval(metric), is_overall=True)
+    all_sites = dict.fromkeys(site for result in results.values() for site in result.scores_by_site(metric))
+    federated_scores = federated.scores_by_site(metric)
+    weakest = sorted(all_sites, key=lambda site: federated_scores.get(site, 2.0))[:MAX_DOT_PLOT_SITES]
+    return [
+        overall_row,
+        *(
+            DotPlotRow(site, _scores_at_site(results, metric, site), federated.score_interval(metric, site))
+            for site in weakest
+        ),
+    ]
 
 
-def _at(every: Every, metric: str, site: str) -> dict[str, float]:
-    return {key: values[site] for key, one in every.items() if site in (values := one.sites(metric))}
+def _scores_at_site(results: ResultsByName, metric: str, site: str) -> dict[str, float]:
+    return {name: values[site] for name, result in results.items() if site in (values := result.scores_by_site(metric))}
 
 
-def _caption(rows: list[Row], hidden: int) -> str:
-    words = "On test data; further right is better. Sites are ordered by the federated score, the weakest on top"
-    words += f"; the {hidden} strongest are left out." if hidden > 0 else "."
+def _dot_plot_caption(rows: list[DotPlotRow], num_hidden: int) -> str:
+    text = "On test data; further right is better. Sites are ordered by the federated score, the weakest on top"
+    text += f"; the {num_hidden} strongest are left out." if num_hidden > 0 else "."
     if any(row.interval for row in rows):
-        words += " The pale bar is the federated score's interval."
-    return words
+        text += " The pale bar is the federated score's interval."
+    return text
 
 
-def _table(sheet: Sheet, every: Every, lens: Lens, metric: str) -> None:
-    gapped = any(one.whole(metric) is not None for one in every.values() if one.key != "central")
-    central = every["central"].whole(metric) if "central" in every and gapped else None
-    shown = [one for one in every.values() if one.whole(metric) is not None or one.sites(metric)]
-    by_site = any(one.sites(metric) for one in shown)
-    rows: list[list[Cell]] = []
-    for one in shown:
-        value, worst = one.whole(metric), one.worst(metric)
-        row: list[Cell] = [(one.look.label, one.look.words), lens.cell(metric, value, one.interval(metric))]
-        if by_site:
-            lowest = score(metric, one.sites(metric)[worst]) if worst else score(metric, None)
-            row += [score(metric, one.mean(metric)), (lowest, worst or "")]
-        if central is not None:
-            row.append(points(value - central) if value is not None and one.key != "central" else "–")
+def _add_baselines_table(writer: ReportWriter, results: ResultsByName, headline: HeadlineMetric, metric: str) -> None:
+    has_overall_score = any(
+        result.overall_score(metric) is not None for result in results.values() if result.name != "centralized"
+    )
+    central_score = (
+        results["centralized"].overall_score(metric) if "centralized" in results and has_overall_score else None
+    )
+    shown_results = [
+        result
+        for result in results.values()
+        if result.overall_score(metric) is not None or result.scores_by_site(metric)
+    ]
+    has_site_scores = any(result.scores_by_site(metric) for result in shown_results)
+    rows: list[list[TableCell]] = []
+    for result in shown_results:
+        value, worst_site = result.overall_score(metric), result.worst_site(metric)
+        row: list[TableCell] = [
+            (result.style.label, result.style.description),
+            headline.format_cell(metric, value, result.score_interval(metric)),
+        ]
+        if has_site_scores:
+            lowest_text = (
+                format_score(metric, result.scores_by_site(metric)[worst_site])
+                if worst_site
+                else format_score(metric, None)
+            )
+            row += [format_score(metric, result.mean_over_sites(metric)), (lowest_text, worst_site or "")]
+        if central_score is not None:
+            row.append(
+                format_points(value - central_score) if value is not None and result.name != "centralized" else "–"
+            )
         rows.append(row)
-    columns = [Column("Training"), Column(POOLED if every["federated"].where == "pooled" else COORDINATOR, True)]
-    columns += [Column("Mean over sites", True), Column("Weakest site", True)] if by_site else []
-    columns += [Column("Gap to one place, points", True)] if central is not None else []
-    caption = f"{lens.name(metric)} on test data; a point is a hundredth."
-    if metric in RANKED and any(one.several for one in shown):
-        alone = "Each site alone has its own model, so there is no pooled value."
-        caption += " Several models have no pooled value." if every["federated"].several else f" {alone}"
-    sheet.page.table(columns, rows, caption)
+    columns = [
+        TableColumn("Training"),
+        TableColumn(POOLED_LABEL if results["federated"].evaluated_at == "pooled" else COORDINATOR_LABEL, True),
+    ]
+    columns += [TableColumn("Mean over sites", True), TableColumn("Weakest site", True)] if has_site_scores else []
+    columns += [TableColumn("Gap to one place, points", True)] if central_score is not None else []
+    caption = f"{headline.metric_title(metric)} on test data; a point is a hundredth."
+    if metric in RANK_BASED_METRICS and any(result.has_several_models for result in shown_results):
+        local_only_note = "Each site alone has its own model, so there is no pooled value."
+        caption += (
+            " Several models have no pooled value."
+            if results["federated"].has_several_models
+            else f" {local_only_note}"
+        )
+    writer.page.add_table(columns, rows, caption)
 
 
-def _roc(sheet: Sheet, every: Every) -> bool:
-    drawn = [one for one in every.values() if one.roc]
-    if len(drawn) < 2:
+def _add_roc_overlay(writer: ReportWriter, results: ResultsByName) -> bool:
+    results_with_roc = [result for result in results.values() if result.roc_curve]
+    if len(results_with_roc) < 2:
         return False
-    areas = {one.key: one.whole("positive_auroc") or one.whole("auroc") for one in drawn}
-    caption = f"ROC curves with their areas, {WHERE[drawn[0].where]}."
-    if "local" in every:
+    areas = {
+        result.name: result.overall_score("positive_auroc") or result.overall_score("auroc")
+        for result in results_with_roc
+    }
+    caption = f"ROC curves with their areas, {TEST_SET_LABELS[results_with_roc[0].evaluated_at]}."
+    if "local_only" in results:
         caption += " Sites that train alone have no common curve."
-    sheet.draw("yardstick_roc", roc_overlay(drawn, areas), caption)
+    writer.add_figure("yardstick_roc", plot_roc_overlay(results_with_roc, areas), caption)
     return True
 
 
-def _curves(sheet: Sheet, record: Record, lens: Lens, every: Every, wide: bool) -> None:
+def _add_baseline_curves(
+    writer: ReportWriter, record: RunRecord, headline: HeadlineMetric, results: ResultsByName, wide: bool
+) -> None:
     """By what the yardsticks were followed by: accuracy in runs of older versions."""
-    metric = next((one.metric for one in every.values() if one.curve), "accuracy")
-    split = record.best_split()
-    means = [(turn, fmean(values)) for turn, values in record.judged_by_sites(split, metric).items()]
-    leading = LEADING if not record.several else () if metric in RANKED else ("pooled",)
-    ours = next((found for where in leading if (found := record.judged(split, where, metric))), means)
-    lines = {one.key: one.curve for one in every.values()} | {"federated": ours}
+    metric = next((result.curve_metric for result in results.values() if result.curve), "accuracy")
+    split = record.most_evaluated_split()
+    site_means = [
+        (round_number, fmean(values)) for round_number, values in record.site_metric_by_round(split, metric).items()
+    ]
+    curve_test_sets = (
+        CURVE_TEST_SETS if not record.has_several_models else () if metric in RANK_BASED_METRICS else ("pooled",)
+    )
+    federated_curve = next(
+        (
+            round_values
+            for evaluated_at in curve_test_sets
+            if (round_values := record.metric_by_round(split, evaluated_at, metric))
+        ),
+        site_means,
+    )
+    curve_by_name = {result.name: result.curve for result in results.values()} | {"federated": federated_curve}
     series = [
-        Series(
-            one.look.label,
-            [turn for turn, _ in lines[one.key]],
-            [value for _, value in lines[one.key]],
-            dashed=one.key != "federated",
-            colour=one.look.colour,
+        CurveSeries(
+            result.style.label,
+            [round_number for round_number, _ in curve_by_name[result.name]],
+            [value for _, value in curve_by_name[result.name]],
+            is_dashed=result.name != "federated",
+            color=result.style.color,
         )
-        for one in every.values()
-        if lines[one.key]
+        for result in results.values()
+        if curve_by_name[result.name]
     ]
     if len(series) < 2:
         return
-    drawn = figures.curves(series, lens.name(metric), percent=metric in PERCENT, wide=wide)
-    caption = f"{lens.name(metric)} on {SPLITS[split]} data by round: how quickly each of them learns."
-    if metric in RANKED and lines.get("local"):
+    figure = figures.plot_curves(series, headline.metric_title(metric), percent=metric in PERCENT_METRICS, wide=wide)
+    caption = (
+        f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data by round: how quickly each of them learns."
+    )
+    if metric in RANK_BASED_METRICS and curve_by_name.get("local_only"):
         caption += (
             " Where sites have their own models: the mean over sites."
-            if record.several
+            if record.has_several_models
             else " Sites that train alone: the mean over sites."
         )
-    sheet.draw("yardstick_curves", drawn, caption)
+    writer.add_figure("yardstick_curves", figure, caption)

@@ -6,113 +6,125 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reports.document.figure_style import INK, PALETTE, WIDE, new_figure, styled
-from pipeline.reports.document.formatting import count_of, shorten
-from pipeline.reports.run.curves import COLUMNS, legend_columns, name_rows, round_axis
+from pipeline.reports.document.figure_style import FULL_WIDTH_INCHES, INK_COLOR, PALETTE, apply_figure_style, new_figure
+from pipeline.reports.document.formatting import format_count, shorten_text
+from pipeline.reports.run.curves import MAX_HEATMAP_COLUMNS, format_round_axis, label_rows, num_legend_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Colours = Mapping[str, str]  # group -> colour
-MOST_ROWS = 60  # as many as get full height
-ROW, LETTER = 0.24, 0.075  # inches: of a row, and of a letter in a cell
-OTHERS = PALETTE[8]
-SHADES = tuple(colour for colour in PALETTE if colour != OTHERS)
-FINE = 14  # pixels a row, of which the first and the last stay blank
-FILL = 0.55  # never opaque: the ink stays readable on both themes
+ClusterColors = Mapping[str, str]  # group -> colour
+MAX_FULL_HEIGHT_ROWS = 60  # as many as get full height
+ROW_HEIGHT_INCHES, LETTER_WIDTH_INCHES = 0.24, 0.075  # inches: of a row, and of a letter in a cell
+OTHER_CLUSTERS_COLOR = PALETTE[8]
+CLUSTER_PALETTE = tuple(colour for colour in PALETTE if colour != OTHER_CLUSTERS_COLOR)
+PIXELS_PER_ROW = 14  # pixels a row, of which the first and the last stay blank
+CELL_OPACITY = 0.55  # never opaque: the ink stays readable on both themes
 
 
-def colours_of(names: Sequence[str], ours: Collection[str]) -> dict[str, str]:
+def assign_cluster_colors(names: Sequence[str], result_clusters: Collection[str]) -> dict[str, str]:
     """Each its own as far as they go; of the groups that are not ours the rest share one, and ours begin again."""
-    own = {name: SHADES[place % len(SHADES)] for place, name in enumerate(names) if place < len(SHADES) or name in ours}
-    return {name: own.get(name, OTHERS) for name in names}
+    own_colors = {
+        name: CLUSTER_PALETTE[index % len(CLUSTER_PALETTE)]
+        for index, name in enumerate(names)
+        if index < len(CLUSTER_PALETTE) or name in result_clusters
+    }
+    return {name: own_colors.get(name, OTHER_CLUSTERS_COLOR) for name in names}
 
 
-@styled()
-def membership(
+@apply_figure_style()
+def plot_cluster_membership(
     sites: Sequence[str],
     rounds: Sequence[int],
-    groups: Sequence[Mapping[str, str]],
-    colours: Colours,
-    at: int,
+    clusters_by_round: Sequence[Mapping[str, str]],
+    colors: ClusterColors,
+    result_index: int,
 ) -> Figure:
     """groups[round][site]; `sites` in the order of their groups in the round at place `at`, which stand at the right."""
     import numpy as np
     from matplotlib.colors import to_rgb
     from matplotlib.lines import Line2D
 
-    tall = 1.5 + ROW * min(len(sites), MOST_ROWS)
-    figure, axes = new_figure((WIDE[0], tall))
-    per_column = max(1, math.ceil(len(rounds) / COLUMNS))
-    last = [min(start + per_column, len(rounds)) - 1 for start in range(0, len(rounds), per_column)]
-    shown = [[groups[turn].get(site) for turn in last] for site in sites]
-    cells = np.zeros((len(sites), len(last), 4))  # transparent: unknown
-    for row, names in enumerate(shown):
-        for column, name in enumerate(names):
-            if name is not None:
-                cells[row, column] = (*to_rgb(colours[name]), FILL)
-    if len(sites) <= MOST_ROWS:  # rows part from each other
-        cells = np.repeat(cells, FINE, axis=0)
-        cells[0::FINE] = cells[FINE - 1 :: FINE] = 0
+    figure_height = 1.5 + ROW_HEIGHT_INCHES * min(len(sites), MAX_FULL_HEIGHT_ROWS)
+    figure, axes = new_figure((FULL_WIDTH_INCHES[0], figure_height))
+    per_column = max(1, math.ceil(len(rounds) / MAX_HEATMAP_COLUMNS))
+    sampled_indices = [min(start + per_column, len(rounds)) - 1 for start in range(0, len(rounds), per_column)]
+    clusters_by_row = [[clusters_by_round[round_index].get(site) for round_index in sampled_indices] for site in sites]
+    cells = np.zeros((len(sites), len(sampled_indices), 4))  # transparent: unknown
+    for row, row_clusters in enumerate(clusters_by_row):
+        for column, cluster in enumerate(row_clusters):
+            if cluster is not None:
+                cells[row, column] = (*to_rgb(colors[cluster]), CELL_OPACITY)
+    if len(sites) <= MAX_FULL_HEIGHT_ROWS:  # rows part from each other
+        cells = np.repeat(cells, PIXELS_PER_ROW, axis=0)
+        cells[0::PIXELS_PER_ROW] = cells[PIXELS_PER_ROW - 1 :: PIXELS_PER_ROW] = 0
     axes.imshow(cells, aspect="auto", interpolation="none", extent=(-0.5, len(rounds) - 0.5, len(sites) - 0.5, -0.5))
-    if len(sites) <= MOST_ROWS:
-        _name_runs(axes, shown, per_column)
-    if at != len(rounds) - 1:
-        axes.axvline(at, color=INK, linewidth=1, linestyle=":")
-    _name_groups(axes, sites, groups[at], len(rounds), tall - 1.5)
+    if len(sites) <= MAX_FULL_HEIGHT_ROWS:
+        _label_cluster_runs(axes, clusters_by_row, per_column)
+    if result_index != len(rounds) - 1:
+        axes.axvline(result_index, color=INK_COLOR, linewidth=1, linestyle=":")
+    _label_clusters(axes, sites, clusters_by_round[result_index], len(rounds), figure_height - 1.5)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    name_rows(axes, sites)
-    round_axis(axes, rounds)
-    labels = {"others" if colour == OTHERS else name: colour for name, colour in colours.items()}
+    label_rows(axes, sites)
+    format_round_axis(axes, rounds)
+    color_by_label = {
+        "others" if color == OTHER_CLUSTERS_COLOR else cluster: color for cluster, color in colors.items()
+    }
     handles = [
-        Line2D([], [], marker="s", linestyle="", markersize=8, markeredgewidth=0, color=colour, alpha=0.7, label=label)
-        for label, colour in labels.items()
+        Line2D([], [], marker="s", linestyle="", markersize=8, markeredgewidth=0, color=color, alpha=0.7, label=label)
+        for label, color in color_by_label.items()
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns(list(labels), wide=True))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=num_legend_columns(list(color_by_label), wide=True)
+    )
     return figure
 
 
-def _name_runs(axes: Any, shown: Sequence[Sequence[str | None]], per_column: int) -> None:
+def _label_cluster_runs(axes: Any, clusters_by_row: Sequence[Sequence[str | None]], per_column: int) -> None:
     """Every stretch in one group says its name where there is room: colours may be alike."""
-    room = (WIDE[0] - 2.6) / max(len(shown[0]), 1) if shown else 0.0  # inches a column
-    for row, names in enumerate(shown):
+    column_width = (
+        (FULL_WIDTH_INCHES[0] - 2.6) / max(len(clusters_by_row[0]), 1) if clusters_by_row else 0.0
+    )  # inches a column
+    for row, row_clusters in enumerate(clusters_by_row):
         start = 0
-        for column in range(1, len(names) + 1):
-            if column < len(names) and names[column] == names[start]:
+        for column in range(1, len(row_clusters) + 1):
+            if column < len(row_clusters) and row_clusters[column] == row_clusters[start]:
                 continue
-            name = names[start]
-            if name is not None and (column - start) * room > LETTER * (len(name) + 1):
-                left = start * per_column - 0.5 + 0.25 * LETTER / room * per_column
-                axes.text(left, row, name, ha="left", va="center_baseline", fontsize=7.5)
+            cluster = row_clusters[start]
+            if cluster is not None and (column - start) * column_width > LETTER_WIDTH_INCHES * (len(cluster) + 1):
+                left = start * per_column - 0.5 + 0.25 * LETTER_WIDTH_INCHES / column_width * per_column
+                axes.text(left, row, cluster, ha="left", va="center_baseline", fontsize=7.5)
             start = column
 
 
-def _name_groups(axes: Any, sites: Sequence[str], members: Mapping[str, str], columns: int, height: float) -> None:
+def _label_clusters(
+    axes: Any, sites: Sequence[str], cluster_by_site: Mapping[str, str], num_rounds: int, height: float
+) -> None:
     """At the right, beside its rows; a name that would lie on the one above it is left out."""
-    start, free = 0, -1.0
-    edge = columns - 0.5
+    start, min_free_inches = 0, -1.0
+    edge = num_rounds - 0.5
     for row in range(1, len(sites) + 1):
-        group = members.get(sites[start])
-        if row < len(sites) and members.get(sites[row]) == group:
+        cluster = cluster_by_site.get(sites[start])
+        if row < len(sites) and cluster_by_site.get(sites[row]) == cluster:
             continue
         if start:
-            axes.axhline(start - 0.5, color=INK, alpha=0.5, linewidth=0.7)
+            axes.axhline(start - 0.5, color=INK_COLOR, alpha=0.5, linewidth=0.7)
         middle = (start + row - 1) / 2
-        inches = height * middle / len(sites)
-        if group is not None and inches >= free:
-            words = f"{shorten(group, 14)}: {count_of(row - start, 'site')}"
-            axes.text(edge + 0.01 * columns, middle, words, ha="left", va="center", fontsize=8.5)
-            free = inches + 0.15
+        middle_inches = height * middle / len(sites)
+        if cluster is not None and middle_inches >= min_free_inches:
+            text = f"{shorten_text(cluster, 14)}: {format_count(row - start, 'site')}"
+            axes.text(edge + 0.01 * num_rounds, middle, text, ha="left", va="center", fontsize=8.5)
+            min_free_inches = middle_inches + 0.15
         start = row
 
 
-@styled()
-def tree(
+@apply_figure_style()
+def plot_dendrogram(
     leaves: Sequence[str],
     merges: Sequence[Sequence[float]],
-    members: Mapping[str, str],
-    colours: Colours,
+    cluster_by_site: Mapping[str, str],
+    colors: ClusterColors,
     title: str,
 ) -> Figure:
     """A dendrogram, the sites at the left; a branch has its group's colour as long as all of it is in one group."""
@@ -121,29 +133,38 @@ def tree(
     from matplotlib.ticker import MaxNLocator
     from scipy.cluster.hierarchy import dendrogram
 
-    figure, axes = new_figure((WIDE[0], 1.0 + ROW * len(leaves)))
-    below: list[set[str | None]] = [{members.get(site)} for site in leaves]
+    figure, axes = new_figure((FULL_WIDTH_INCHES[0], 1.0 + ROW_HEIGHT_INCHES * len(leaves)))
+    clusters_below: list[set[str | None]] = [{cluster_by_site.get(site)} for site in leaves]
     for first, second, *_ in merges:
-        below.append(below[int(first)] | below[int(second)])
-    inner = [next(iter(found)) if len(found) == 1 else None for found in below]
-    drawn = dendrogram(
-        np.asarray(merges, dtype=float), no_plot=True, link_color_func=lambda node: colours.get(inner[node] or "", INK)
+        clusters_below.append(clusters_below[int(first)] | clusters_below[int(second)])
+    single_clusters = [
+        next(iter(node_clusters)) if len(node_clusters) == 1 else None for node_clusters in clusters_below
+    ]
+    dendrogram_data = dendrogram(
+        np.asarray(merges, dtype=float),
+        no_plot=True,
+        link_color_func=lambda node: colors.get(single_clusters[node] or "", INK_COLOR),
     )
-    for places, distances, colour in zip(drawn["icoord"], drawn["dcoord"], drawn["color_list"], strict=True):
-        mixed = colour == INK
-        axes.plot(distances, places, color=colour, alpha=0.6 if mixed else 1.0, linewidth=1.1 if mixed else 1.8)
-    order = [leaves[leaf] for leaf in drawn["leaves"] or ()]
-    names = [f"{shorten(site)} · {members[site]}" if site in members else shorten(site) for site in order]
-    axes.set_yticks([10 * place + 5 for place in range(len(order))], names, parse_math=False)
-    for label, site in zip(axes.get_yticklabels(), order, strict=True):
-        if site in members:
-            ground = to_rgba(colours[members[site]], 0.35)
-            label.set_bbox({"boxstyle": "round,pad=0.25", "facecolor": ground, "linewidth": 0})
+    for positions, distances, color in zip(
+        dendrogram_data["icoord"], dendrogram_data["dcoord"], dendrogram_data["color_list"], strict=True
+    ):
+        is_mixed = color == INK_COLOR
+        axes.plot(distances, positions, color=color, alpha=0.6 if is_mixed else 1.0, linewidth=1.1 if is_mixed else 1.8)
+    ordered_leaves = [leaves[leaf] for leaf in dendrogram_data["leaves"] or ()]
+    leaf_labels = [
+        f"{shorten_text(site)} · {cluster_by_site[site]}" if site in cluster_by_site else shorten_text(site)
+        for site in ordered_leaves
+    ]
+    axes.set_yticks([10 * index + 5 for index in range(len(ordered_leaves))], leaf_labels, parse_math=False)
+    for label, site in zip(axes.get_yticklabels(), ordered_leaves, strict=True):
+        if site in cluster_by_site:
+            background_color = to_rgba(colors[cluster_by_site[site]], 0.35)
+            label.set_bbox({"boxstyle": "round,pad=0.25", "facecolor": background_color, "linewidth": 0})
     axes.tick_params(axis="y", pad=7)
-    axes.set_ylim(10 * len(order), 0)
+    axes.set_ylim(10 * len(ordered_leaves), 0)
     heights = [float(merge[2]) for merge in merges]
-    furthest = max(heights, default=0.0) or 1.0
-    axes.set_xlim(-0.006 * furthest, 1.04 * furthest)
+    max_height = max(heights, default=0.0) or 1.0
+    axes.set_xlim(-0.006 * max_height, 1.04 * max_height)
     axes.xaxis.set_major_locator(MaxNLocator(integer=all(height.is_integer() for height in heights)))
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)

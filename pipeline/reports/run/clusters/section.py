@@ -8,252 +8,367 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from pipeline.reports.document.formatting import SPLITS, count_of, joined, score, whole
-from pipeline.reports.document.page import Cell, Column, Sheet
+from pipeline.reports.document.formatting import SPLIT_LABELS, format_count, format_integer, format_score, join_names
+from pipeline.reports.document.page import ReportWriter, TableCell, TableColumn
 from pipeline.reports.run.clusters import figures as group_figures
-from pipeline.reports.run.headline_metric import Lens
-from pipeline.reports.run.record import Json, Record, number, site_values, view
+from pipeline.reports.run.headline_metric import HeadlineMetric
+from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores, finite_or_none, metric_by_site
 
-MOST_NAMES = 12  # of a group's sites in its row
-FEW_NAMES = 5  # in a sentence
-MOST_LEAVES = 60
-TITLES = {"cfl": "Cuts: the first is furthest right"}  # else a distance
+MAX_NAMES_PER_ROW = 12  # of a group's sites in its row
+MAX_NAMES_IN_SENTENCE = 5  # in a sentence
+MAX_DENDROGRAM_LEAVES = 60
+DENDROGRAM_AXIS_TITLES = {"cfl": "Cuts: the first is furthest right"}  # else a distance
 
 
-def groups(sheet: Sheet, record: Record, lens: Lens) -> None:
-    found = history(record)
-    if found is None or not found.result:
+def add_clusters_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
+    history = load_cluster_history(record)
+    if history is None or not history.result_clusters:
         return
-    sheet.page.section("Groups").text(_summary(found, len(record.sites)), *filter(None, [_later(found)]))
-    _table(sheet, record, lens, found)
-    ours = set(found.result.values())
-    colours = group_figures.colours_of(found.names, ours)
-    former = [name for name in found.names if name not in ours]
-    sites = _ordered(found, record.sites)
-    drawn = group_figures.membership(sites, found.rounds, found.groups, colours, found.at)
-    sheet.draw("groups", drawn, _caption(found, former, len(sites)))
-    if max(Counter(found.result.values()).values()) > MOST_NAMES:
-        _every_site(sheet, found)
-    _tree(sheet, record, found, colours)
+    writer.page.add_section("Groups").add_text(
+        _describe_clusters(history, len(record.sites)), *filter(None, [_describe_later_moves(history)])
+    )
+    _add_clusters_table(writer, record, headline, history)
+    result_clusters = set(history.result_clusters.values())
+    colors = group_figures.assign_cluster_colors(history.cluster_names, result_clusters)
+    former_clusters = [name for name in history.cluster_names if name not in result_clusters]
+    sites = _sites_by_cluster(history, record.sites)
+    figure = group_figures.plot_cluster_membership(
+        sites, history.rounds, history.clusters_by_round, colors, history.result_index
+    )
+    writer.add_figure("groups", figure, _membership_caption(history, former_clusters, len(sites)))
+    if max(Counter(history.result_clusters.values()).values()) > MAX_NAMES_PER_ROW:
+        _add_sites_table(writer, history)
+    _add_dendrogram(writer, record, history, colors)
 
 
-def _summary(found: History, sites: int) -> str:
-    count = len(set(found.result.values()))
-    unknown = f", {sites - len(found.result)} not yet in any" if sites > len(found.result) else ""
-    words = f"{count_of(len(found.result), 'site')} in {count_of(count, 'group')}{unknown}. "
-    moves = found.moves
+def _describe_clusters(history: ClusterHistory, num_sites: int) -> str:
+    num_clusters = len(set(history.result_clusters.values()))
+    unassigned_text = (
+        f", {num_sites - len(history.result_clusters)} not yet in any"
+        if num_sites > len(history.result_clusters)
+        else ""
+    )
+    text = f"{format_count(len(history.result_clusters), 'site')} in {format_count(num_clusters, 'group')}{unassigned_text}. "
+    moves = history.moves
     if not moves:
-        return f"{words}Nobody ever changed group, from round {found.rounds[0]} to {found.rounds[-1]}."
-    last = moves[-1].round
-    who = _some(sorted({move.site for move in moves if move.round == last}, key=natural))
-    since = found.rounds[-1] - last
-    if not since:
-        return f"{words}The groups had not settled: {who} moved in the last round, {last}."
-    return f"{words}The last to move: {who}, in round {last}. Since then, for {count_of(since, 'round')}, the groups have been stable."
+        return f"{text}Nobody ever changed group, from round {history.rounds[0]} to {history.rounds[-1]}."
+    last_move_round = moves[-1].round
+    moved_sites = _join_some_sites(
+        sorted({move.site for move in moves if move.round == last_move_round}, key=natural_sort_key)
+    )
+    num_stable_rounds = history.rounds[-1] - last_move_round
+    if not num_stable_rounds:
+        return f"{text}The groups had not settled: {moved_sites} moved in the last round, {last_move_round}."
+    return f"{text}The last to move: {moved_sites}, in round {last_move_round}. Since then, for {format_count(num_stable_rounds, 'round')}, the groups have been stable."
 
 
-def _later(found: History) -> str:
+def _describe_later_moves(history: ClusterHistory) -> str:
     """Where the result is of an earlier round than the last."""
-    end = next(members for members in reversed(found.groups) if members)
-    turn = found.rounds[found.at]
-    if end is found.result or turn == found.rounds[-1]:
+    last_clusters = next(cluster_by_site for cluster_by_site in reversed(history.clusters_by_round) if cluster_by_site)
+    result_round = history.rounds[history.result_index]
+    if last_clusters is history.result_clusters or result_round == history.rounds[-1]:
         return ""
-    elsewhere = sorted((site for site, group in end.items() if found.result.get(site) != group), key=natural)
-    words = f"These are the groups of round {turn}, whose models were kept."
-    return f"{words} By the last round, {_some(elsewhere)} had gone elsewhere." if elsewhere else words
+    moved_sites = sorted(
+        (site for site, cluster in last_clusters.items() if history.result_clusters.get(site) != cluster),
+        key=natural_sort_key,
+    )
+    text = f"These are the groups of round {result_round}, whose models were kept."
+    return f"{text} By the last round, {_join_some_sites(moved_sites)} had gone elsewhere." if moved_sites else text
 
 
-def _some(sites: Sequence[str]) -> str:
-    if len(sites) <= FEW_NAMES + 1:
-        return joined(sites)
-    return f"{', '.join(sites[:FEW_NAMES])} and {len(sites) - FEW_NAMES} others"
+def _join_some_sites(sites: Sequence[str]) -> str:
+    if len(sites) <= MAX_NAMES_IN_SENTENCE + 1:
+        return join_names(sites)
+    return f"{', '.join(sites[:MAX_NAMES_IN_SENTENCE])} and {len(sites) - MAX_NAMES_IN_SENTENCE} others"
 
 
-def _ordered(found: History, sites: Sequence[str]) -> list[str]:
+def _sites_by_cluster(history: ClusterHistory, sites: Sequence[str]) -> list[str]:
     """By group, within it by the first move; who never moved comes last, who is in no group at the very end."""
-    first: dict[str, int] = {}
-    for move in found.moves:
-        first.setdefault(move.site, move.round)
-    everybody = dict.fromkeys([*sites, *(site for members in found.groups for site in members)])
-    groups = {name: place for place, name in enumerate(found.names)}
-    never = found.rounds[-1] + 1
+    first_move_round: dict[str, int] = {}
+    for move in history.moves:
+        first_move_round.setdefault(move.site, move.round)
+    all_sites = dict.fromkeys(
+        [*sites, *(site for cluster_by_site in history.clusters_by_round for site in cluster_by_site)]
+    )
+    cluster_order = {name: index for index, name in enumerate(history.cluster_names)}
+    after_last_round = history.rounds[-1] + 1
     return sorted(
-        everybody, key=lambda site: (groups.get(found.result.get(site, ""), len(groups)), first.get(site, never))
+        all_sites,
+        key=lambda site: (
+            cluster_order.get(history.result_clusters.get(site, ""), len(cluster_order)),
+            first_move_round.get(site, after_last_round),
+        ),
     )
 
 
-def _caption(found: History, former: Sequence[str], sites: int) -> str:
-    words = "Every site's group from round to round; at the right, the groups "
-    words += "of the last round" if found.at == len(found.rounds) - 1 else "of the round at the dotted line"
-    words += ", by which the sites are ordered."
-    words += " Blank: not yet known." if any(len(members) < sites for members in found.groups) else ""
-    if former:
-        names = f"{former[0]} to {former[-1]}" if len(former) > 2 else joined(former)
-        words += f" {names}: groups of other rounds."
-    return words
+def _membership_caption(history: ClusterHistory, former_clusters: Sequence[str], num_sites: int) -> str:
+    caption = "Every site's group from round to round; at the right, the groups "
+    caption += (
+        "of the last round" if history.result_index == len(history.rounds) - 1 else "of the round at the dotted line"
+    )
+    caption += ", by which the sites are ordered."
+    caption += (
+        " Blank: not yet known."
+        if any(len(cluster_by_site) < num_sites for cluster_by_site in history.clusters_by_round)
+        else ""
+    )
+    if former_clusters:
+        names = (
+            f"{former_clusters[0]} to {former_clusters[-1]}"
+            if len(former_clusters) > 2
+            else join_names(former_clusters)
+        )
+        caption += f" {names}: groups of other rounds."
+    return caption
 
 
-def _table(sheet: Sheet, record: Record, lens: Lens, found: History) -> None:
-    split, scores = record.scores()
-    sites: Json = scores.get("sites") or {}
-    metric = lens.among(sites)
-    theirs: Json = view(scores, "group").get("sites") or {}
-    models: Json = scores.get("models") or {}
-    names = sorted(set(found.result.values()), key=natural)
-    general = {name: number((models.get(f"group/{name}") or {}).get(metric)) for name in names}
-    rows: list[list[Cell]] = []
-    for name in names:
-        mine = sorted((site for site, group in found.result.items() if group == name), key=natural)
-        row: list[Cell] = [name, whole(len(mine)), _listed(mine), score(metric, _together(sites, mine, metric))]
-        row += [score(metric, _together(theirs, mine, metric))] if theirs else []
-        row += [score(metric, general[name])] if any(value is not None for value in general.values()) else []
-        rows.append(row)
-    columns = [Column("Group"), Column("Sites", True), Column("Who", words=True)]
-    columns += [Column("Own models", True)] if record.personal else []
-    columns += [Column("Group's model", True)] if theirs or not record.personal else []
-    columns += [Column("Group's model, coordinator's set", True)] if len(rows[0]) > len(columns) else []
-    how = "pooled" if metric == "accuracy" else "the mean over them"
-    sheet.page.table(columns, rows, f"{lens.name(metric)} on {SPLITS[split]} data of the group's sites, {how}.")
-
-
-def _every_site(sheet: Sheet, found: History) -> None:
-    """Where a group has more sites than its row can name."""
-    since: dict[str, int] = {}
-    count: dict[str, int] = {}
-    known = {
-        site: turn for turn, members in reversed([*zip(found.rounds, found.groups, strict=True)]) for site in members
+def _add_clusters_table(
+    writer: ReportWriter, record: RunRecord, headline: HeadlineMetric, history: ClusterHistory
+) -> None:
+    split, scores = record.latest_scores()
+    sites: JsonObject = scores.get("sites") or {}
+    metric = headline.site_ranking_metric(sites)
+    cluster_model_scores: JsonObject = comparison_scores(scores, "group").get("sites") or {}
+    models: JsonObject = scores.get("models") or {}
+    cluster_names = sorted(set(history.result_clusters.values()), key=natural_sort_key)
+    coordinator_scores = {
+        name: finite_or_none((models.get(f"group/{name}") or {}).get(metric)) for name in cluster_names
     }
-    for move in found.moves:
-        if move.round <= found.rounds[found.at]:
-            since[move.site] = move.round
-        count[move.site] = count.get(move.site, 0) + 1
-    rows: list[list[Cell]] = [
-        [site, found.result[site], whole(since.get(site, known[site])), whole(count.get(site, 0))]
-        for site in sorted(found.result, key=natural)
+    rows: list[list[TableCell]] = []
+    for name in cluster_names:
+        cluster_sites = sorted(
+            (site for site, cluster in history.result_clusters.items() if cluster == name), key=natural_sort_key
+        )
+        row: list[TableCell] = [
+            name,
+            format_integer(len(cluster_sites)),
+            _list_sites(cluster_sites),
+            format_score(metric, _cluster_score(sites, cluster_sites, metric)),
+        ]
+        row += (
+            [format_score(metric, _cluster_score(cluster_model_scores, cluster_sites, metric))]
+            if cluster_model_scores
+            else []
+        )
+        row += (
+            [format_score(metric, coordinator_scores[name])]
+            if any(value is not None for value in coordinator_scores.values())
+            else []
+        )
+        rows.append(row)
+    columns = [TableColumn("Group"), TableColumn("Sites", True), TableColumn("Who", is_text=True)]
+    columns += [TableColumn("Own models", True)] if record.has_personalized_models else []
+    columns += (
+        [TableColumn("Group's model", True)] if cluster_model_scores or not record.has_personalized_models else []
+    )
+    columns += [TableColumn("Group's model, coordinator's set", True)] if len(rows[0]) > len(columns) else []
+    pooling_text = "pooled" if metric == "accuracy" else "the mean over them"
+    writer.page.add_table(
+        columns,
+        rows,
+        f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data of the group's sites, {pooling_text}.",
+    )
+
+
+def _add_sites_table(writer: ReportWriter, history: ClusterHistory) -> None:
+    """Where a group has more sites than its row can name."""
+    last_move_round: dict[str, int] = {}
+    num_moves: dict[str, int] = {}
+    first_known_round = {
+        site: round_number
+        for round_number, cluster_by_site in reversed([*zip(history.rounds, history.clusters_by_round, strict=True)])
+        for site in cluster_by_site
+    }
+    for move in history.moves:
+        if move.round <= history.rounds[history.result_index]:
+            last_move_round[move.site] = move.round
+        num_moves[move.site] = num_moves.get(move.site, 0) + 1
+    rows: list[list[TableCell]] = [
+        [
+            site,
+            history.result_clusters[site],
+            format_integer(last_move_round.get(site, first_known_round[site])),
+            format_integer(num_moves.get(site, 0)),
+        ]
+        for site in sorted(history.result_clusters, key=natural_sort_key)
     ]
-    columns = [Column("Site"), Column("Group"), Column("Since round", True), Column("Moves in all", True)]
-    sheet.page.table(columns, rows, "The group of every site")
+    columns = [
+        TableColumn("Site"),
+        TableColumn("Group"),
+        TableColumn("Since round", True),
+        TableColumn("Moves in all", True),
+    ]
+    writer.page.add_table(columns, rows, "The group of every site")
 
 
-def _listed(sites: Sequence[str]) -> str:
-    more = len(sites) - MOST_NAMES
-    return ", ".join(sites[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _list_sites(sites: Sequence[str]) -> str:
+    num_hidden = len(sites) - MAX_NAMES_PER_ROW
+    return ", ".join(sites[:MAX_NAMES_PER_ROW]) + (f" and {num_hidden} more" if num_hidden > 0 else "")
 
 
-def _together(sites: Json, members: Sequence[str], metric: str) -> float | None:
+def _cluster_score(sites: JsonObject, cluster_sites: Sequence[str], metric: str) -> float | None:
     """Accuracy is pooled, each site counting by its examples; other metrics have no exact pooling of sites' values."""
-    values = site_values({site: sites.get(site) for site in members}, metric)
+    values = metric_by_site({site: sites.get(site) for site in cluster_sites}, metric)
     if not values:
         return None
-    counts = {site: number(sites[site].get("n")) or 0.0 for site in values}
+    counts = {site: finite_or_none(sites[site].get("n")) or 0.0 for site in values}
     if metric != "accuracy" or not sum(counts.values()):
         return fmean(values.values())
     return sum(values[site] * counts[site] for site in values) / sum(counts.values())
 
 
-def _tree(sheet: Sheet, record: Record, found: History, colours: Mapping[str, str]) -> None:
-    until = found.rounds[found.at]
-    line: Json = next((one for one in reversed(record.rounds) if one.get("tree") and int(one["round"]) <= until), {})
-    tree: Json = line.get("tree") or {}
-    leaves, merges = tree.get("leaves") or (), tree.get("merges") or ()
+def _add_dendrogram(
+    writer: ReportWriter, record: RunRecord, history: ClusterHistory, colors: Mapping[str, str]
+) -> None:
+    result_round = history.rounds[history.result_index]
+    round_record: JsonObject = next(
+        (
+            candidate
+            for candidate in reversed(record.round_records)
+            if candidate.get("tree") and int(candidate["round"]) <= result_round
+        ),
+        {},
+    )
+    dendrogram: JsonObject = round_record.get("tree") or {}
+    leaves, merges = dendrogram.get("leaves") or (), dendrogram.get("merges") or ()
     if len(leaves) < 2 or len(merges) != len(leaves) - 1:
         return
-    if len(leaves) > MOST_LEAVES:
-        sheet.page.text(f"The tree of {len(leaves)} sites is too large to draw; rounds.jsonl has it.")
+    if len(leaves) > MAX_DENDROGRAM_LEAVES:
+        writer.page.add_text(f"The tree of {len(leaves)} sites is too large to draw; rounds.jsonl has it.")
         return
-    title = TITLES.get(record.part("strategy") or "", "Distance between models")
-    words = "The tree that the groups were cut from: the further right two branches meet, the less alike they are."
-    if record.part("strategy") == "cfl":
-        words = "The cuts that made the groups: what was parted first meets furthest right."
-    caption = f"{words} Beside every site, its group; a branch has the colour of its group."
-    sheet.draw("tree", group_figures.tree(leaves, merges, found.result, colours, title), caption)
+    title = DENDROGRAM_AXIS_TITLES.get(record.component_name("strategy") or "", "Distance between models")
+    description = (
+        "The tree that the groups were cut from: the further right two branches meet, the less alike they are."
+    )
+    if record.component_name("strategy") == "cfl":
+        description = "The cuts that made the groups: what was parted first meets furthest right."
+    caption = f"{description} Beside every site, its group; a branch has the colour of its group."
+    writer.add_figure(
+        "tree", group_figures.plot_dendrogram(leaves, merges, history.result_clusters, colors, title), caption
+    )
 
 
 # Who was in which group in every round, and when they moved.
 
-Members = Mapping[str, str]  # site -> group
+ClusterBySite = Mapping[str, str]  # site -> group
 
 
 @dataclass(frozen=True)
-class Move:
+class ClusterMove:
     round: int
     site: str
-    came_from: str
-    went_to: str
+    previous_cluster: str
+    new_cluster: str
 
 
 @dataclass(frozen=True)
-class History:
+class ClusterHistory:
     """Groups bear the names that they have in the round `at`; those that were not there then are called f1, f2, ..."""
 
     rounds: Sequence[int]
-    groups: Sequence[Members]  # a round each; empty where unknown
-    at: int  # the place of the round that the run's result is of
+    clusters_by_round: Sequence[ClusterBySite]  # a round each; empty where unknown
+    result_index: int  # the place of the round that the run's result is of
 
     @property
-    def result(self) -> Members:
-        return self.groups[self.at]
+    def result_clusters(self) -> ClusterBySite:
+        return self.clusters_by_round[self.result_index]
 
     @property
-    def names(self) -> list[str]:
+    def cluster_names(self) -> list[str]:
         """Those of the result first."""
-        known = {group for members in self.groups for group in members.values()}
-        ours = set(self.result.values())
-        return sorted(known, key=lambda name: (name not in ours, natural(name)))
+        all_clusters = {cluster for cluster_by_site in self.clusters_by_round for cluster in cluster_by_site.values()}
+        result_names = set(self.result_clusters.values())
+        return sorted(all_clusters, key=lambda name: (name not in result_names, natural_sort_key(name)))
 
     @property
-    def moves(self) -> list[Move]:
-        found, last = [], dict[str, str]()
-        for turn, members in zip(self.rounds, self.groups, strict=True):
-            found += [Move(turn, s, last[s], group) for s, group in members.items() if last.get(s, group) != group]
-            last |= members
-        return found
+    def moves(self) -> list[ClusterMove]:
+        moves, last_cluster = [], dict[str, str]()
+        for round_number, cluster_by_site in zip(self.rounds, self.clusters_by_round, strict=True):
+            moves += [
+                ClusterMove(round_number, site, last_cluster[site], cluster)
+                for site, cluster in cluster_by_site.items()
+                if last_cluster.get(site, cluster) != cluster
+            ]
+            last_cluster |= cluster_by_site
+        return moves
 
 
-def history(record: Record) -> History | None:
+def load_cluster_history(record: RunRecord) -> ClusterHistory | None:
     """From the first round with groups on."""
-    known = [place for place, line in enumerate(record.rounds) if line.get("groups")]
-    if not known:
+    known_indices = [index for index, round_record in enumerate(record.round_records) if round_record.get("groups")]
+    if not known_indices:
         return None
-    lines = record.rounds[known[0] :]
-    rounds = [int(line["round"]) for line in lines]
-    groups = [{str(s): str(g) for s, g in (line.get("groups") or {}).items()} for line in lines]
-    best = (record.results or {}).get("best_round")
-    at = next((place for place, turn in enumerate(rounds) if turn == best and groups[place]), known[-1] - known[0])
-    paths = any("." in group for members in groups for group in members.values())
-    return History(rounds, followed(groups, at) if paths else groups, at)
+    round_records = record.round_records[known_indices[0] :]
+    rounds = [int(round_record["round"]) for round_record in round_records]
+    clusters_by_round = [
+        {str(site): str(cluster_name) for site, cluster_name in (round_record.get("groups") or {}).items()}
+        for round_record in round_records
+    ]
+    best_round = (record.results or {}).get("best_round")
+    result_index = next(
+        (index for index, round_number in enumerate(rounds) if round_number == best_round and clusters_by_round[index]),
+        known_indices[-1] - known_indices[0],
+    )
+    has_tree_paths = any(
+        "." in cluster for cluster_by_site in clusters_by_round for cluster in cluster_by_site.values()
+    )
+    return ClusterHistory(
+        rounds, track_clusters(clusters_by_round, result_index) if has_tree_paths else clusters_by_round, result_index
+    )
 
 
-def followed(groups: Sequence[Members], at: int) -> list[Members]:
+def track_clusters(clusters_by_round: Sequence[ClusterBySite], result_index: int) -> list[ClusterBySite]:
     """Places in a tree are dealt out anew with every tree: a group is followed by its members instead."""
-    sets = {name: {site for site, group in groups[at].items() if group == name} for name in groups[at].values()}
-    out = [groups[at]]
-    for step, places in ((1, range(at + 1, len(groups))), (-1, range(at - 1, -1, -1))):
-        seen = {name: set(sites) for name, sites in sets.items()}  # as each group was last met
-        for place in places:
-            named = _named(groups[place], seen, taken={*sets, *(g for m in out for g in m.values())})
-            out = [*out, named] if step > 0 else [named, *out]
-            seen |= {name: {site for site, group in named.items() if group == name} for name in named.values()}
-    return out
+    result_members = {
+        name: {site for site, cluster in clusters_by_round[result_index].items() if cluster == name}
+        for name in clusters_by_round[result_index].values()
+    }
+    tracked_rounds = [clusters_by_round[result_index]]
+    for step, indices in ((1, range(result_index + 1, len(clusters_by_round))), (-1, range(result_index - 1, -1, -1))):
+        last_members = {name: set(sites) for name, sites in result_members.items()}  # as each group was last met
+        for index in indices:
+            tracked_clusters = _match_clusters(
+                clusters_by_round[index],
+                last_members,
+                used_names={
+                    *result_members,
+                    *(cluster_name for tracked in tracked_rounds for cluster_name in tracked.values()),
+                },
+            )
+            tracked_rounds = [*tracked_rounds, tracked_clusters] if step > 0 else [tracked_clusters, *tracked_rounds]
+            last_members |= {
+                name: {site for site, cluster in tracked_clusters.items() if cluster == name}
+                for name in tracked_clusters.values()
+            }
+    return tracked_rounds
 
 
-def _named(members: Members, seen: Mapping[str, set[str]], taken: set[str]) -> dict[str, str]:
+def _match_clusters(
+    cluster_by_site: ClusterBySite, last_members: Mapping[str, set[str]], used_names: set[str]
+) -> dict[str, str]:
     """Under the names of the groups met before that they share most sites with."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
-    new, old = sorted(set(members.values()), key=natural), sorted(seen, key=natural)
-    sets = [{site for site, group in members.items() if group == name} for name in new]
-    if not new:
+    new_clusters, old_clusters = (
+        sorted(set(cluster_by_site.values()), key=natural_sort_key),
+        sorted(last_members, key=natural_sort_key),
+    )
+    new_members = [{site for site, cluster in cluster_by_site.items() if cluster == name} for name in new_clusters]
+    if not new_clusters:
         return {}
-    shared = np.array([[len(sites & seen[name]) for name in old] for sites in sets])
-    rows, columns = linear_sum_assignment(-shared)
-    names = {new[r]: old[c] for r, c in zip(rows, columns, strict=True) if shared[r, c]}
-    free = (name for n in range(1, len(taken) + len(new) + 1) if (name := f"f{n}") not in taken)
-    names |= {name: next(free) for name in new if name not in names}
-    return {site: names[group] for site, group in members.items()}
+    num_shared_sites = np.array([[len(sites & last_members[name]) for name in old_clusters] for sites in new_members])
+    rows, columns = linear_sum_assignment(-num_shared_sites)
+    name_by_cluster = {
+        new_clusters[r]: old_clusters[c] for r, c in zip(rows, columns, strict=True) if num_shared_sites[r, c]
+    }
+    unused_names = (
+        name for n in range(1, len(used_names) + len(new_clusters) + 1) if (name := f"f{n}") not in used_names
+    )
+    name_by_cluster |= {name: next(unused_names) for name in new_clusters if name not in name_by_cluster}
+    return {site: name_by_cluster[cluster] for site, cluster in cluster_by_site.items()}
 
 
-def natural(name: str) -> list[tuple[int, int | str]]:
+def natural_sort_key(name: str) -> list[tuple[int, int | str]]:
     """0.2 before 0.10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]

@@ -6,7 +6,7 @@ import { countOf, duration } from "./words.js";
 
 const PHASES = {
   train: "training",
-  judge: "judging the model",
+  evaluate: "judging the model",
   keep: "sites keep their models",
   about: "sites describe their data",
 };

@@ -6,9 +6,9 @@ import { countOf, isNumber, joined, ranges } from "./words.js";
 const QUARANTINED = "quarantined:";
 const BUDGET = "privacy budget";
 const KINDS = [
-  ["at_site", "noise at the sites, charged to their ledgers"],
-  ["at_coordinator", "noise at the coordinator"],
-  ["secure_sum", "secure sums"],
+  ["dp_sgd", "noise at the sites, charged to their ledgers"],
+  ["client_level_dp", "noise at the coordinator"],
+  ["secure_aggregation", "secure sums"],
 ];
 const BARE =
   "Nothing protects the people behind the images: updates and models carry neither noise nor masks. Images stay at the sites; what a model or an update tells of a single person is not bounded.";

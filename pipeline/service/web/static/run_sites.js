@@ -68,8 +68,8 @@ export function totals(records) {
   for (const { bytes = {} } of records) {
     sum.up += bytes.up ?? 0;
     sum.down += bytes.down ?? 0;
-    sum.judgeUp += bytes.judge_up ?? 0;
-    sum.judgeDown += bytes.judge_down ?? 0;
+    sum.judgeUp += bytes.evaluate_up ?? 0;
+    sum.judgeDown += bytes.evaluate_down ?? 0;
   }
   return { ...sum, allUp: sum.up + sum.judgeUp, allDown: sum.down + sum.judgeDown };
 }
@@ -79,8 +79,8 @@ export function traffic(records) {
   const [up, down] = [[], []];
   const sum = { up: 0, down: 0 };
   for (const { round, bytes = {} } of records) {
-    up.push([round, (sum.up += (bytes.up ?? 0) + (bytes.judge_up ?? 0))]);
-    down.push([round, (sum.down += (bytes.down ?? 0) + (bytes.judge_down ?? 0))]);
+    up.push([round, (sum.up += (bytes.up ?? 0) + (bytes.evaluate_up ?? 0))]);
+    down.push([round, (sum.down += (bytes.down ?? 0) + (bytes.evaluate_down ?? 0))]);
   }
   const all = totals(records);
   const lines = [

@@ -31,7 +31,7 @@ def visit(browser: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
 
     def heard(message: Any) -> None:
         # 401, 404 and the like are answers; a breach of the content policy or a bug is not
-        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
+        if message.cell_type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
             complaints.append(message.text)
 
     def go(hash: str = "#/", role: str | None = "lead", at: Stage = stage, width: int = 1280, **context: Any) -> Any:

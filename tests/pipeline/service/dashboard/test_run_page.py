@@ -27,7 +27,7 @@ def test_a_running_run_tells_who_is_waited_for_and_what_was_missed(visit, stage)
     assert f"151 {counted} {missed} quarantined: its update is 2.36 times" in rows["karolinska"]
     assert "rounds 57 % of the steps" in rows["karolinska"]
     assert texts(page, "#doubt-table tbody tr")[0].startswith("karolinska ✕ quarantined 21 its update is")
-    up = sum(record["bytes"]["up"] + record["bytes"]["judge_up"] for record in rounds)
+    up = sum(record["bytes"]["up"] + record["bytes"]["evaluate_up"] for record in rounds)
     assert f"↑ {up / 1e6:.1f} MB" in page.locator(".tiles").inner_text()
 
 
@@ -154,7 +154,7 @@ def test_the_curves_can_be_read_as_a_table_and_for_another_metric(visit, stage):
     page.wait_for_selector("#chart-auroc svg")
     assert f"16 {record['pooled']['auroc']:.3f}" in texts(page, "#curves-table tbody tr")[0]
     box = page.locator("#chart-loss svg").bounding_box()
-    page.mouse.move(box["x"] + 60, box["y"] + 60)
+    page.mouse.select_trainable(box["x"] + 60, box["y"] + 60)
     assert page.locator("#chart-loss .readout").inner_text().startswith("Round ")
 
 

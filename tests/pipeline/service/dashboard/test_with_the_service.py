@@ -76,5 +76,5 @@ def test_a_study_from_offer_to_model(world, recordings, browser):
         page.click("#sign-out")
         page.wait_for_selector("h1 >> text=Sign in")
         page.context.close()
-        world.app.state.parts.streams.close()
+        world.app.state.parts.event_stream.close()
     assert complaints == []
