@@ -22,7 +22,7 @@ system:
 
 demo: env
 	$(BIN)/hemofed run --baselines
-	$(BIN)/hemofed demo bedside
+	$(BIN)/hemofed demo edge
 
 test: env system
 	$(PYTEST)

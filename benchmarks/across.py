@@ -50,7 +50,7 @@ def ours(folder: Path, rounds: int) -> list[float]:
     with closing(LocalFederation(folder)) as small:
         small.start_coordinator()
         for site in SITES:
-            small.enrol_site(site, "--plays", site)
+            small.enrol_site(site, "--simulate-site", site)
         run = small.offer_study(str(study), [])
         for site in SITES:
             small.approve_run(run, site)
@@ -91,10 +91,13 @@ def provision(folder: Path, port: int) -> Path:
         ],
         "builders": [
             {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
-            {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config", "scheme": "grpc"}},
+            {
+                "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
+                "args": {"config_folder": "config", "scheme": "grpc"},
+            },
             {"path": "nvflare.lighter.impl.cert.CertBuilder"},
         ],
-    }  # fmt: skip
+    }
     (folder / "project.yml").write_text(json.dumps(project))  # JSON is YAML
     tool = Path(sys.executable).with_name("nvflare")
     subprocess.run([tool, "provision", "-p", "project.yml", "-w", "ws"], cwd=folder, check=True, capture_output=True)
@@ -113,21 +116,57 @@ def measured(folder: Path, kits: Path, rounds: int) -> list[float]:
     server = {
         "format_version": 2,
         "components": [
-            {"id": "persistor", "path": f"{parts}.np.np_model_persistor.NPModelPersistor",
-             "args": {"source_ckpt_file_full_name": str(folder / "model.npy")}},
-            {"id": "generator", "path": f"{parts}.shareablegenerators.full_model_shareable_generator.FullModelShareableGenerator", "args": {}},
-            {"id": "aggregator", "path": f"{parts}.aggregators.intime_accumulate_model_aggregator.InTimeAccumulateWeightedAggregator",
-             "args": {"expected_data_kind": "WEIGHTS"}},
+            {
+                "id": "persistor",
+                "path": f"{parts}.np.np_model_persistor.NPModelPersistor",
+                "args": {"source_ckpt_file_full_name": str(folder / "model.npy")},
+            },
+            {
+                "id": "generator",
+                "path": f"{parts}.shareablegenerators.full_model_shareable_generator.FullModelShareableGenerator",
+                "args": {},
+            },
+            {
+                "id": "aggregator",
+                "path": f"{parts}.aggregators.intime_accumulate_model_aggregator.InTimeAccumulateWeightedAggregator",
+                "args": {"expected_data_kind": "WEIGHTS"},
+            },
         ],
-        "workflows": [{"id": "fedavg", "path": f"{parts}.workflows.scatter_and_gather.ScatterAndGather",
-                       "args": {"min_clients": 2, "num_rounds": rounds, "start_round": 0, "wait_time_after_min_received": 0,
-                                "aggregator_id": "aggregator", "persistor_id": "persistor",
-                                "shareable_generator_id": "generator", "train_task_name": "train", "train_timeout": 0}}],
-    }  # fmt: skip
-    client = {"format_version": 2, "executors": [{"tasks": ["train"], "executor": {"path": f"{parts}.np.np_trainer.NPTrainer", "args": {"delta": 1, "sleep_time": 0}}}], "components": []}  # fmt: skip
+        "workflows": [
+            {
+                "id": "fedavg",
+                "path": f"{parts}.workflows.scatter_and_gather.ScatterAndGather",
+                "args": {
+                    "min_clients": 2,
+                    "num_rounds": rounds,
+                    "start_round": 0,
+                    "wait_time_after_min_received": 0,
+                    "aggregator_id": "aggregator",
+                    "persistor_id": "persistor",
+                    "shareable_generator_id": "generator",
+                    "train_task_name": "train",
+                    "train_timeout": 0,
+                },
+            }
+        ],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [
+            {
+                "tasks": ["train"],
+                "executor": {"path": f"{parts}.np.np_trainer.NPTrainer", "args": {"delta": 1, "sleep_time": 0}},
+            }
+        ],
+        "components": [],
+    }
     meta = {"name": "job", "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}, "min_clients": 2}
     (job / "app" / "config").mkdir(parents=True)
-    for name, content in (("app/config/config_fed_server.json", server), ("app/config/config_fed_client.json", client), ("meta.json", meta)):  # fmt: skip
+    for name, content in (
+        ("app/config/config_fed_server.json", server),
+        ("app/config/config_fed_client.json", client),
+        ("meta.json", meta),
+    ):
         (job / name).write_text(json.dumps(content))
     session = None
     end = time.monotonic() + 300
@@ -173,8 +212,10 @@ def main() -> None:
     if asked.json:
         print(json.dumps(found))
         return
-    print(f"a round of 28 MB to and from two sites, without its training: hemofed {found['hemofed']:.2f} s, "
-          f"FLARE as it comes {found['FLARE as it comes']:.2f} s ({found['ratio']:.2f}x)")  # fmt: skip
+    print(
+        f"a round of 28 MB to and from two sites, without its training: hemofed {found['hemofed']:.2f} s, "
+        f"FLARE as it comes {found['FLARE as it comes']:.2f} s ({found['ratio']:.2f}x)"
+    )
 
 
 if __name__ == "__main__":

@@ -40,11 +40,15 @@ from sites.data.renderer.field import render_field
 FLOATS, EIGHT_BITS, FIELD = 2.0, 3.0, 1.0  # at least so many times torch's images a second; seconds a field, at most
 CAMERAS = ((640, 480), (1920, 1440))  # pixels of the same field
 STUDY = {
-    "name": "edge-bench", "rounds": 1, "sites": {"count": 2}, "model": "cnn72",
+    "name": "edge-bench",
+    "rounds": 1,
+    "sites": {"count": 2},
+    "model": "cnn72",
     "data": {"name": "synthetic_smear", "cells": 800, "patients": 40, "size": 48, "schistocytes": 0.3},
-    "local": {"lr": 0.001, "batch_size": 16, "steps": 5, "optimizer": "adamw"}, "augmentation": {"flip": True, "rotate": 180},
+    "local": {"lr": 0.001, "batch_size": 16, "steps": 5, "optimizer": "adamw"},
+    "augmentation": {"flip": True, "rotate": 180},
     "evaluation": {"evaluate_at": "sites", "positive_class": "schistocyte"},
-}  # fmt: skip
+}
 
 
 def timed(rivals: dict[str, Callable[[], object]], turns: int = 60, each: int = 20) -> dict[str, float]:

@@ -16,7 +16,8 @@ import torch
 from models.networks.cnn import CNN72
 from pipeline.core.parameters import ParameterSpec
 from pipeline.protocol.tasks import TrainJob
-from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig, TrainRequest
+from sites.data.pool import ExamplePool, SplitIndices
+from sites.training.base import TrainerContext, TrainingConfig, TrainRequest
 from sites.training.dp_sgd import DpSgdTrainer
 from sites.training.sequential import SequentialTrainer
 from sites.training.unit_clipping import ClippingMode, DpSgdParams

@@ -19,8 +19,9 @@ from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.parameters import ParameterSpec
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
+from sites.data.pool import ExamplePool, SplitIndices
 from sites.training.augmentation import NO_AUGMENTATION, BatchAugmentation
-from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig
+from sites.training.base import TrainerContext, TrainingConfig
 
 ROOT = Path(__file__).parents[1]
 # two halves of the tests share a machine: how long an example takes to draw or to check says nothing about the code
@@ -70,7 +71,7 @@ def go(tmp_path: Path) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
 
 
 def final_weights(folder: RunFolder) -> torch.Tensor:
-    from pipeline.coordinator.checkpoint import load_tensors
+    from pipeline.core.tensor_io import load_tensors
 
     return load_tensors(folder.path / "models" / "global.safetensors")[1]["weights"]
 
@@ -102,8 +103,15 @@ def bench() -> Callable[..., TrainerContext]:
             examples[site] = SplitIndices(rows, rows[: n // 4], rows[n // 4 : n // 2])
             at += n
         build = lambda: model.init_network((1, 28, 28), 3, 0)  # noqa: E731
-        how = TrainingConfig(batch, optimiser, recipe.get("momentum", 0.0), recipe.get("weight_decay", 0.0), lambda turn: lr,
-                     augment, balance)  # fmt: skip
+        how = TrainingConfig(
+            batch,
+            optimiser,
+            recipe.get("momentum", 0.0),
+            recipe.get("weight_decay", 0.0),
+            lambda turn: lr,
+            augment,
+            balance,
+        )
         return TrainerContext(build, ParameterSpec.from_module(build()), pool, examples, how, 3, 11)
 
     return make

@@ -48,7 +48,9 @@ def create_app(runtime: BundleRuntime, max_bytes: int = MAX_REQUEST_BYTES) -> Fa
         return JSONResponse(handlers.describe_model())
 
     @app.post("/api/read")
-    async def post_read(request: Request, name: Annotated[str, Query(max_length=500)] = "picture", drawn: bool = False) -> JSONResponse:  # fmt: skip
+    async def post_read(
+        request: Request, name: Annotated[str, Query(max_length=500)] = "picture", drawn: bool = False
+    ) -> JSONResponse:
         try:
             data = await request.body()
         except ClientDisconnect:  # nobody is left to be told

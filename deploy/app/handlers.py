@@ -72,10 +72,16 @@ class EdgeHandlers:
         bundle, calibration = self.runtime.bundle, self.runtime.calibration
         default_point = calibration.find_point()
         return self.runtime.describe_model() | {
-            "positive": calibration.positive_class, "curve": [p.to_dict() for p in calibration.sorted_points],
-            "points": [p.to_dict() for p in calibration.operating_points], "default": default_point.to_dict() if default_point else None,
-            "line": SUSPICION_THRESHOLD, "enough": RECOMMENDED_CELLS, "notice": RESEARCH_USE_NOTICE, "most": self.max_bytes, "card": bundle.files["card.md"].decode(),
-        }  # fmt: skip
+            "positive": calibration.positive_class,
+            "curve": [p.to_dict() for p in calibration.sorted_points],
+            "points": [p.to_dict() for p in calibration.operating_points],
+            "default": default_point.to_dict() if default_point else None,
+            "line": SUSPICION_THRESHOLD,
+            "enough": RECOMMENDED_CELLS,
+            "notice": RESEARCH_USE_NOTICE,
+            "most": self.max_bytes,
+            "card": bundle.files["card.md"].decode(),
+        }
 
     def read_images(self, data: bytes, name: str, include_pixels: bool) -> list[JsonDict]:
         """Every picture in a file; one that cannot be read does not stop the others."""
@@ -108,13 +114,26 @@ class EdgeHandlers:
             )
         operating_point = self._find_operating_point(request.log_odds)
         num_found = request.num_counted if request.num_found is None else request.num_found
-        slide_counts = SlideCounts(request.num_counted, request.num_flagged, num_found, request.excluded, self._compute_drift(request.feature_means),
-                      tuple(request.rbc_diameters_px), num_single_cells=request.num_single_cells, unfit_reason=self.runtime.unfit_reason)  # fmt: skip
+        slide_counts = SlideCounts(
+            request.num_counted,
+            request.num_flagged,
+            num_found,
+            request.excluded,
+            self._compute_drift(request.feature_means),
+            tuple(request.rbc_diameters_px),
+            num_single_cells=request.num_single_cells,
+            unfit_reason=self.runtime.unfit_reason,
+        )
         slide_record = build_slide_result(
             slide_counts, operating_point, self.runtime.calibration.positive_class
         ).to_dict()
-        return {**slide_record, "headline": format_headline(slide_record), "rows": build_rows(slide_record, self.describe_model()), "warnings": slide_record["doubts"],
-                "tone": VERDICT_TONES.get(slide_record["verdict"], "open")}  # fmt: skip
+        return {
+            **slide_record,
+            "headline": format_headline(slide_record),
+            "rows": build_rows(slide_record, self.describe_model()),
+            "warnings": slide_record["doubts"],
+            "tone": VERDICT_TONES.get(slide_record["verdict"], "open"),
+        }
 
     def _find_operating_point(self, log_odds: float | None) -> OperatingPoint | None:
         if log_odds is None:

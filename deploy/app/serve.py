@@ -35,9 +35,15 @@ def serve_edge_app(runtime: BundleRuntime, host: str, port: int, on_ready: Calla
         signal.signal(signal.SIGTERM, _raise_interrupt)  # a service manager's way to say Ctrl-C
     with contextlib.closing(_open_listener(host, port)) as listener:
         config = uvicorn.Config(
-            app, log_config=None, log_level="error", access_log=False, server_header=False, proxy_headers=False,
-            ws="none", timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
-        )  # fmt: skip
+            app,
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
+        )
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has stopped
             url_host = f"[{host}]" if ":" in host else host
             on_ready(f"http://{url_host}:{listener.getsockname()[1]}/")

@@ -112,8 +112,15 @@ def build_ood_reference(
         mean = float(grid @ row / max(row.sum(), 1))
         moments[name] = (mean, math.sqrt(max(0.0, float(grid**2 @ row / max(row.sum(), 1)) - mean**2)))
         num_false_alarms += float(row[(grid < limits[name][0]) | (grid > limits[name][1])].sum())
-    return OodReference(num_images=num_images, class_centers=class_centers.tolist(), feature_mean=(0.0,) * num_features, max_distance=max_distance / (1 - leverage),
-                     quality_limits=limits, quality_moments=moments, false_alarm_rate=min(1.0, num_false_alarms / max(num_images, 1)))  # fmt: skip
+    return OodReference(
+        num_images=num_images,
+        class_centers=class_centers.tolist(),
+        feature_mean=(0.0,) * num_features,
+        max_distance=max_distance / (1 - leverage),
+        quality_limits=limits,
+        quality_moments=moments,
+        false_alarm_rate=min(1.0, num_false_alarms / max(num_images, 1)),
+    )
 
 
 def _has_min_samples(distance_counts: NDArray[np.int64]) -> NDArray[np.bool_]:

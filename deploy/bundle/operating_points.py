@@ -54,8 +54,12 @@ class OperatingPoint(BaseModel):
         return self.tn / (self.tn + self.fp) if self.tn + self.fp else None
 
     def to_dict(self) -> dict[str, float | int | str | None]:
-        return {**self.model_dump(), "probability": self.probability, "sensitivity": self.sensitivity,
-                "specificity": self.specificity}  # fmt: skip
+        return {
+            **self.model_dump(),
+            "probability": self.probability,
+            "sensitivity": self.sensitivity,
+            "specificity": self.specificity,
+        }
 
 
 class ModelCalibration(BaseModel):
@@ -173,9 +177,15 @@ def _iter_points(
         )
         spreads = [float(spread[row, bin_index]) if bin_index < len(positives) else 0.0 for row in (0, 1)]
         yield OperatingPoint(
-            name="", log_odds=bin_lower_edge(bin_index, len(positives)), tp=tp, fn=int(positives.sum()) - tp, tn=int(negatives.sum()) - fp, fp=fp,
-            specificity_spread=spreads[0], sensitivity_spread=spreads[1],
-        )  # fmt: skip
+            name="",
+            log_odds=bin_lower_edge(bin_index, len(positives)),
+            tp=tp,
+            fn=int(positives.sum()) - tp,
+            tn=int(negatives.sum()) - fp,
+            fp=fp,
+            specificity_spread=spreads[0],
+            sensitivity_spread=spreads[1],
+        )
 
 
 def _most_lenient_point(all_points: list[OperatingPoint], min_specificity: float) -> OperatingPoint:

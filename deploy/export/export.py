@@ -119,12 +119,20 @@ def export_bundle(
         _measure_ood_reference(profile, graph, synthetic_cells, num_tta_views(study, input_shape)) if profile else None
     )
     manifest = BundleManifest(
-        name=study.name, model=model_name, classes=classes, input_size=(input_shape[1], input_shape[2]), resize=study.data.resize_filter,
+        name=study.name,
+        model=model_name,
+        classes=classes,
+        input_size=(input_shape[1], input_shape[2]),
+        resize=study.data.resize_filter,
         num_tta_views=8 if num_tta_views(study, input_shape) == 8 else 1,
-        normalization=study.normalization.model_dump(), crop_diameters=crop_diameters, rbc_diameter_px=rbc_diameter_px,
-        precisions=("fp32", "int8") if int8_model and int8_model.graph else ("fp32",), opset=OPSET, created=_utc_timestamp(),
+        normalization=study.normalization.model_dump(),
+        crop_diameters=crop_diameters,
+        rbc_diameter_px=rbc_diameter_px,
+        precisions=("fp32", "int8") if int8_model and int8_model.graph else ("fp32",),
+        opset=OPSET,
+        created=_utc_timestamp(),
         software={package: version(package) for package in ("hemofed", "torch", "onnx", "onnxruntime")},
-    )  # fmt: skip
+    )
     model_card = build_card(run_folder, model_name, header, license_text) | {
         "export": _export_record(manifest, max_difference, int8_model)
     }
@@ -141,14 +149,14 @@ def export_bundle(
     if ood_reference:
         files["reference.json"] = _encode_json(ood_reference.model_dump(mode="json"))
     return _write_bundle(
-        sign_files(files, signing_key),
-        output_folder,
-        zip_path,
-        signing_key,
-        model_card,
-        calibration,
-        ood_reference,
-        tuple(warnings),
+        files=sign_files(files, signing_key),
+        output_folder=output_folder,
+        zip_path=zip_path,
+        signing_key=signing_key,
+        model_card=model_card,
+        calibration=calibration,
+        ood_reference=ood_reference,
+        warnings=tuple(warnings),
     )
 
 
@@ -232,7 +240,7 @@ def _resolve_scale(
     )
     if (crop_px is None) != (rbc_diameter_px is None):
         raise IncompatibleStudyError(
-            "how cells are cut out of fields follows from both --window and --diameter; give both, or none"
+            "how cells are cut out of fields follows from both --crop-px and --rbc-diameter-px; give both, or none"
         )
     return (None, None) if crop_px is None or rbc_diameter_px is None else (crop_px / rbc_diameter_px, rbc_diameter_px)
 
@@ -245,7 +253,7 @@ def _missing_profile_warning(study: Study, model_name: str) -> str:
     )
     return (
         f"{reason}, so there are no calibrated probabilities, no operating points and no guard. Run the study (anew) with "
-        "evaluation.validation_profile = true and validation images, or measure it on your own: hemofed edge verify"
+        "evaluation.validation_profile = true and validation images, or measure it on your own: hemofed edge calibrate"
     )
 
 
@@ -260,8 +268,14 @@ def _export_record(
             else "The int8 model answers alike."
         )
         int8_record = {**int8_model.metrics, "reason": int8_model.reason, "words": int8_text}
-    return {"made": manifest.created, "hemofed": manifest.software["hemofed"], "opset": OPSET,
-            "onnxruntime": manifest.software["onnxruntime"], "parity": {"images": NUM_PARITY_IMAGES, "largest": max_difference}, "int8": int8_record}  # fmt: skip
+    return {
+        "made": manifest.created,
+        "hemofed": manifest.software["hemofed"],
+        "opset": OPSET,
+        "onnxruntime": manifest.software["onnxruntime"],
+        "parity": {"images": NUM_PARITY_IMAGES, "largest": max_difference},
+        "int8": int8_record,
+    }
 
 
 def _write_bundle(
@@ -293,7 +307,14 @@ def _write_bundle(
             shutil.rmtree(temp_folder, ignore_errors=True)
     digest = hashlib.sha256(files["SHA256SUMS"]).hexdigest()
     return ExportResult(
-        output_folder, zip_path, digest, public_hex(signing_key), model_card, calibration, ood_reference, warnings
+        folder=output_folder,
+        zip_path=zip_path,
+        digest=digest,
+        public_key=public_hex(signing_key),
+        model_card=model_card,
+        calibration=calibration,
+        ood_reference=ood_reference,
+        warnings=warnings,
     )
 
 

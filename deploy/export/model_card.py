@@ -22,7 +22,7 @@ INTENDED_USE = (
 LIMITATIONS = (
     (
         "It knows only what its sites showed it: other stains, cameras, magnifications and diseases are outside. Measure it "
-        "on labelled cells of your own (`hemofed edge verify`) before you use it."
+        "on labelled cells of your own (`hemofed edge calibrate`) before you use it."
     ),
     "Its probabilities belong to the mix of cells that it was validated on; on a slide with fewer of a kind they are too high.",
     (
@@ -245,9 +245,29 @@ def build_monai_metadata(model_card: JsonDict, input_size: tuple[int, int]) -> J
         "data_type": "8-bit RGB",
         "eval_metrics": model_card["metrics"].get("pooled") or model_card["metrics"].get("coordinator") or {},
         "network_data_format": {
-            "inputs": {"image": {"type": "image", "format": "rgb", "num_channels": 3, "spatial_shape": list(input_size), "dtype": "uint8",
-                                 "value_range": [0, 255], "channel_def": {"0": "red", "1": "green", "2": "blue"}, **common}},
-            "outputs": {"pred": {"type": "probabilities", "format": "classification", "num_channels": len(channel_names), "spatial_shape": [],
-                                 "dtype": "float32", "value_range": [0, 1], "channel_def": channel_names, **common}},
+            "inputs": {
+                "image": {
+                    "type": "image",
+                    "format": "rgb",
+                    "num_channels": 3,
+                    "spatial_shape": list(input_size),
+                    "dtype": "uint8",
+                    "value_range": [0, 255],
+                    "channel_def": {"0": "red", "1": "green", "2": "blue"},
+                    **common,
+                }
+            },
+            "outputs": {
+                "pred": {
+                    "type": "probabilities",
+                    "format": "classification",
+                    "num_channels": len(channel_names),
+                    "spatial_shape": [],
+                    "dtype": "float32",
+                    "value_range": [0, 1],
+                    "channel_def": channel_names,
+                    **common,
+                }
+            },
         },
-    }  # fmt: skip
+    }

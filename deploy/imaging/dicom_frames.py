@@ -181,14 +181,14 @@ def _read_layout(header: Dataset, stream_header: CodestreamHeader | None) -> Pix
         raise DataError(f"{photometric_interpretation} with {bits_stored} bits; {EXPORT_AGAIN_HINT} as RGB")
     is_signed = photometric_interpretation.startswith("MONOCHROME") and _read_int(header, "PixelRepresentation") == 1
     return PixelLayout(
-        rows,
-        columns,
-        samples_per_pixel,
-        photometric_interpretation,
-        bits_allocated,
-        bits_stored,
-        is_signed,
-        planar_configuration or 0,
+        rows=rows,
+        columns=columns,
+        samples_per_pixel=samples_per_pixel,
+        photometric_interpretation=photometric_interpretation,
+        bits_allocated=bits_allocated,
+        bits_stored=bits_stored,
+        is_signed=is_signed,
+        planar_configuration=planar_configuration or 0,
     )
 
 

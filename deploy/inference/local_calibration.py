@@ -20,6 +20,7 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deploy.bundle.bundle import ModelBundle, Precision
+from deploy.bundle.crop import describe_crop, is_field_image
 from deploy.bundle.ood_guard import OodReference
 from deploy.bundle.operating_points import (
     SAFE_SPECIFICITY,
@@ -33,7 +34,6 @@ from deploy.imaging.images import expand_paths, read_image_file
 from deploy.inference.metrics import compute_auroc, compute_balanced_accuracy
 from deploy.inference.resize import ImageBatch, resize_images
 from deploy.inference.runtime import BundleRuntime, Predictions
-from deploy.slide.reader import describe_crop, is_field_image
 from models.probe.feature_names import QUALITY_MEASURES
 from pipeline.core.errors import BundleError, DataError, MissingDataError
 from pipeline.core.files import write_atomically
@@ -83,10 +83,10 @@ def load_local_calibration(bundle: ModelBundle, precision: Precision | None = No
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise BundleError(f"{path} is damaged; remove it and run `hemofed edge verify` again") from error
+        raise BundleError(f"{path} is damaged; remove it and run `hemofed edge calibrate` again") from error
     if (local_calibration.bundle_digest, local_calibration.precision) != (bundle.digest, precision or "fp32"):
         raise BundleError(
-            f"{path} belongs to another bundle or precision; remove it and run `hemofed edge verify` again"
+            f"{path} belongs to another bundle or precision; remove it and run `hemofed edge calibrate` again"
         )
     return local_calibration
 
@@ -160,8 +160,14 @@ def measure_bundle(
         and metrics["auroc"] < MIN_AUROC
     ):
         reason = f"an AUROC of {metrics['auroc']:.2f} on {len(is_positive):,} labelled cells of this lab is too low for any threshold to help"
-        return metrics, LocalCalibration(bundle_digest=bundle.digest, precision=runtime.precision, created=_utc_timestamp(), calibration=bundle.calibration,
-                         ood_reference=bundle.ood_reference, unfit_reason=reason)  # fmt: skip
+        return metrics, LocalCalibration(
+            bundle_digest=bundle.digest,
+            precision=runtime.precision,
+            created=_utc_timestamp(),
+            calibration=bundle.calibration,
+            ood_reference=bundle.ood_reference,
+            unfit_reason=reason,
+        )
     if is_positive.sum() < MIN_LABELED_CELLS[True] or (~is_positive).sum() < MIN_LABELED_CELLS[False]:
         name = bundle.calibration.positive_class
         return (
@@ -181,12 +187,23 @@ def measure_bundle(
             f"at a specificity of {SAFE_SPECIFICITY} nothing is found in this lab's cells: thresholds from them would help nobody",
         )
     calibration = ModelCalibration(
-        temperature=temperature, positive_class=bundle.calibration.positive_class, operating_points=operating_points, curve=curve,
-        measured_on=f"{len(is_positive):,} labelled cells of this lab", loss=after, loss_before=before,
-    )  # fmt: skip
+        temperature=temperature,
+        positive_class=bundle.calibration.positive_class,
+        operating_points=operating_points,
+        curve=curve,
+        measured_on=f"{len(is_positive):,} labelled cells of this lab",
+        loss=after,
+        loss_before=before,
+    )
     ood_reference = bundle.ood_reference and _widen_reference(bundle.ood_reference, predictions)
-    return metrics, LocalCalibration(bundle_digest=bundle.digest, precision=runtime.precision, created=_utc_timestamp(), calibration=calibration,
-                     ood_reference=ood_reference, color_tables=_fit_color_tables(bundle, labeled_cells.images))  # fmt: skip
+    return metrics, LocalCalibration(
+        bundle_digest=bundle.digest,
+        precision=runtime.precision,
+        created=_utc_timestamp(),
+        calibration=calibration,
+        ood_reference=ood_reference,
+        color_tables=_fit_color_tables(bundle, labeled_cells.images),
+    )
 
 
 def _utc_timestamp() -> str:
@@ -216,9 +233,11 @@ def _compute_metrics(predictions: Predictions, y: NDArray[np.int64], runtime: Bu
     }
     if positive_index is not None and operating_point is not None:
         is_flagged, is_positive = runtime.flag_positives(p, operating_point), y == positive_index
-        metrics |= {"sensitivity": float(is_flagged[is_positive].mean()) if is_positive.any() else None,
-                 "specificity": float((~is_flagged[~is_positive]).mean()) if (~is_positive).any() else None,
-                 "promised": {"sensitivity": operating_point.sensitivity, "specificity": operating_point.specificity}}  # fmt: skip
+        metrics |= {
+            "sensitivity": float(is_flagged[is_positive].mean()) if is_positive.any() else None,
+            "specificity": float((~is_flagged[~is_positive]).mean()) if (~is_positive).any() else None,
+            "promised": {"sensitivity": operating_point.sensitivity, "specificity": operating_point.specificity},
+        }
     return metrics
 
 

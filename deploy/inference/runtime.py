@@ -99,9 +99,17 @@ class BundleRuntime:
             self.bundle,
             self.calibration.measured_on + (f" ({self.local_calibration.created})" if self.local_calibration else ""),
         )
-        return {"name": bundle.manifest.name, "model": bundle.manifest.model, "title": bundle.title, "digest": bundle.digest,
-                "signer": bundle.signer, "precision": self.precision, "calibrated": calibrated_on, "lab": self.local_calibration is not None,
-                "classes": list(self.classes)}  # fmt: skip
+        return {
+            "name": bundle.manifest.name,
+            "model": bundle.manifest.model,
+            "title": bundle.title,
+            "digest": bundle.digest,
+            "signer": bundle.signer,
+            "precision": self.precision,
+            "calibrated": calibrated_on,
+            "lab": self.local_calibration is not None,
+            "classes": list(self.classes),
+        }
 
     def predict(self, images: ImageBatch) -> Predictions:
         """(N, H, W, 3) uint8 of any size, RGB."""

@@ -64,13 +64,13 @@ def measure_region(
     solidity = compute_solidity(outline, cv2.contourArea(outline))
     density = float(od_image.signal[window][inside].mean())
     return RegionProperties(
-        float(inside.sum()),
-        solidity,
-        float(edge_distance.max()),
-        density,
-        _purple_tone(mean_density),
-        touches_border,
-        contact_fraction,
+        area=float(inside.sum()),
+        solidity=solidity,
+        half_width=float(edge_distance.max()),
+        density=density,
+        tone=_purple_tone(mean_density),
+        touches_border=touches_border,
+        contact_fraction=contact_fraction,
     )
 
 

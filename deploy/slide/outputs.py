@@ -117,8 +117,19 @@ def write_dicom_results(
         for x in (estimate_record.prevalence, estimate_record.prevalence_low, estimate_record.prevalence_high)
     )  # left out of the report
     rows = tuple(f"{label}: {value}" for label, value in build_rows(slide_result.to_dict(), model_info))
-    finding = SlideFinding(estimate_record.num_counted, estimate_record.num_flagged, prevalence, low, high, format_headline(slide_result.to_dict()), model_info["title"], model_info["digest"],
-                      version("hemofed"), RESEARCH_USE_NOTICE, (*slide_result.reliability_warnings, *slide_result.notes, *rows))  # fmt: skip
+    finding = SlideFinding(
+        num_cells=estimate_record.num_counted,
+        num_schistocytes=estimate_record.num_flagged,
+        prevalence=prevalence,
+        prevalence_low=low,
+        prevalence_high=high,
+        verdict=format_headline(slide_result.to_dict()),
+        model=model_info["title"],
+        digest=model_info["digest"],
+        software_version=version("hemofed"),
+        notice=RESEARCH_USE_NOTICE,
+        comments=(*slide_result.reliability_warnings, *slide_result.notes, *rows),
+    )
     paths = [write_structured_report(list(session.dicom_overlays), finding, output_folder / "report.dcm")]
     for n, (source, frames) in enumerate(session.dicom_overlays.items(), start=1):
         paths += [

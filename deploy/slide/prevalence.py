@@ -58,14 +58,14 @@ def assess_prevalence(
     if not num_counted:
         reason = "no cell was counted"
     elif operating_point is None or operating_point.sensitivity is None or operating_point.specificity is None:
-        reason = "the model was never measured on labelled cells of this kind; run `hemofed edge verify` with some"
+        reason = "the model was never measured on labelled cells of this kind; run `hemofed edge calibrate` with some"
     else:
         estimate, low, high = estimate_prevalence(num_counted, num_flagged, operating_point)
         if estimate is None:
             reason = "at this operating point the model is no better than chance; choose another one"
         elif low is None:
             quantity = "few" if num_flagged / num_counted < 1 - operating_point.specificity else "many"
-            reason = f"so {quantity} calls do not fit the error rates that were measured; measure the model here: `hemofed edge verify`"
+            reason = f"so {quantity} calls do not fit the error rates that were measured; measure the model here: `hemofed edge calibrate`"
         elif num_counted < MIN_CELLS:
             reason = f"{num_counted} cells are too few; at least {MIN_CELLS} have to be counted, better {RECOMMENDED_CELLS:,}"
         elif reliability_warnings:
@@ -73,16 +73,16 @@ def assess_prevalence(
     needs_review = estimate is not None and estimate >= threshold
     if reason or low is None or high is None:
         return PrevalenceEstimate(
-            num_counted,
-            num_flagged,
-            flagged_fraction,
-            estimate,
-            low,
-            high,
-            VERDICT_UNDECIDED,
-            needs_review,
-            reason,
-            num_counted >= RECOMMENDED_CELLS,
+            num_counted=num_counted,
+            num_flagged=num_flagged,
+            flagged_fraction=flagged_fraction,
+            prevalence=estimate,
+            prevalence_low=low,
+            prevalence_high=high,
+            verdict=VERDICT_UNDECIDED,
+            needs_review=needs_review,
+            reason=reason,
+            has_enough_cells=num_counted >= RECOMMENDED_CELLS,
         )
     threshold_text = f"{100 * threshold:g} %"
     if low > threshold:
@@ -97,16 +97,16 @@ def assess_prevalence(
         )
         verdict, reason = VERDICT_UNDECIDED, f"the interval spans {threshold_text}{shortfall_text}"
     return PrevalenceEstimate(
-        num_counted,
-        num_flagged,
-        flagged_fraction,
-        estimate,
-        low,
-        high,
-        verdict,
-        needs_review,
-        reason,
-        num_counted >= RECOMMENDED_CELLS,
+        num_counted=num_counted,
+        num_flagged=num_flagged,
+        flagged_fraction=flagged_fraction,
+        prevalence=estimate,
+        prevalence_low=low,
+        prevalence_high=high,
+        verdict=verdict,
+        needs_review=needs_review,
+        reason=reason,
+        has_enough_cells=num_counted >= RECOMMENDED_CELLS,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.bundle.crop import is_field_image
 from deploy.bundle.ood_guard import MAX_DRIFT, OUT_OF_DISTRIBUTION
 from deploy.bundle.operating_points import OperatingPoint
 from deploy.inference.resize import ImageBatch, resize_images
@@ -25,7 +26,6 @@ from deploy.slide.prevalence import (
 from pipeline.core.errors import DataError, IncompatibleStudyError
 
 if TYPE_CHECKING:
-    from deploy.bundle.bundle import ModelBundle
     from deploy.imaging.images import InputImage
     from deploy.segmentation.find_cells import CellRegion
 
@@ -35,7 +35,6 @@ SCALE_TOLERANCE = (
     0.8,
     1.25,
 )  # a field whose cells are so much larger or smaller is taken to have the training fields' scale
-MIN_FIELD_CROPS = 2.0  # an image this many windows high and wide is a field
 MAX_UNCOUNTED_FRACTION = 0.2  # of red cells that are not answered for: a few are on every slide
 EXCLUSION_REASONS = {
     "white": "white cell",
@@ -85,8 +84,13 @@ class ImageResult:
         if self.kind == "cell":
             (cell,) = self.cells
             cell_record = cell.to_dict()
-            return {"path": self.name, "kind": "cell", "repeats": self.duplicate_of, **{k: cell_record[k] for k in ("class", "probability", "probability_of", "flagged", "counted", "why")},
-                    "probabilities": self.class_probabilities[0]}  # fmt: skip
+            return {
+                "path": self.name,
+                "kind": "cell",
+                "repeats": self.duplicate_of,
+                **{k: cell_record[k] for k in ("class", "probability", "probability_of", "flagged", "counted", "why")},
+                "probabilities": self.class_probabilities[0],
+            }
         counts = Counter(cell.label for cell in self.cells if cell.is_counted)
         return {
             "path": self.name,
@@ -130,9 +134,19 @@ class SlideResult:
 
     def to_dict(self) -> dict[str, Any]:
         has_drifted = self.drift is not None and self.drift > MAX_DRIFT
-        return {**self.estimate.to_dict(), "line": SUSPICION_THRESHOLD, "found": self.num_found, "excluded": self.excluded, "positive": self.positive_class,
-                "operating_point": self.operating_point.to_dict() if self.operating_point else None, "drift": self.drift, "drifted": has_drifted,
-                "doubts": list(self.reliability_warnings), "notes": list(self.notes), "notice": RESEARCH_USE_NOTICE}  # fmt: skip
+        return {
+            **self.estimate.to_dict(),
+            "line": SUSPICION_THRESHOLD,
+            "found": self.num_found,
+            "excluded": self.excluded,
+            "positive": self.positive_class,
+            "operating_point": self.operating_point.to_dict() if self.operating_point else None,
+            "drift": self.drift,
+            "drifted": has_drifted,
+            "doubts": list(self.reliability_warnings),
+            "notes": list(self.notes),
+            "notice": RESEARCH_USE_NOTICE,
+        }
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,15 @@ class SlideReader:
             class_probabilities = dict(zip(self.runtime.classes, map(float, predictions.probabilities[n]), strict=True))
             features = predictions.features[n : n + 1] if cell.is_counted else predictions.features[:0]
             results.append(
-                ImageResult(input_image.name, "cell", cell.box[2:], (cell,), features, None, (class_probabilities,))
+                ImageResult(
+                    name=input_image.name,
+                    kind="cell",
+                    image_size=cell.box[2:],
+                    cells=(cell,),
+                    features=features,
+                    rbc_diameter_px=None,
+                    class_probabilities=(class_probabilities,),
+                )
             )
         return results
 
@@ -179,7 +201,7 @@ class SlideReader:
         if manifest.crop_diameters is None or manifest.rbc_diameter_px is None:
             raise IncompatibleStudyError(
                 f"{manifest.name} was trained on single images, and how large a cell is in a field is not known; cut cells out "
-                "first, or export with --window and --diameter"
+                "first, or export with --crop-px and --rbc-diameter-px"
             )
         image = input_image.pixels
         segmentation = find_cells(image, self.rbc_diameter_px)
@@ -219,34 +241,15 @@ class SlideReader:
             is_positive = is_flagged and reason is None
             class_names = runtime.classes
             yield CellResult(
-                box,
-                "red",
-                class_names[class_index],
-                float(p[probability_index]),
-                bool(is_positive),
-                reason is None,
-                reason,
-                class_names[probability_index],
+                box=box,
+                kind="red",
+                label=class_names[class_index],
+                probability=float(p[probability_index]),
+                is_flagged=bool(is_positive),
+                is_counted=reason is None,
+                exclusion_reason=reason,
+                probability_class=class_names[probability_index],
             )
-
-
-def is_field_image(bundle: ModelBundle, input_image: InputImage) -> bool:
-    """A picture so large is no single cell."""
-    crop_diameters, rbc_diameter_px = bundle.manifest.crop_diameters, bundle.manifest.rbc_diameter_px
-    return (
-        crop_diameters is not None
-        and rbc_diameter_px is not None
-        and min(input_image.pixels.shape[:2]) >= MIN_FIELD_CROPS * crop_diameters * rbc_diameter_px
-    )
-
-
-def describe_crop(bundle: ModelBundle) -> str:
-    """How a single cell has to be cut out to look as the training cells did."""
-    crop_diameters, rbc_diameter_px = bundle.manifest.crop_diameters, bundle.manifest.rbc_diameter_px
-    if crop_diameters is None or rbc_diameter_px is None:
-        return f"as the study's images, {bundle.manifest.input_size[0]} x {bundle.manifest.input_size[1]} pixels"
-    crop_px = round(crop_diameters * rbc_diameter_px)
-    return f"a square of {crop_diameters:.2f} cell diameters about its middle: {crop_px} pixels where a red cell measures {rbc_diameter_px:.0f}"
 
 
 def _select_class(
@@ -260,7 +263,15 @@ def _select_class(
 
 
 def _exclude_region(region: CellRegion) -> CellResult:
-    return CellResult(region.box, region.kind, None, None, False, False, EXCLUSION_REASONS[region.kind])
+    return CellResult(
+        box=region.box,
+        kind=region.kind,
+        label=None,
+        probability=None,
+        is_flagged=False,
+        is_counted=False,
+        exclusion_reason=EXCLUSION_REASONS[region.kind],
+    )
 
 
 def crop_cells(image: NDArray[np.uint8], centers: Sequence[tuple[float, float]], crop_px: int) -> ImageBatch:
@@ -322,21 +333,21 @@ def build_slide_result(
         slide_counts.num_counted, slide_counts.num_flagged, operating_point, reliability_warnings
     )
     return SlideResult(
-        estimate,
-        operating_point,
-        slide_counts.num_found,
-        dict(slide_counts.excluded),
-        slide_counts.drift,
-        positive_class,
-        reliability_warnings,
-        tuple(notes),
+        estimate=estimate,
+        operating_point=operating_point,
+        num_found=slide_counts.num_found,
+        excluded=dict(slide_counts.excluded),
+        drift=slide_counts.drift,
+        positive_class=positive_class,
+        reliability_warnings=reliability_warnings,
+        notes=tuple(notes),
     )
 
 
 def find_reliability_warnings(slide_counts: SlideCounts) -> Iterator[str]:
     """Why the model's rates may not hold on this slide."""
     if slide_counts.unfit_reason:
-        yield f"{slide_counts.unfit_reason}: do not use this model here, or measure it anew (`hemofed edge verify`)"
+        yield f"{slide_counts.unfit_reason}: do not use this model here, or measure it anew (`hemofed edge calibrate`)"
     num_out_of_distribution, num_clumps = (
         slide_counts.excluded.get(reason, 0) for reason in (OUT_OF_DISTRIBUTION, EXCLUSION_REASONS["clump"])
     )
@@ -353,10 +364,10 @@ def find_reliability_warnings(slide_counts: SlideCounts) -> Iterator[str]:
     if slide_counts.drift is not None and slide_counts.drift > MAX_DRIFT:
         yield (
             "taken together, the counted cells look unlike those the model was validated on: check stain, focus, light and "
-            "magnification, or measure the model here (`hemofed edge verify`)"
+            "magnification, or measure the model here (`hemofed edge calibrate`)"
         )
     if slide_counts.rbc_diameters_px and max(slide_counts.rbc_diameters_px) > 1.5 * min(slide_counts.rbc_diameters_px):
-        yield "the fields differ in magnification: give those of one microscope setting, or say --diameter"
+        yield "the fields differ in magnification: give those of one microscope setting, or say --rbc-diameter-px"
     if (
         slide_counts.measured_diameters_px
         and not SCALE_TOLERANCE[0]
@@ -364,7 +375,7 @@ def find_reliability_warnings(slide_counts: SlideCounts) -> Iterator[str]:
         < SCALE_TOLERANCE[1]
     ):
         yield (
-            f"the cells measure about {median(slide_counts.measured_diameters_px):.0f} pixels, not {median(slide_counts.rbc_diameters_px):.0f} as given: leave --diameter "
+            f"the cells measure about {median(slide_counts.measured_diameters_px):.0f} pixels, not {median(slide_counts.rbc_diameters_px):.0f} as given: leave --rbc-diameter-px "
             "out, or give the right one"
         )
     if 0 < slide_counts.num_single_cells < RECOMMENDED_CELLS:

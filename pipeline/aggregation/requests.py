@@ -12,12 +12,12 @@ import torch
 
 from pipeline.aggregation.rules import WEIGHTED_MEAN, AggregationRule, update_norms
 from pipeline.core.errors import MessageError, QuorumNotReachedError, ReplyError, StrategyContractError
+from pipeline.core.parameters import NamedTensors
 from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression
 from pipeline.protocol.messages import (
     Aggregate,
     Declined,
     Message,
-    NamedTensors,
     Reply,
     RoundAttempt,
     RoundPolicy,

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pipeline.codecs.fixed_point import QuantizationGrid, decode_fixed_point, encode_fixed_point
 from pipeline.core.errors import MessageError, QuorumNotReachedError, ReplyError
-from pipeline.protocol.messages import Aggregate, ClientUpdate, NamedTensors, Reply, SiteId
-from pipeline.study.privacy import SecureAggregationConfig
+from pipeline.core.parameters import NamedTensors
+from pipeline.protocol.messages import Aggregate, ClientUpdate, Reply, SiteId
 from privacy.secure_aggregation.masking import MaskedSegment
 from privacy.secure_aggregation.server import SecAggServer
 
@@ -39,19 +39,28 @@ class UpdateLayout:
     mean_shapes: tuple[tuple[str, tuple[int, ...]], ...]
     sum_shapes: tuple[tuple[str, tuple[int, ...]], ...]
     num_clients: int
-    settings: SecureAggregationConfig
+    max_update_norm: float  # longer updates are scaled down to this 2-norm
+    max_examples: int  # that a site may weigh with
 
     @classmethod
-    def from_update(cls, update: ClientUpdate, num_clients: int, settings: SecureAggregationConfig) -> UpdateLayout:
+    def from_update(
+        cls, update: ClientUpdate, *, num_clients: int, max_update_norm: float, max_examples: int
+    ) -> UpdateLayout:
         def shapes_of(vectors: NamedTensors) -> tuple[tuple[str, tuple[int, ...]], ...]:
             return tuple((key, tuple(vectors[key].shape)) for key in sorted(vectors))
 
-        return cls(shapes_of(update.averaged), shapes_of(update.summed), num_clients, settings)
+        return cls(
+            mean_shapes=shapes_of(update.averaged),
+            sum_shapes=shapes_of(update.summed),
+            num_clients=num_clients,
+            max_update_norm=max_update_norm,
+            max_examples=max_examples,
+        )
 
     @cached_property
     def grid(self) -> QuantizationGrid:
         return QuantizationGrid.create_finest(
-            sum(math.prod(shape) for _, shape in self._clipped_shapes), self.settings.max_update_norm, self.num_clients
+            sum(math.prod(shape) for _, shape in self._clipped_shapes), self.max_update_norm, self.num_clients
         )
 
     @cached_property
@@ -71,7 +80,13 @@ class UpdateLayout:
         self, update: ClientUpdate, weight: float, max_weight: float, generator: torch.Generator
     ) -> list[np.ndarray]:
         """A site's update as it is masked."""
-        if UpdateLayout.from_update(update, self.num_clients, self.settings) != self:
+        layout = UpdateLayout.from_update(
+            update,
+            num_clients=self.num_clients,
+            max_update_norm=self.max_update_norm,
+            max_examples=self.max_examples,
+        )
+        if layout != self:
             raise MessageError(
                 "this update has other parts than the study's strategy sends; is it of the same version?"
             )
@@ -82,7 +97,13 @@ class UpdateLayout:
         relative_weight = weight / max_weight
         vector = _flatten([update.averaged[key] * relative_weight for key, _ in self._clipped_shapes])
         exact_means = [update.averaged[key].double() * relative_weight for key, _ in self._exact_shapes]
-        exact = torch.cat([torch.tensor([relative_weight], dtype=torch.float64), _flatten(exact_means), _flatten([update.summed[key].double() for key, _ in self.sum_shapes])])  # fmt: skip
+        exact = torch.cat(
+            [
+                torch.tensor([relative_weight], dtype=torch.float64),
+                _flatten(exact_means),
+                _flatten([update.summed[key].double() for key, _ in self.sum_shapes]),
+            ]
+        )
         if not (
             bool(torch.isfinite(vector).all())
             and float(exact.abs().max()) < 2**62 / FIXED_POINT_SCALE / self.num_clients
@@ -97,7 +118,10 @@ class UpdateLayout:
         vector = decode_fixed_point(torch.from_numpy(sums[0].astype(np.int64)), self.grid)
         exact = torch.from_numpy(sums[1].view(np.int64).copy()).double() / FIXED_POINT_SCALE
         means = _split_flat(vector, self._clipped_shapes)
-        exact_tensors = _split_flat(exact[1:].float(), [*((f"mean/{k}", s) for k, s in self._exact_shapes), *((f"sum/{k}", s) for k, s in self.sum_shapes)])  # fmt: skip
+        exact_tensors = _split_flat(
+            exact[1:].float(),
+            [*((f"mean/{k}", s) for k, s in self._exact_shapes), *((f"sum/{k}", s) for k, s in self.sum_shapes)],
+        )
         means |= {key: exact_tensors[f"mean/{key}"] for key, _ in self._exact_shapes}
         return Aggregate.from_sums(
             means, float(exact[0]), {key: exact_tensors[f"sum/{key}"] for key, _ in self.sum_shapes}, clients
@@ -142,12 +166,27 @@ def run_secure_aggregation(
         setup.update_layout.segments,
         setup.min_clients,
     )
-    _run_phase(request, "advertise", {site: {} for site in payloads},
-           lambda site, sums: server.receive_advertisement(site, _require_bytes(sums, "advert")))  # fmt: skip
+    _run_phase(
+        request,
+        "advertise",
+        {site: {} for site in payloads},
+        lambda site, sums: server.receive_advertisement(site, _require_bytes(sums, "advert")),
+    )
     adverts = {f"advert/{site}": bytes_to_tensor(advert) for site, advert in server.end_advertise_phase().items()}
     advertisers = [key.removeprefix("advert/") for key in adverts]
-    _run_phase(request, "share", dict.fromkeys(advertisers, adverts), lambda site, sums: server.receive_encrypted_shares(
-        site, {key.removeprefix(ENCRYPTED_SHARE_PREFIX): _require_bytes(sums, key) for key in sums if key.startswith(ENCRYPTED_SHARE_PREFIX)}))  # fmt: skip
+    _run_phase(
+        request,
+        "share",
+        dict.fromkeys(advertisers, adverts),
+        lambda site, sums: server.receive_encrypted_shares(
+            site,
+            {
+                key.removeprefix(ENCRYPTED_SHARE_PREFIX): _require_bytes(sums, key)
+                for key in sums
+                if key.startswith(ENCRYPTED_SHARE_PREFIX)
+            },
+        ),
+    )
     encrypted_shares = {
         site: {
             f"{ENCRYPTED_SHARE_PREFIX}{sender}": bytes_to_tensor(encrypted_share)
@@ -155,12 +194,20 @@ def run_secure_aggregation(
         }
         for site, received in server.end_share_phase().items()
     }
-    _run_phase(request, "train", {site: {**payloads[site], **shares} for site, shares in encrypted_shares.items()},
-           lambda site, sums: server.receive_masked_vectors(site, _require_masked_vectors(site, sums)))  # fmt: skip
+    _run_phase(
+        request,
+        "train",
+        {site: {**payloads[site], **shares} for site, shares in encrypted_shares.items()},
+        lambda site, sums: server.receive_masked_vectors(site, _require_masked_vectors(site, sums)),
+    )
     survivors = server.end_mask_phase()
     survivor_payload = {"survivors": bytes_to_tensor(json.dumps(survivors).encode())}
-    _run_phase(request, "unmask", dict.fromkeys(survivors, survivor_payload),
-           lambda site, sums: server.receive_unmask_shares(site, _require_bytes(sums, "shares")))  # fmt: skip
+    _run_phase(
+        request,
+        "unmask",
+        dict.fromkeys(survivors, survivor_payload),
+        lambda site, sums: server.receive_unmask_shares(site, _require_bytes(sums, "shares")),
+    )
     try:
         sums = server.unmask_sums()
     except ReplyError as error:

@@ -62,7 +62,15 @@ def coordinator_run(
     """Offer a study to the sites; it runs once their officers have approved it."""
     from pipeline.cli.commands.coordinator import run_command
 
-    run_command(study, overrides or [], home, sites or [], min_sites, follow, json)
+    run_command(
+        study=study,
+        overrides=overrides or [],
+        home=home,
+        sites=sites or [],
+        min_sites=min_sites,
+        follow=follow,
+        json=json,
+    )
 
 
 @coordinator_app.command("status")

@@ -37,7 +37,7 @@ OperatingPointOption = Annotated[
     str | None, typer.Option(help="Operating point: safe (the default), screening, even, or a probability")
 ]
 IgnoreLocalCalibrationOption = Annotated[
-    bool, typer.Option("--as-delivered", help="Leave what this lab measured (`edge verify`) aside")
+    bool, typer.Option("--ignore-local-calibration", help="Leave what this lab measured (`edge calibrate`) aside")
 ]
 PrecisionOption = Annotated[
     PrecisionChoice | None, typer.Option(help="fp32, or int8 where the bundle has it: smaller and a little faster")
@@ -54,7 +54,7 @@ def export(
     key: Annotated[
         Path | None, typer.Option(help="Private key to sign with; your own, made at first, if not given")
     ] = None,
-    license_text: Annotated[str | None, typer.Option(help="Under which it is given away")] = None,
+    license_text: Annotated[str | None, typer.Option("--license", help="Under which it is given away")] = None,
     crop_px: Annotated[
         float | None, typer.Option(help="Pixels of a field that a training image shows, where the data do not tell")
     ] = None,
@@ -67,7 +67,18 @@ def export(
     """Make a signed ONNX bundle of a run's model, for machines without torch."""
     from pipeline.cli.commands.export import export_command
 
-    export_command(run, out, model, site, int8, key, license_text, (crop_px, rbc_diameter_px), quiet or json, json)
+    export_command(
+        run=run,
+        out=out,
+        model=model,
+        site=site,
+        int8=int8,
+        key=key,
+        license_text=license_text,
+        field_scale=(crop_px, rbc_diameter_px),
+        quiet=quiet or json,
+        json=json,
+    )
 
 
 def predict(
@@ -79,7 +90,9 @@ def predict(
     dicom_out: Annotated[
         Path | None, typer.Option("--dicom", help="Folder for results as DICOM, of DICOM sources")
     ] = None,
-    input_type: Annotated[InputTypeChoice, typer.Option("--as", help="What the pictures are")] = InputTypeChoice.auto,
+    input_type: Annotated[
+        InputTypeChoice, typer.Option("--input-type", help="What the pictures are")
+    ] = InputTypeChoice.auto,
     operating_point: OperatingPointOption = None,
     rbc_diameter_px: Annotated[
         float | None, typer.Option(min=4, max=600, help="Pixels of a red cell in these fields, if known")
@@ -94,16 +107,16 @@ def predict(
     from pipeline.cli.commands.predict import PredictOptions, predict_command
 
     options = PredictOptions(
-        bundle,
-        tuple(paths),
-        out,
-        dicom_out,
-        input_type.value,
-        operating_point,
-        rbc_diameter_px,
-        _precision_name(precision),
-        ignore_local_calibration,
-        threads,
+        bundle=bundle,
+        paths=tuple(paths),
+        out=out,
+        dicom_out=dicom_out,
+        input_type=input_type.value,
+        operating_point=operating_point,
+        rbc_diameter_px=rbc_diameter_px,
+        precision=_precision_name(precision),
+        ignore_local_calibration=ignore_local_calibration,
+        num_threads=threads,
     )
     predict_command(options, as_csv, json)
 
@@ -139,14 +152,15 @@ def trust_remove(name: str) -> None:
     trust_remove_command(name)
 
 
-@edge_app.command("verify")
+@edge_app.command("calibrate")
 def edge_calibrate(
     bundle: BundleArgument,
     data: Annotated[
         Path, typer.Option("--data", help="Labelled cells: a folder a class, or a CSV file with path and label")
     ],
     should_save: Annotated[
-        bool, typer.Option("--keep/--dry", help="Use this lab's temperature and thresholds from now on, or only tell")
+        bool,
+        typer.Option("--save/--dry-run", help="Use this lab's temperature and thresholds from now on, or only tell"),
     ] = True,
     precision: PrecisionOption = None,
     threads: ThreadsOption = 1,

@@ -44,7 +44,7 @@ class LocalFederation:
         return (self.home / "lead.token").read_text("utf-8").strip()
 
     def start_coordinator(self) -> None:
-        run_cli_json("coordinator", "init", self.home, "--port", find_free_ports(1)[0], "--name", "miniature")
+        run_cli_json(*("coordinator", "init", self.home), *("--port", find_free_ports(1)[0], "--name", "miniature"))
         self.serve_coordinator()
 
     def serve_coordinator(self) -> None:
@@ -72,7 +72,7 @@ class LocalFederation:
     def approve_run(self, run: str, site: str) -> None:
         home = self.folder / site
         self.wait_until(lambda: self._has_offer(home, run), f"the offer of {run} at {site}")
-        run_cli_json("site", "approve", home, run, "--officer", home / "officer.pem", "--yes")
+        run_cli_json(*("site", "approve", home, run), *("--officer", home / "officer.pem", "--yes"))
 
     def get_run(self, run: str) -> dict[str, Any]:
         with connect(self.home) as client:

@@ -59,7 +59,7 @@ def run(
         ),
     ] = None,
     site_homes: Annotated[
-        Path | None, typer.Option("--homes", help="Where simulated sites keep keys and ledgers between runs")
+        Path | None, typer.Option("--site-homes", help="Where simulated sites keep keys and ledgers between runs")
     ] = None,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -67,7 +67,17 @@ def run(
     """Run a study on this machine, all sites simulated, and write a report."""
     from pipeline.cli.commands.run import run_command
 
-    run_command(study, out, resume, overrides or [], data, baselines, site_homes, quiet, json)
+    run_command(
+        study_name=study,
+        out=out,
+        resume=resume,
+        overrides=overrides or [],
+        data=data,
+        run_baselines=baselines,
+        site_homes=site_homes,
+        quiet=quiet,
+        json=json,
+    )
 
 
 @app.command()
@@ -109,7 +119,15 @@ def evaluate(
     """Score a saved model on other data."""
     from pipeline.cli.commands.inspect_runs import evaluate_command
 
-    evaluate_command(run, data, source, model, split or ("all" if data else "test"), overrides or [], json)
+    evaluate_command(
+        run=run,
+        data=data,
+        source=source,
+        model=model,
+        split=split or ("all" if data else "test"),
+        overrides=overrides or [],
+        json=json,
+    )
 
 
 @app.command()
@@ -235,10 +253,12 @@ def demo_slide(
     """Render the fields of one made-up patient's slide, with what is on them in truth.csv."""
     from pipeline.cli.commands.demo_slide import slide_command
 
-    slide_command(out, cells, schistocytes, seed, scanner, dicom, json)
+    slide_command(
+        out=out, num_cells=cells, schistocyte_fraction=schistocytes, seed=seed, scanner=scanner, dicom=dicom, json=json
+    )
 
 
-@demo_app.command("bedside")
+@demo_app.command("edge")
 def demo_edge(
     run: Annotated[Path | None, typer.Argument(help="Finished run folder; the newest in runs/ if not given")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; RUN/bedside if not given")] = None,

@@ -61,9 +61,14 @@ class RoundProgressTable:
         self._name = name
         self._recent_rows: deque[list[str]] = deque(maxlen=MAX_SHOWN_ROUNDS)
         self._progress_bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             console=stderr_console,
-        )  # fmt: skip
+        )
         self._task_id = self._progress_bar.add_task(name, total=rounds)
         self._live = Live(console=stderr_console, refresh_per_second=4, transient=False)
         self._last = time.perf_counter()

@@ -21,7 +21,7 @@ HomeArgument = Annotated[Path, typer.Argument(help="The site's home folder; of a
 OptionalOfficerKeyOption = Annotated[Path | None, typer.Option("--officer", help="The officer's private key")]
 OfficerKeyOption = Annotated[Path, typer.Option("--officer", help="The officer's private key")]
 CosignerKeyOption = Annotated[
-    Path | None, typer.Option("--second", help="The second person's private key, where the policy asks")
+    Path | None, typer.Option("--cosigner", help="The second person's private key, where the policy asks")
 ]
 
 
@@ -49,7 +49,7 @@ def site_init(
     unit: Annotated[str, typer.Option(help="Whom the budget protects")] = "patient",
     data: Annotated[Path | None, typer.Option("--data", help="Where the site's images lie")] = None,
     simulate_site: Annotated[
-        str | None, typer.Option("--plays", help="In a rehearsal: the simulated site whose examples it takes")
+        str | None, typer.Option("--simulate-site", help="In a rehearsal: the simulated site whose examples it takes")
     ] = None,
     officer_key: OptionalOfficerKeyOption = None,
     json: JsonOption = False,
@@ -57,10 +57,21 @@ def site_init(
     """Make a site's key and settings, and open its privacy ledger."""
     from pipeline.cli.commands.site.ledger import init_command
 
-    init_command(home, site, dataset, unit, epsilon, delta, data, simulate_site, officer_key, json)
+    init_command(
+        home=home,
+        site=site,
+        dataset_id=dataset,
+        privacy_unit=unit,
+        epsilon=epsilon,
+        delta=delta,
+        data=data,
+        simulate_site=simulate_site,
+        officer_key_path=officer_key,
+        json=json,
+    )
 
 
-@site_app.command("forget")
+@site_app.command("exclude-patient")
 def site_exclude_patient(
     home: HomeArgument,
     patient: Annotated[str, typer.Argument(help="The patient (or other unit) as the data name it")],
@@ -179,10 +190,18 @@ def site_approve(
     """Show an offered study in plain words, and with the officer's key approve it."""
     from pipeline.cli.commands.site.approve import approve_command
 
-    approve_command(home, run, officer_key, cosigner_key, days, assume_yes, json)
+    approve_command(
+        home=home,
+        run=run,
+        officer_key_path=officer_key,
+        cosigner_key_path=cosigner_key,
+        days=days,
+        assume_yes=assume_yes,
+        json=json,
+    )
 
 
-@site_app.command("withdraw")
+@site_app.command("revoke-approval")
 def site_revoke_approval(
     home: HomeArgument,
     run: Annotated[str, typer.Argument(help="Run, or an offer's digest")],
@@ -196,7 +215,7 @@ def site_revoke_approval(
     revoke_approval_command(home, run, officer_key, reason, json)
 
 
-@site_app.command("policy")
+@site_app.command("require-cosigner")
 def site_require_cosigner(
     home: HomeArgument,
     officer_key: OfficerKeyOption,
@@ -267,7 +286,7 @@ def site_restore(
     restore_command(file, home, json)
 
 
-@ledger_app.command("continue")
+@ledger_app.command("recover")
 def ledger_recover(
     home: HomeArgument,
     officer_key: OfficerKeyOption,
@@ -278,13 +297,23 @@ def ledger_recover(
         int | None, typer.Option(min=0, help="Charges in the lost end; the most possible if not given")
     ] = None,
     lost_epsilon: Annotated[float, typer.Option(min=0, help="Of studies that this copy does not know")] = 0.0,
-    drop_cosigner: Annotated[bool, typer.Option("--drop-second", help="The second person's key is lost")] = False,
+    drop_cosigner: Annotated[bool, typer.Option("--drop-cosigner", help="The second person's key is lost")] = False,
     json: JsonOption = False,
 ) -> None:
     """Open a new ledger that continues an older copy, as the coordinator's refusal says."""
     from pipeline.cli.commands.site.backup import recover_command
 
-    recover_command(home, officer_key, ledger, index, head, lost_charges, lost_epsilon, drop_cosigner, json)
+    recover_command(
+        home=home,
+        officer_key_path=officer_key,
+        ledger_id=ledger,
+        last_index=index,
+        last_hash=head,
+        lost_charges=lost_charges,
+        lost_epsilon=lost_epsilon,
+        drop_cosigner=drop_cosigner,
+        json=json,
+    )
 
 
 @key_app.command("new")

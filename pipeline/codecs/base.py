@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from pipeline.core.errors import MessageError
-from pipeline.core.parameters import ParamVector
+from pipeline.core.parameters import NamedTensors, ParamVector
 from pipeline.core.registry import Component
 from pipeline.core.tensor_io import is_finite
-from pipeline.protocol.messages import EncodedVector
 
 EncodedParts = Mapping[str, Tensor]
 REMAINDER_KEY = "left"  # the part that holds what no stage took
@@ -121,3 +120,11 @@ def require_part(parts: EncodedParts, key: str, dtype: torch.dtype, length: int)
 
 def _prefixed_stages(chain: CodecChain) -> Iterator[tuple[Codec, str]]:
     return ((codec, f"{index}.{codec.name}.") for index, codec in enumerate(chain))
+
+
+@dataclass(frozen=True)
+class EncodedVector:
+    """A vector of n numbers as a codec sends it."""
+
+    n: int
+    parts: NamedTensors

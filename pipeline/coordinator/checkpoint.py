@@ -6,36 +6,18 @@ A state may hold tensors, plain JSON values, and dicts (string keys), tuples and
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pipeline.core.errors import RunFolderError, StrategyContractError
-from pipeline.core.files import write_atomically
-from pipeline.core.tensor_io import tensors_to_bytes
+from pipeline.core.tensor_io import load_tensors, save_tensors
 
 NUM_KEPT_CHECKPOINTS = 2  # the last one, and the one before it in case the disk lies about syncing
 _TENSOR_KEY, _TUPLE_KEY = "$tensor", "$tuple"
-
-
-def save_tensors(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    write_atomically(path, tensors_to_bytes(header, tensors))
-
-
-def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["hemofed"])
-            return header, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise RunFolderError(f"there is no {path}") from error
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}); it is damaged or not from hemofed") from error
 
 
 def save_checkpoint(folder: Path, round_number: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

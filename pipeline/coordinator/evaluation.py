@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pipeline.aggregation.requests import RoundRequest
 from pipeline.coordinator.metrics import PositiveClass, compute_metrics, compute_plot_data
-from pipeline.core.parameters import ModelState
-from pipeline.protocol.messages import NamedTensors, SiteId
+from pipeline.core.parameters import ModelState, NamedTensors
+from pipeline.protocol.messages import SiteId
 from pipeline.protocol.tasks import EvaluateJob, EvaluationSums, Split
 from pipeline.strategies.base import PERSONAL
 from pipeline.study.schema import Study
@@ -97,13 +97,13 @@ def evaluate_round(study: Study, state: Any, sites: Sequence[SiteId], request: R
     comparisons = {view: EvaluationResult(sites=sums) for view, sums in sums_by_view.items() if view != PERSONAL}
     global_sums = on_coordinator.pop("global", {})
     return EvaluationResult(
-        global_sums,
-        sums_by_view[PERSONAL],
-        comparisons,
-        on_coordinator,
-        request.log.bytes_up,
-        request.log.bytes_down,
-        request.log.failures,
+        coordinator=global_sums,
+        sites=sums_by_view[PERSONAL],
+        comparisons=comparisons,
+        models=on_coordinator,
+        bytes_up=request.log.bytes_up,
+        bytes_down=request.log.bytes_down,
+        failures=request.log.failures,
     )
 
 

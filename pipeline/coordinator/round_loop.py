@@ -276,20 +276,20 @@ class RoundLoop:
     ) -> RoundRequest:
         visibility = self.study.strategy.visibility if task == "train" else "each"
         return RoundRequest(
-            self.engine,
-            self.run_jobs,
-            task,
-            run_state.round,
-            run_state.attempt,
-            round_policy,
-            run_state.last_accepted,
-            splits,
-            visibility,
-            self.compression,
-            self.aggregation_rule or self.study.aggregation,
-            self.study.weighting,
-            self.secure_aggregation if task == "train" else None,
-            self.stream_aggregation,
+            engine=self.engine,
+            run_jobs=self.run_jobs,
+            task=task,
+            round=run_state.round,
+            attempt=run_state.attempt,
+            round_policy=round_policy,
+            last_accepted=run_state.last_accepted,
+            splits=splits,
+            visibility=visibility,
+            compression=self.compression,
+            aggregation_rule=self.aggregation_rule or self.study.aggregation,
+            weighting=self.study.weighting,
+            secure_aggregation=self.secure_aggregation if task == "train" else None,
+            stream_aggregation=self.stream_aggregation,
         )
 
     def _check_state_type(self, state: Any, method: str) -> Any:

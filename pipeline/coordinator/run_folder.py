@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.coordinator.checkpoint import load_checkpoint, save_checkpoint, save_tensors
+from pipeline.coordinator.checkpoint import load_checkpoint, save_checkpoint
 from pipeline.core.errors import RunFolderError
 from pipeline.core.files import load_round_records, raise_no_space, write_atomically
 from pipeline.core.parameters import ModelState
+from pipeline.core.tensor_io import save_tensors
+from pipeline.study.offer import RUN_NAME_PATTERN
 from pipeline.study.schema import Study
 from pipeline.study.toml_file import parse_study, to_toml
 
@@ -106,3 +109,11 @@ class RunFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(path, header, {"weights": model.weights, "stats": model.norm_stats})
         return path
+
+
+def find_run_folder(home: Path, run: str) -> Path:
+    """Of a run that there is: a job's words lead nowhere else, and leave nothing behind where there is none."""
+    folder = home / "runs" / run
+    if not re.fullmatch(RUN_NAME_PATTERN, run) or not (folder / "offer.json").is_file():
+        raise RunFolderError(f"there is no run {run!r} in {home}; a job is for one that was offered")
+    return folder

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pipeline.coordinator.checkpoint import load_tensors, save_tensors
 from pipeline.core.errors import RunFolderError
-from pipeline.core.parameters import ModelState
-from pipeline.protocol.messages import NamedTensors, RoundPolicy, SiteId
+from pipeline.core.parameters import ModelState, NamedTensors
+from pipeline.core.tensor_io import load_tensors, save_tensors
+from pipeline.protocol.messages import RoundPolicy, SiteId
 from pipeline.protocol.tasks import TEMPERATURES, FeatureWhitening, ProfileJob, ProfileSums, whitening_from_dict
 
 if TYPE_CHECKING:

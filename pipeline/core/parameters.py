@@ -7,7 +7,7 @@ Trainable parameters form the vector `weights` (P,), BatchNorm's running statist
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,3 +115,6 @@ def _split_flat(flat: Tensor, shapes: tuple[tuple[int, ...], ...], size: int, wh
         )
     parts = flat.split([math.prod(s) for s in shapes], dim=-1)
     return [p.reshape(*flat.shape[:-1], *s) for p, s in zip(parts, shapes, strict=True)]
+
+
+NamedTensors = Mapping[str, Tensor]

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from pipeline.core.errors import RunFolderError
+from pipeline.core.files import write_atomically
 
 
 def is_finite(x: Tensor) -> bool:
@@ -28,3 +33,18 @@ def tensors_to_bytes(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         contiguous[key] = tensor if owns_storage and storage.data_ptr() not in storage_pointers else tensor.clone()
         storage_pointers.add(storage.data_ptr())
     return save(contiguous, metadata={"hemofed": json.dumps(header)})
+
+
+def save_tensors(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    write_atomically(path, tensors_to_bytes(header, tensors))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["hemofed"])
+            return header, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise RunFolderError(f"there is no {path}") from error
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); it is damaged or not from hemofed") from error

@@ -6,46 +6,30 @@ says so every second; one that has been silent for a while is not waited for any
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import os
 import queue
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from pathlib import Path
 from typing import Any
 
-from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.impl.controller import Controller
-from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.apis.signal import Signal
+from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from pipeline.coordinator.live_status import LiveStatus, requested_state
-from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import HemofedError, MessageError, RunHaltedError
-from pipeline.core.files import exclusive_lock, write_atomically
+from pipeline.coordinator.live_status import LiveStatus
+from pipeline.core.errors import RunHaltedError
 from pipeline.flare.constants import (
-    COORDINATOR_HOME_ENV,
     DATA_SUMMARY_TASK,
     EXCHANGE_TASK,
-    HEARTBEAT_TOPIC,
     JSON_TEXT_KEY,
     MAX_SILENCE_SECONDS,
     MESSAGE_BYTES_KEY,
-    RECEIPT_TOPIC,
 )
 from pipeline.protocol.messages import Declined, RoundPolicy, SiteId
 from pipeline.protocol.serialization import peek_task, serialize_reply
-from pipeline.runs.federated import find_run_folder, run_federated
-from pipeline.study.offer import possession_statement, read_offer
-from privacy.ledger.keys import is_valid_signature
 
 POLL_SECONDS = 0.02  # seconds between two looks for answers
 DEADLINE_GRACE_SECONDS = 5.0  # seconds that an answer may be on its way after the deadline
@@ -57,9 +41,15 @@ class FlareEngine:
     """All of FLARE that a run needs, behind `Engine`."""
 
     def __init__(
-        self, send_task: Callable[[Task, SiteId], None], cancel_task: Callable[[Task], None], last_seen: MutableMapping[SiteId, float], live_status: LiveStatus,
-        halt_reason: Callable[[], str], min_sites: int, verify_proof: Callable[[SiteId, str, str], bool],
-    ) -> None:  # fmt: skip
+        self,
+        send_task: Callable[[Task, SiteId], None],
+        cancel_task: Callable[[Task], None],
+        last_seen: MutableMapping[SiteId, float],
+        live_status: LiveStatus,
+        halt_reason: Callable[[], str],
+        min_sites: int,
+        verify_proof: Callable[[SiteId, str, str], bool],
+    ) -> None:
         """`proven`: whether a site's answer to a number used once is signed by the key that it is known by."""
         self._send_task, self._cancel_task, self._last_seen, self._live_status = (
             send_task,
@@ -213,105 +203,3 @@ class FlareEngine:
 
 def _encode_declined(site: SiteId, reason: str) -> bytes:
     return serialize_reply(Declined(site, "", 0, reason))
-
-
-class FlareController(Controller):  # type: ignore[misc]
-    """The workflow of a job: everything that it does is in the run's folder, which the job only names."""
-
-    def __init__(self, run: str, digest: str, min_sites: int = 1) -> None:
-        super().__init__(task_check_period=POLL_SECONDS)
-        self._run, self._digest, self._min_sites = run, digest, min_sites
-        self._last_seen: dict[SiteId, float] = {}
-        self._epsilon_by_site: dict[SiteId, float] = {}
-        self._lock = threading.Lock()
-
-    def start_controller(self, fl_ctx: FLContext) -> None:
-        self._engine.register_aux_message_handler(HEARTBEAT_TOPIC, self._on_heartbeat)
-        self._engine.register_aux_message_handler(RECEIPT_TOPIC, self._on_receipt_request)
-
-    def stop_controller(self, fl_ctx: FLContext) -> None: ...
-
-    def process_result_of_unknown_task(
-        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
-    ) -> None:
-        self.log_info(fl_ctx, f"{client.name}: an answer that nobody waits for any more is dropped")
-
-    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        folder = find_run_folder(Path(os.environ[COORDINATOR_HOME_ENV]), self._run)
-        try:
-            with exclusive_lock(folder, wait=True):
-                self._run_federated(RunFolder.open(folder), abort_signal, fl_ctx)
-        except RunHaltedError as halt:
-            _write_outcome(folder, "halted", str(halt))
-            self.log_info(fl_ctx, f"halted: {halt}")
-        except HemofedError as error:
-            _write_outcome(folder, "failed", str(error))
-            self.log_error(fl_ctx, str(error))
-        except Exception as error:
-            _write_outcome(folder, "failed", f"{type(error).__name__}: {error}; the log of the coordinator has more")
-            raise
-
-    def _run_federated(self, folder: RunFolder, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        offer = read_offer((folder.path / "offer.json").read_bytes())
-        if offer.digest != self._digest:
-            raise MessageError(f"{folder.path} holds another offer than the one this job is for")
-        connected_sites = [client.name for client in self._engine.get_clients()]
-        now = time.monotonic()
-        self._last_seen.update({site: now for site in offer.site_keys if site in connected_sites})
-        study = folder.load_study()
-        live_status = LiveStatus(folder.path, study.rounds)
-        live_status.lost = [site for site in offer.site_keys if site not in self._last_seen]
-        live_status.write()
-
-        def halt_reason() -> str:
-            return "aborted" if abort_signal.triggered else "stop" if requested_state(folder.path) == "stop" else ""
-
-        def privacy_spent() -> dict[str, Any]:
-            return {"epsilon": dict(self._epsilon_by_site)} if self._epsilon_by_site else {}
-
-        engine = FlareEngine(
-            lambda task, site: self.send(task, fl_ctx, targets=[site]),
-            lambda task: self.cancel_task(task),
-            self._last_seen,
-            live_status,
-            halt_reason,
-            max(study.round.quorum, self._min_sites),
-            lambda site, nonce, proof: is_valid_signature(
-                offer.site_keys[site], "possession", possession_statement(offer, site, nonce), proof
-            ),
-        )
-        run_federated(folder, offer, engine, live_status, privacy_spent)
-        _write_outcome(folder.path, "finished", "")
-
-    def _on_heartbeat(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        site = fl_ctx.get_peer_context().get_identity_name()
-        if site in self._last_seen:
-            self._last_seen[site] = time.monotonic()
-        return make_reply(ReturnCode.OK)
-
-    def _on_receipt_request(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Countersigns the head of a site's ledger."""
-        from pipeline.service.runtime.receipts import countersign_request
-        from pipeline.service.storage.home import CoordinatorHome
-        from pipeline.service.storage.store import CoordinatorStore
-
-        site, home = (
-            fl_ctx.get_peer_context().get_identity_name(),
-            CoordinatorHome.open(Path(os.environ[COORDINATOR_HOME_ENV])),
-        )
-        reply = make_reply(ReturnCode.OK)
-        with self._lock, contextlib.closing(CoordinatorStore(home.database_url)) as store:
-            reply[JSON_TEXT_KEY] = countersign_request(
-                home.path, site, request.get(JSON_TEXT_KEY, ""), store.record_receipt
-            )
-            epsilon = request.get("epsilon")
-            is_granted = "receipt" in json.loads(
-                reply[JSON_TEXT_KEY]
-            )  # signed by that site's key, whoever passed it on
-            if is_granted and isinstance(epsilon, float) and math.isfinite(epsilon):
-                self._epsilon_by_site[site] = epsilon
-        return reply
-
-
-def _write_outcome(folder: Path, outcome: str, reason: str) -> None:
-    write_atomically(folder / "ended.json", json.dumps({"how": outcome, "why": reason}).encode())

@@ -54,9 +54,20 @@ class FlareServer:
 
     def start(self, mark: str) -> ChildProcess:
         self.close()
-        argv = [sys.executable, "-m", "pipeline.ops.child_processes", "nvflare.private.fed.app.server.server_train", "-m",
-                str(self.home / "kit"), "-s", "fed_server.json", "--set", "secure_train=true", "org=hemofed",
-                "config_folder=config"]  # fmt: skip
+        argv = [
+            sys.executable,
+            "-m",
+            "pipeline.ops.child_processes",
+            "nvflare.private.fed.app.server.server_train",
+            "-m",
+            str(self.home / "kit"),
+            "-s",
+            "fed_server.json",
+            "--set",
+            "secure_train=true",
+            "org=hemofed",
+            "config_folder=config",
+        ]
         env = {**os.environ, **QUIET_ENV, COORDINATOR_HOME_ENV: str(self.home.resolve())}
         return ChildProcess.start(argv, self.home / "kit", env, self.home / "log" / "flare.log", mark)
 

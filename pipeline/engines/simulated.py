@@ -115,15 +115,15 @@ class SimulatedEngine:
     def _open_session(self, site: SiteId, message: Message, speed: float) -> TaskSession:
         client_state = self.client_states.setdefault(site, ClientStateStore())
         return TaskSession(
-            site,
-            message,
-            self.strategy,
-            self.context,
-            client_state,
-            self.weighting,
-            speed,
-            self.compression,
-            self.secure_agg_clients.get(site),
+            site=site,
+            message=message,
+            strategy=self.strategy,
+            context=self.context,
+            state_store=client_state,
+            weighting=self.weighting,
+            steps_per_second=speed,
+            compression=self.compression,
+            secure_agg_client=self.secure_agg_clients.get(site),
         )
 
     def _advance_sessions(self, sessions: Sequence[TaskSession]) -> None:

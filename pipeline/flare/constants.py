@@ -9,4 +9,7 @@ COORDINATOR_HOME_ENV = "HEMOFED_COORDINATOR"  # environment: the coordinator's h
 SITE_HOME_ENV = "HEMOFED_SITE"  # environment: the site's home
 MAX_SILENCE_SECONDS = 20.0  # seconds after which a silent site is not waited for
 HEARTBEAT_SECONDS = 1.0  # seconds between two signs of life of a site at work
-CONTROLLER_PATH, EXECUTOR_PATH = "pipeline.engines.flare.FlareController", "sites.worker.flare_executor.SiteExecutor"
+CONTROLLER_PATH, EXECUTOR_PATH = (
+    "pipeline.service.runtime.flare_job.FlareController",
+    "sites.worker.flare_executor.SiteExecutor",
+)

@@ -45,7 +45,9 @@ def build_server_kit(folder: str, port: int) -> StartupKit:
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": [CONTROLLER_PATH],
-        "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": 15, "admin_timeout": 10.0}],
+        "servers": [
+            {"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": 15, "admin_timeout": 10.0}
+        ],
         "snapshot_persistor": {
             "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
             "args": {
@@ -55,14 +57,25 @@ def build_server_kit(folder: str, port: int) -> StartupKit:
         },
         "components": [
             _component("wall", "pipeline.engines.flare_message_filter.FlareMessageFilter"),
-            _component("job_scheduler", "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
-                  max_jobs=8, min_schedule_interval=1.0, max_schedule_interval=2.0),
-            _component("job_manager", "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
-                  uri_root=f"{folder}/jobs", job_store_id="job_store"),
+            _component(
+                "job_scheduler",
+                "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+                max_jobs=8,
+                min_schedule_interval=1.0,
+                max_schedule_interval=2.0,
+            ),
+            _component(
+                "job_manager",
+                "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                uri_root=f"{folder}/jobs",
+                job_store_id="job_store",
+            ),
             _component("job_store", storage_class),
-            _component("process_launcher", "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
+            _component(
+                "process_launcher", "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher"
+            ),
         ],
-    }  # fmt: skip
+    }
     return _build_kit("fed_server.json", startup, resources, {"project_admin": LEAD_PERMISSIONS})
 
 
@@ -89,12 +102,21 @@ def build_client_kit(site: str, host: str, port: int) -> StartupKit:
         "client": {"retry_timeout": 30, "compression": "None"},
         "components": [
             _component("wall", "sites.worker.flare_hardening.FlareRequestHardening"),
-            _component("resource_manager", "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
-                  num_of_gpus=0, mem_per_gpu_in_GiB=0, expiration_period=300),
-            _component("resource_consumer", "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
-            _component("process_launcher", "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
+            _component(
+                "resource_manager",
+                "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+                num_of_gpus=0,
+                mem_per_gpu_in_GiB=0,
+                expiration_period=300,
+            ),
+            _component(
+                "resource_consumer", "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"
+            ),
+            _component(
+                "process_launcher", "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+            ),
         ],
-    }  # fmt: skip
+    }
     return _build_kit("fed_client.json", startup, resources, {"project_admin": LEAD_PERMISSIONS})
 
 
@@ -128,32 +150,38 @@ def build_job(run: str, digest: str, sites: list[str], min_sites: int) -> Startu
     """Configuration alone: which run, and the digest that the sites' officers approved."""
     run_args = {"run": run, "digest": digest}
     return {
-        "meta.json": _to_json({
-            "name": run,
-            "resource_spec": {},
-            "deploy_map": {"app": ["server", *sites]},
-            "min_clients": min_sites,
-            "mandatory_clients": [],
-        }),
-        "app/config/config_fed_server.json": _to_json({
-            "format_version": 2,
-            "workflows": [{"id": "federation", "path": CONTROLLER_PATH, "args": {**run_args, "fewest": min_sites}}],
-            "components": [],
-            "task_data_filters": [],
-            "task_result_filters": [],
-            "server": {"task_request_interval": TASK_POLL_SECONDS},
-            **JOB_TIMEOUTS,
-        }),
-        "app/config/config_fed_client.json": _to_json({
-            "format_version": 2,
-            "executors": [{"tasks": ["about", "ask"], "executor": {"path": EXECUTOR_PATH, "args": run_args}}],
-            "components": [],
-            "task_data_filters": [],
-            "task_result_filters": [],
-            "default_task_fetch_interval": TASK_POLL_SECONDS,
-            **JOB_TIMEOUTS,
-        }),
-    }  # fmt: skip
+        "meta.json": _to_json(
+            {
+                "name": run,
+                "resource_spec": {},
+                "deploy_map": {"app": ["server", *sites]},
+                "min_clients": min_sites,
+                "mandatory_clients": [],
+            }
+        ),
+        "app/config/config_fed_server.json": _to_json(
+            {
+                "format_version": 2,
+                "workflows": [{"id": "federation", "path": CONTROLLER_PATH, "args": {**run_args, "fewest": min_sites}}],
+                "components": [],
+                "task_data_filters": [],
+                "task_result_filters": [],
+                "server": {"task_request_interval": TASK_POLL_SECONDS},
+                **JOB_TIMEOUTS,
+            }
+        ),
+        "app/config/config_fed_client.json": _to_json(
+            {
+                "format_version": 2,
+                "executors": [{"tasks": ["about", "ask"], "executor": {"path": EXECUTOR_PATH, "args": run_args}}],
+                "components": [],
+                "task_data_filters": [],
+                "task_result_filters": [],
+                "default_task_fetch_interval": TASK_POLL_SECONDS,
+                **JOB_TIMEOUTS,
+            }
+        ),
+    }
 
 
 def _component(name: str, class_path: str, **args: Any) -> dict[str, Any]:

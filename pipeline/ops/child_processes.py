@@ -54,9 +54,15 @@ class ChildProcess:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
                 process = subprocess.Popen(
-                    list(argv), cwd=cwd, env=child_env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    pass_fds=(read_fd,), start_new_session=True,
-                )  # fmt: skip
+                    list(argv),
+                    cwd=cwd,
+                    env=child_env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(read_fd,),
+                    start_new_session=True,
+                )
         except BaseException:
             os.close(write_fd)
             raise

@@ -16,14 +16,16 @@ from torch import Tensor
 from pipeline.codecs.base import (
     UNKNOWN_LAYOUT,
     CodecChain,
+    EncodedVector,
     VectorLayout,
     decode_vector,
     encode_vector,
     has_error_feedback,
 )
 from pipeline.core.errors import MessageError
+from pipeline.core.parameters import NamedTensors
 from pipeline.core.seeding import seeded_generator
-from pipeline.protocol.messages import ClientState, ClientUpdate, EncodedVector, Message, NamedTensors, SiteId
+from pipeline.protocol.messages import ClientState, ClientUpdate, Message, SiteId
 from pipeline.protocol.serialization import serialize_message
 
 _RESIDUAL_PREFIX = "residual/"

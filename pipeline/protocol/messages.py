@@ -13,12 +13,12 @@ from typing import Literal
 from torch import Tensor
 
 from pipeline.core.errors import StrategyContractError
+from pipeline.core.parameters import NamedTensors
 from pipeline.protocol.tasks import JobResult, LocalJob, LocalWork, Split
 
 SiteId = str
 RoundAttempt = tuple[int, int]  # (turn, attempt)
 ClientState = Mapping[str, Tensor]  # a site's own state; never leaves it
-NamedTensors = Mapping[str, Tensor]
 Visibility = Literal["totals", "groups", "each"]  # what of the sites' answers somebody must look at
 
 
@@ -30,14 +30,6 @@ def client_weight(rule: Weighting, work: LocalWork | None) -> float:
     """`inverse`: sites with few examples count more, so that a small hospital is heard."""
     n = float(work.num_examples) if work is not None else 1.0
     return {"examples": n, "equal": 1.0, "inverse": 1.0 / max(n, 1.0)}[rule]
-
-
-@dataclass(frozen=True)
-class EncodedVector:
-    """A vector of n numbers as a codec sends it."""
-
-    n: int
-    parts: NamedTensors
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from pipeline.codecs.base import EncodedVector
 from pipeline.core.errors import MessageError, ReplyError
+from pipeline.core.parameters import NamedTensors
 from pipeline.core.tensor_io import is_finite, tensors_to_bytes
-from pipeline.protocol.messages import ClientUpdate, Declined, EncodedVector, Message, NamedTensors, Reply, SiteId
+from pipeline.protocol.messages import ClientUpdate, Declined, Message, Reply, SiteId
 from pipeline.protocol.tasks import LocalWork
 
 _MAGIC = b"HF2\0"

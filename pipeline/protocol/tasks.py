@@ -177,8 +177,12 @@ class FeatureWhitening:
     def to_dict(self) -> dict[str, Tensor]:
         """As a message carries it."""
         temperature = torch.tensor(self.temperature, dtype=torch.float64)
-        return {"lens/mean": self.mean, "lens/whiten": self.whitening, "lens/centres": self.class_centers,
-                "lens/temperature": temperature}  # fmt: skip
+        return {
+            "lens/mean": self.mean,
+            "lens/whiten": self.whitening,
+            "lens/centres": self.class_centers,
+            "lens/temperature": temperature,
+        }
 
 
 def whitening_from_dict(vectors: Mapping[str, Tensor]) -> FeatureWhitening:

@@ -168,9 +168,14 @@ def _captioned_sheet(
     paragraphs = [preview.acquisition] if preview.acquisition else []
     paragraphs.append(describe_class_counts(dataset.classes, preview.counts["train"], positive_class))
     return CaptionedImage(
-        site, png, f"Training images of {site}. {layout_text}", paragraphs,
-        color=(red, green, blue), color_text=color_text, bars=bars,
-    )  # fmt: skip
+        site,
+        png,
+        f"Training images of {site}. {layout_text}",
+        paragraphs,
+        color=(red, green, blue),
+        color_text=color_text,
+        bars=bars,
+    )
 
 
 def _add_color_section(page: HtmlPage, dataset: FederatedDataset, previews: Mapping[str, SitePreview]) -> None:
@@ -269,9 +274,13 @@ def plot_channel_histograms(sites: Mapping[str, Sequence[Sequence[float]]]) -> F
     for index, ((name, _), axes) in enumerate(zip(channels, panels, strict=True)):
         for site_index, (site, histograms) in enumerate(sites.items()):
             axes.plot(
-                bin_centers, [100 * fraction for fraction in histograms[index]], color=PALETTE[site_index % len(PALETTE)], linewidth=1.5,
-                linestyle=("-", "--")[site_index % 2], label=None if index else shorten_text(site, 22),
-            )  # fmt: skip
+                bin_centers,
+                [100 * fraction for fraction in histograms[index]],
+                color=PALETTE[site_index % len(PALETTE)],
+                linewidth=1.5,
+                linestyle=("-", "--")[site_index % 2],
+                label=None if index else shorten_text(site, 22),
+            )
         axes.set_title(name, fontsize=9.5, loc="left")
         axes.set_xlim(*_brightness_range(sites.values()))
         axes.set_ylim(bottom=0)
@@ -291,9 +300,16 @@ def plot_site_points(classes: Sequence[str], sites: Mapping[str, tuple[Any, Any]
         for label, name in enumerate(classes):
             class_points = points[labels == label]
             axes.plot(
-                class_points[:, 0], class_points[:, 1], color=PALETTE[label % len(PALETTE)], linestyle="", marker="os^Dv"[label % 5],
-                markersize=3, alpha=0.6, markeredgewidth=0, label=shorten_text(name) if axes is panels[0] else None,
-            )  # fmt: skip
+                class_points[:, 0],
+                class_points[:, 1],
+                color=PALETTE[label % len(PALETTE)],
+                linestyle="",
+                marker="os^Dv"[label % 5],
+                markersize=3,
+                alpha=0.6,
+                markeredgewidth=0,
+                label=shorten_text(name) if axes is panels[0] else None,
+            )
         axes.set_title(shorten_text(site, 24), fontsize=9.5, loc="left", parse_math=False)
     for axes in panels[len(sites) :]:
         axes.set_visible(False)

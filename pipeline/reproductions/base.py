@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import StudyError
@@ -65,17 +66,30 @@ class ReproductionRun:
         }
 
 
+class ProgressDisplay(Protocol):
+    """Shows the rounds of one run: entered before the first, called after each."""
+
+    def __call__(
+        self, label: str, num_rounds: int, is_finished: bool, /
+    ) -> AbstractContextManager[Callable[[dict[str, Any]], None]]: ...
+
+
+def no_progress(
+    label: str, num_rounds: int, is_finished: bool
+) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
+    return nullcontext(lambda record: None)
+
+
 @dataclass(frozen=True)
 class ReproductionContext:
     """Runs studies below `out`; a run that is already there is continued or taken as it is."""
 
     out_folder: Path
     data_root: Path | None
-    is_quiet: bool
+    progress: ProgressDisplay = no_progress  # (label, rounds) -> what shows the rounds of one run
 
     def run_study(self, study: str, label: str, **overrides: Any) -> ReproductionRun:
         """Overrides by dotted key, dots written as two underscores: local__epochs=5."""
-        from pipeline.cli.output import RoundProgressTable
         from pipeline.runs.simulation import run_simulation
 
         setting_overrides = {key.replace("__", "."): value for key, value in overrides.items()}
@@ -84,8 +98,8 @@ class ReproductionContext:
         folder = RunFolder.open(path) if (path / "study.toml").is_file() else RunFolder.create(path, study_spec)
         if folder.load_study().hash != study_spec.hash:
             raise StudyError(f"{path} holds another version of this study; choose another --out or remove it")
-        with RoundProgressTable(label, study_spec.rounds, self.is_quiet or folder.is_finished) as progress:
-            results = run_simulation(study_spec, folder, self.data_root, progress)
+        with self.progress(label, study_spec.rounds, folder.is_finished) as on_round_end:
+            results = run_simulation(study_spec, folder, self.data_root, on_round_end)
         return ReproductionRun(label, path, results, folder.load_rounds())
 
 

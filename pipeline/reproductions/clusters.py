@@ -82,10 +82,17 @@ def run(context: ReproductionContext) -> ReproductionResult:
             "DemLearn is judged by its group models. IFCA begins with a few rounds of one common model: from random starts, as its paper has it, all sites stayed with one model on the inverted images, and in a smaller variant of the stains.",
             "The stains are populations to BatchNorm. In earlier variants with GroupNorm and other stains one model served both kinds as well as two, and IFCA, CFL and similarity found no groups. The settings for the stains were chosen after such trials, on the same test cells.",
         ],
-        tables=[ResultTable("Planted populations", ["planted", "algorithm", "Rand index", "accuracy", "to FedAvg"], rows)],
-        figures=[("Accuracy at the sites: one common model (dashed) and CFL", plot_curves(series, "Test accuracy", percent=True, wide=True))],
+        tables=[
+            ResultTable("Planted populations", ["planted", "algorithm", "Rand index", "accuracy", "to FedAvg"], rows)
+        ],
+        figures=[
+            (
+                "Accuracy at the sites: one common model (dashed) and CFL",
+                plot_curves(series, "Test accuracy", percent=True, wide=True),
+            )
+        ],
         checks=checks,
-    )  # fmt: skip
+    )
 
 
 def adjusted_rand_index(study_run: ReproductionRun) -> float:

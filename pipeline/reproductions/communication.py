@@ -39,11 +39,20 @@ def run(context: ReproductionContext) -> ReproductionResult:
     series = [CurveSeries(label, r.evaluated_rounds(), r.curve("test")) for label, r in runs.items()]
     return ReproductionResult(
         payload=dict(rounds),
-        notes=["The lecture's figures are MNIST; these are Fashion-MNIST: other data, another target (85 % test accuracy)."],
-        tables=[ResultTable("Rounds to 85 % test accuracy", ["setting", "rounds", "saving", "lecture (MNIST)", "its saving"], rows)],
+        notes=[
+            "The lecture's figures are MNIST; these are Fashion-MNIST: other data, another target (85 % test accuracy)."
+        ],
+        tables=[
+            ResultTable(
+                "Rounds to 85 % test accuracy", ["setting", "rounds", "saving", "lecture (MNIST)", "its saving"], rows
+            )
+        ],
         figures=[("Test accuracy by round", plot_curves(series, "Test accuracy", percent=True, wide=True))],
         checks=[
-            ClaimCheck("local work saves rounds: FedSGD > E=1 > E=5", fedsgd_rounds > rounds["E=1, B=10"] > rounds["E=5, B=10"],
-                  " > ".join(map(str, rounds.values()))),
+            ClaimCheck(
+                "local work saves rounds: FedSGD > E=1 > E=5",
+                fedsgd_rounds > rounds["E=1, B=10"] > rounds["E=5, B=10"],
+                " > ".join(map(str, rounds.values())),
+            ),
         ],
-    )  # fmt: skip
+    )

@@ -66,22 +66,40 @@ def run(context: ReproductionContext) -> ReproductionResult:
     )
     site, avg, top = scores["DemLearn, site"], scores["FedAvg"], scores["DemLearn, top"]
     return ReproductionResult(
-        payload={label: {"specialisation": round(100 * a, 2), "generalisation": round(100 * b, 2)} for label, (a, b) in scores.items()},
+        payload={
+            label: {"specialisation": round(100 * a, 2), "generalisation": round(100 * b, 2)}
+            for label, (a, b) in scores.items()
+        },
         notes=[
             "Specialisation: on the sites' own test images, pooled; generalisation: on all 10,000 test images, mean over the models of a level. FedAvg and FedProx have one model.",
             "One seed. The settings (three levels, alpha 0.5, mu 0.001, amplification 1.15 for five rounds, centroid linkage) are the defaults; nothing was tuned.",
         ],
         tables=[ResultTable("Test accuracy in per cent", ["model", "specialisation", "generalisation"], rows)],
         figures=[
-            ("DemLearn by level: on own data (full) and on everybody's (dashed)", plot_curves(series, "Test accuracy", percent=True, wide=True)),
+            (
+                "DemLearn by level: on own data (full) and on everybody's (dashed)",
+                plot_curves(series, "Test accuracy", percent=True, wide=True),
+            ),
             ("The common model on everybody's data", plot_curves(others, "Accuracy on all test data", percent=True)),
         ],
         checks=[
-            ClaimCheck("site models specialise: better on own data than FedAvg's model", site[0] > avg[0], f"{100 * (site[0] - avg[0]):+.2f} points"),
-            ClaimCheck("the top model generalises better than the site models", top[1] > site[1], f"{100 * (top[1] - site[1]):+.2f} points"),
-            ClaimCheck("the top model generalises no worse than FedAvg's, within 2 points", top[1] > avg[1] - 0.02, f"{100 * (top[1] - avg[1]):+.2f} points"),
+            ClaimCheck(
+                "site models specialise: better on own data than FedAvg's model",
+                site[0] > avg[0],
+                f"{100 * (site[0] - avg[0]):+.2f} points",
+            ),
+            ClaimCheck(
+                "the top model generalises better than the site models",
+                top[1] > site[1],
+                f"{100 * (top[1] - site[1]):+.2f} points",
+            ),
+            ClaimCheck(
+                "the top model generalises no worse than FedAvg's, within 2 points",
+                top[1] > avg[1] - 0.02,
+                f"{100 * (top[1] - avg[1]):+.2f} points",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _last_test_scores(study_run: ReproductionRun) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from pipeline.reproductions.base import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "bedside"
+NAME = "edge"
 DESCRIPTION = "Bundles on held-out real cells: what eight bits cost, and slides of 1,000 cells (needs the cells)"
 FOLDS = (0, 1, 2, 3)
 SLIDES_PER_KIND, CELLS_PER_SLIDE = 1000, 1000  # slides of each kind, cells a slide
@@ -53,7 +53,7 @@ class FoldScores:
 
 def run(context: ReproductionContext) -> ReproductionResult:
     fold_scores = [
-        _evaluate_fold(context.run_study("bedside", f"fold-{fold}", data__test_fold=fold), context.data_root, fold)
+        _evaluate_fold(context.run_study("edge", f"fold-{fold}", data__test_fold=fold), context.data_root, fold)
         for fold in FOLDS
     ]
     flagged_healthy, flagged_sick = (
@@ -67,46 +67,120 @@ def run(context: ReproductionContext) -> ReproductionResult:
         "balanced": fmean(h.balanced["fp32"] - h.balanced["int8"] for h in fold_scores),
         "auroc": fmean(h.auroc["fp32"] - h.auroc["int8"] for h in fold_scores),
     }
-    rows = [[str(h.fold), *(f"{kind[p]:.4f}" for kind in (h.auroc, h.balanced) for p in ("fp32", "int8")), f"{100 * h.refused:.1f} %"]
-            for h in fold_scores]  # fmt: skip
+    rows = [
+        [
+            str(h.fold),
+            *(f"{kind[p]:.4f}" for kind in (h.auroc, h.balanced) for p in ("fp32", "int8")),
+            f"{100 * h.refused:.1f} %",
+        ]
+        for h in fold_scores
+    ]
     rate_rows = [
         [str(h.fold), *(f"{r:.3f}" for r in h.sensitivity), *(f"{r:.4f}" for r in h.specificity)] for h in fold_scores
     ]
     flagged_rows = [[str(h.fold), *(f"{100 * h.flagged[s]:.1f} %" for s in SCHISTOCYTE_FRACTIONS)] for h in fold_scores]
-    verdict_rows = [[str(h.fold), *(f"{100 * h.verdicts[s].get(v, 0):.0f} %" for s in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1]) for v in ("above the line", "below the line"))]
-                for h in fold_scores]  # fmt: skip
-    single_site_rows = [[str(h.fold), *(f"{100 * h.covered[s]:.0f} %" for s in SCHISTOCYTE_FRACTIONS), *(f"{100 * h.wrong[s]:.1f} %" for s in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1]))]
-             for h in fold_scores]  # fmt: skip
+    verdict_rows = [
+        [
+            str(h.fold),
+            *(
+                f"{100 * h.verdicts[s].get(v, 0):.0f} %"
+                for s in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1])
+                for v in ("above the line", "below the line")
+            ),
+        ]
+        for h in fold_scores
+    ]
+    single_site_rows = [
+        [
+            str(h.fold),
+            *(f"{100 * h.covered[s]:.0f} %" for s in SCHISTOCYTE_FRACTIONS),
+            *(f"{100 * h.wrong[s]:.1f} %" for s in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1])),
+        ]
+        for h in fold_scores
+    ]
     fraction_labels = [f"{100 * s:g} %" for s in SCHISTOCYTE_FRACTIONS]
     return ReproductionResult(
-        payload={"folds": [vars(h) | {name: {str(k): v for k, v in getattr(h, name).items()}
-                                      for name in ("flagged", "verdicts", "covered", "wrong")} for h in fold_scores],
-                 "flagged": {"healthy": flagged_healthy, "sick": flagged_sick}, "int8_loses": int8_loss},
+        payload={
+            "folds": [
+                vars(h)
+                | {
+                    name: {str(k): v for k, v in getattr(h, name).items()}
+                    for name in ("flagged", "verdicts", "covered", "wrong")
+                }
+                for h in fold_scores
+            ],
+            "flagged": {"healthy": flagged_healthy, "sick": flagged_sick},
+            "int8_loses": int8_loss,
+        },
         notes=[
             "Each fold is held out once. Threshold, temperature and guard come from validation cells of the other three, in sums.",
-            (f"A slide is {CELLS_PER_SLIDE:,} cells drawn from the held-out fold, {SLIDES_PER_KIND:,} slides of each kind. Flagged: the corrected prevalence is "
-             "at least 1 %. Above or below the line: the whole interval is. Cells that the guard refuses are not counted."),
+            (
+                f"A slide is {CELLS_PER_SLIDE:,} cells drawn from the held-out fold, {SLIDES_PER_KIND:,} slides of each kind. Flagged: the corrected prevalence is "
+                "at least 1 %. Above or below the line: the whole interval is. Cells that the guard refuses are not counted."
+            ),
             "Slides of one fold share its cells, and its model: what differs between folds tells how sure the figures are.",
             f"A slide of one site: all its cells are of one of the study's sites that has at least {MIN_SCHISTOCYTES_PER_SITE} schistocytes in the fold; means over these.",
         ],
         tables=[
             ResultTable("On cells never seen", ["fold", "AUROC", "int8", "balanced", "int8", "refused"], rows),
-            ResultTable("At the safe point: said by the bundle, found on cells never seen",
-                 ["fold", "sensitivity", "found", "specificity", "found"], rate_rows),
+            ResultTable(
+                "At the safe point: said by the bundle, found on cells never seen",
+                ["fold", "sensitivity", "found", "specificity", "found"],
+                rate_rows,
+            ),
             ResultTable("Slides flagged, by their share of schistocytes", ["fold", *fraction_labels], flagged_rows),
-            ResultTable("Verdicts", ["fold", *(f"{label} {w}" for label in (fraction_labels[0], fraction_labels[-1]) for w in ("above", "below"))], verdict_rows),
-            ResultTable("Slides of one site's cells: truth inside the interval, verdict wrong",
-                 ["fold", *(f"{label} inside" for label in fraction_labels), f"{fraction_labels[0]} wrong", f"{fraction_labels[-1]} wrong"], single_site_rows),
+            ResultTable(
+                "Verdicts",
+                [
+                    "fold",
+                    *(
+                        f"{label} {w}"
+                        for label in (fraction_labels[0], fraction_labels[-1])
+                        for w in ("above", "below")
+                    ),
+                ],
+                verdict_rows,
+            ),
+            ResultTable(
+                "Slides of one site's cells: truth inside the interval, verdict wrong",
+                [
+                    "fold",
+                    *(f"{label} inside" for label in fraction_labels),
+                    f"{fraction_labels[0]} wrong",
+                    f"{fraction_labels[-1]} wrong",
+                ],
+                single_site_rows,
+            ),
         ],
         figures=[("Slides flagged, by their share of schistocytes", _plot_flagged(fold_scores))],
         checks=[
-            ClaimCheck(f"of slides with 0.2 % schistocytes at most {100 * MAX_FLAGGED_HEALTHY:g} % are flagged", flagged_healthy <= MAX_FLAGGED_HEALTHY, _describe_folds(fold_scores, SCHISTOCYTE_FRACTIONS[0])),
-            ClaimCheck(f"of slides with 2 % at least {100 * MIN_FLAGGED_SICK:g} % are", flagged_sick >= MIN_FLAGGED_SICK, _describe_folds(fold_scores, SCHISTOCYTE_FRACTIONS[-1])),
-            ClaimCheck(f"of slides of one site at most {100 * MAX_OPPOSITE_VERDICTS:g} % get a verdict that is the opposite of the truth", opposite_verdicts <= MAX_OPPOSITE_VERDICTS, f"mean {100 * opposite_verdicts:.2f} %"),
-            ClaimCheck(f"eight bits lose at most {MAX_BALANCED_ACCURACY_LOSS} of balanced accuracy", int8_loss["balanced"] <= MAX_BALANCED_ACCURACY_LOSS, f"{int8_loss['balanced']:+.4f}"),
-            ClaimCheck(f"and at most {MAX_AUROC_LOSS} of AUROC", int8_loss["auroc"] <= MAX_AUROC_LOSS, f"{int8_loss['auroc']:+.4f}"),
+            ClaimCheck(
+                f"of slides with 0.2 % schistocytes at most {100 * MAX_FLAGGED_HEALTHY:g} % are flagged",
+                flagged_healthy <= MAX_FLAGGED_HEALTHY,
+                _describe_folds(fold_scores, SCHISTOCYTE_FRACTIONS[0]),
+            ),
+            ClaimCheck(
+                f"of slides with 2 % at least {100 * MIN_FLAGGED_SICK:g} % are",
+                flagged_sick >= MIN_FLAGGED_SICK,
+                _describe_folds(fold_scores, SCHISTOCYTE_FRACTIONS[-1]),
+            ),
+            ClaimCheck(
+                f"of slides of one site at most {100 * MAX_OPPOSITE_VERDICTS:g} % get a verdict that is the opposite of the truth",
+                opposite_verdicts <= MAX_OPPOSITE_VERDICTS,
+                f"mean {100 * opposite_verdicts:.2f} %",
+            ),
+            ClaimCheck(
+                f"eight bits lose at most {MAX_BALANCED_ACCURACY_LOSS} of balanced accuracy",
+                int8_loss["balanced"] <= MAX_BALANCED_ACCURACY_LOSS,
+                f"{int8_loss['balanced']:+.4f}",
+            ),
+            ClaimCheck(
+                f"and at most {MAX_AUROC_LOSS} of AUROC",
+                int8_loss["auroc"] <= MAX_AUROC_LOSS,
+                f"{int8_loss['auroc']:+.4f}",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 @apply_figure_style()
@@ -178,16 +252,18 @@ def _evaluate_fold(study_run: ReproductionRun, data_root: Path | None, fold: int
         for fraction in SCHISTOCYTE_FRACTIONS
     }
     return FoldScores(
-        fold,
-        {p: compute_auroc(a.probabilities, labels, 1) for p, a in predictions.items()},
-        {p: compute_balanced_accuracy(a.probabilities, labels) for p, a in predictions.items()},
-        float((~is_accepted).mean()),
-        (float(operating_point.sensitivity or 0), float(is_flagged[labels == 1].mean())),
-        (float(operating_point.specificity or 0), float((~is_flagged[labels == 0]).mean())),
-        {fraction: slides.flagged for fraction, slides in slides_by_fraction.items()},
-        {fraction: slides.verdicts for fraction, slides in slides_by_fraction.items()},
-        {fraction: fmean(one.covered for one in slides) for fraction, slides in site_slides_by_fraction.items()},
-        {fraction: fmean(one.wrong for one in slides) for fraction, slides in site_slides_by_fraction.items()},
+        fold=fold,
+        auroc={p: compute_auroc(a.probabilities, labels, 1) for p, a in predictions.items()},
+        balanced={p: compute_balanced_accuracy(a.probabilities, labels) for p, a in predictions.items()},
+        refused=float((~is_accepted).mean()),
+        sensitivity=(float(operating_point.sensitivity or 0), float(is_flagged[labels == 1].mean())),
+        specificity=(float(operating_point.specificity or 0), float((~is_flagged[labels == 0]).mean())),
+        flagged={fraction: slides.flagged for fraction, slides in slides_by_fraction.items()},
+        verdicts={fraction: slides.verdicts for fraction, slides in slides_by_fraction.items()},
+        covered={
+            fraction: fmean(one.covered for one in slides) for fraction, slides in site_slides_by_fraction.items()
+        },
+        wrong={fraction: fmean(one.wrong for one in slides) for fraction, slides in site_slides_by_fraction.items()},
     )
 
 

@@ -42,30 +42,54 @@ def run(context: ReproductionContext) -> ReproductionResult:
     uplink_bytes = {bits: fmean(r.results["traffic"]["up"] for r in runs) for bits, runs in runs_by_bits.items()}
     saving, loss = uplink_bytes[32] / uplink_bytes[4], final_accuracy[32] - final_accuracy[4]
     rows = [
-        [str(bits), f"{final_accuracy[bits]:.2f}", f"{min(map(_final_accuracy, runs)):.2f} to {max(map(_final_accuracy, runs)):.2f}",
-         f"{final_accuracy[bits] - final_accuracy[32]:+.2f}", f"{uplink_bytes[bits] / 1e6:.2f}", f"{uplink_bytes[32] / uplink_bytes[bits]:.2f}x"]
+        [
+            str(bits),
+            f"{final_accuracy[bits]:.2f}",
+            f"{min(map(_final_accuracy, runs)):.2f} to {max(map(_final_accuracy, runs)):.2f}",
+            f"{final_accuracy[bits] - final_accuracy[32]:+.2f}",
+            f"{uplink_bytes[bits] / 1e6:.2f}",
+            f"{uplink_bytes[32] / uplink_bytes[bits]:.2f}x",
+        ]
         for bits, runs in runs_by_bits.items()
-    ]  # fmt: skip
+    ]
     series = [
         CurveSeries(bits_label(bits), r[0].evaluated_rounds()[1:], r[0].curve("test")[1:], color=color)
         for color, (bits, r) in zip(PALETTE, runs_by_bits.items(), strict=False)
     ]
     return ReproductionResult(
-        payload={str(bits): {"accuracy": round(final_accuracy[bits], 2), "up_bytes": round(uplink_bytes[bits])} for bits in BITS},
+        payload={
+            str(bits): {"accuracy": round(final_accuracy[bits], 2), "up_bytes": round(uplink_bytes[bits])}
+            for bits in BITS
+        },
         notes=[
             f"Accuracy is the mean of the last {NUM_FINAL_ROUNDS} rounds and of {len(SEEDS)} seeds. Bytes are the real lengths of what the sites would send, headers included.",
             "32 bits is the same algorithm without a codec. Each block of 256 numbers has a scale of its own.",
         ],
-        tables=[ResultTable("Accuracy against megabytes", ["bits", "accuracy", "over seeds", "to 32 bits", "MB up", "saving"], rows)],
+        tables=[
+            ResultTable(
+                "Accuracy against megabytes", ["bits", "accuracy", "over seeds", "to 32 bits", "MB up", "saving"], rows
+            )
+        ],
         figures=[
-            ("Test accuracy against what the sites have sent so far, first seed", plot_accuracy_by_megabytes({b: r[0] for b, r in runs_by_bits.items()})),
+            (
+                "Test accuracy against what the sites have sent so far, first seed",
+                plot_accuracy_by_megabytes({b: r[0] for b, r in runs_by_bits.items()}),
+            ),
             ("Test accuracy by round, first seed", plot_curves(series, "Test accuracy", percent=True)),
         ],
         checks=[
-            ClaimCheck(f"four bits: at most 1/{MIN_BYTES_SAVING} of the bytes of float32", saving >= MIN_BYTES_SAVING, f"1/{saving:.2f}"),
-            ClaimCheck(f"four bits: at most {MAX_ACCURACY_LOSS_POINTS} points of accuracy lost", loss <= MAX_ACCURACY_LOSS_POINTS, f"{-loss:+.2f} points"),
+            ClaimCheck(
+                f"four bits: at most 1/{MIN_BYTES_SAVING} of the bytes of float32",
+                saving >= MIN_BYTES_SAVING,
+                f"1/{saving:.2f}",
+            ),
+            ClaimCheck(
+                f"four bits: at most {MAX_ACCURACY_LOSS_POINTS} points of accuracy lost",
+                loss <= MAX_ACCURACY_LOSS_POINTS,
+                f"{-loss:+.2f} points",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _bits_overrides(bits: int) -> dict[str, Any]:

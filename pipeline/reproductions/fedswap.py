@@ -47,10 +47,16 @@ def run(context: ReproductionContext) -> ReproductionResult:
         for label, runs in runs_by_label.items()
     }
     rows = [
-        [label, f"{means[label]:.2f}", f"{stdev(final_accuracies[label]):.2f}", *(f"{v:.2f}" for v in final_accuracies[label]),
-         f"{means[label] - means['FedAvg']:+.2f}", f"{traffic_bytes[label] / 1e6:.0f}"]
+        [
+            label,
+            f"{means[label]:.2f}",
+            f"{stdev(final_accuracies[label]):.2f}",
+            *(f"{v:.2f}" for v in final_accuracies[label]),
+            f"{means[label] - means['FedAvg']:+.2f}",
+            f"{traffic_bytes[label] / 1e6:.0f}",
+        ]
         for label in SWAP_STRATEGIES
-    ]  # fmt: skip
+    ]
     series = [
         CurveSeries(label, runs[0].evaluated_rounds(), _mean_curve(runs), color=color)
         for color, (label, runs) in zip(PALETTE, runs_by_label.items(), strict=False)
@@ -63,14 +69,30 @@ def run(context: ReproductionContext) -> ReproductionResult:
             f"A round is 20 local steps for everybody; FedSwap averages every {ROUNDS_PER_AVERAGE} rounds and swaps after the others. A swap through the coordinator moves every model up and down, as an average does, so equal rounds are equal traffic: swapping saves none.",
             "Similarity is linear CKA, mean over the layers, on 600 public images. Whatever the claims below say is what came out.",
         ],
-        tables=[ResultTable("Test accuracy in per cent after 100 rounds", ["", "mean", "sd", *(f"seed {s}" for s in SEEDS), "to FedAvg", "MB"], rows)],
-        figures=[("Test accuracy by round, mean of the seeds", plot_curves(series, "Test accuracy", percent=True, wide=True))],
+        tables=[
+            ResultTable(
+                "Test accuracy in per cent after 100 rounds",
+                ["", "mean", "sd", *(f"seed {s}" for s in SEEDS), "to FedAvg", "MB"],
+                rows,
+            )
+        ],
+        figures=[
+            ("Test accuracy by round, mean of the seeds", plot_curves(series, "Test accuracy", percent=True, wide=True))
+        ],
         checks=[
             ClaimCheck("traffic is equal within 2 %", traffic_excess <= 0.02, f"{100 * traffic_excess:.2f} %"),
-            ClaimCheck("random swaps help against FedAvg", means["random swap"] > means["FedAvg"], f"{means['random swap'] - means['FedAvg']:+.2f} points"),
-            ClaimCheck("the thesis's hope: swapping with the least similar beats swapping at random", cka_gain > 0, f"{cka_gain:+.2f} points"),
+            ClaimCheck(
+                "random swaps help against FedAvg",
+                means["random swap"] > means["FedAvg"],
+                f"{means['random swap'] - means['FedAvg']:+.2f} points",
+            ),
+            ClaimCheck(
+                "the thesis's hope: swapping with the least similar beats swapping at random",
+                cka_gain > 0,
+                f"{cka_gain:+.2f} points",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _mean_curve(runs: list[ReproductionRun]) -> list[float]:

@@ -130,18 +130,37 @@ def check_claims(payload: Mapping[str, Mapping[str, Any]]) -> list[ClaimCheck]:
     )
     rotated_loss = loss["rotated"].values()
     return [
-        ClaimCheck("central converges fastest", all(loss_by_sites["centralized"] < v for k, v in loss_by_sites.items() if k != "centralized"),
-              f"{loss_by_sites['central']:.3f} against {min(v for k, v in loss_by_sites.items() if k != 'central'):.3f} or more"),
-        ClaimCheck("more sites converge more slowly", fmean(few_sites_loss) < fmean(many_sites_loss), f"K=2,3: {fmean(few_sites_loss):.3f}; K=7,8: {fmean(many_sites_loss):.3f}"),
-        ClaimCheck("more sites have a wider band", fmean([band["K=2"], band["K=3"]]) < fmean([band["K=7"], band["K=8"]]),
-              f"K=2,3: {fmean([band['K=2'], band['K=3']]):.2f}; K=7,8: {fmean([band['K=7'], band['K=8']]):.2f} points"),
-        ClaimCheck("more local epochs catch up", loss_by_epochs["K=8, E=4"] < loss_by_sites["K=8"],
-              f"K=8: {loss_by_sites['K=8']:.3f} with 1 epoch, {loss_by_epochs['K=8, E=4']:.3f} with 4"),
-        ClaimCheck("translation: 7/8 and 8/8 are worst, then 1/8 and 2/8, mixed populations best", mostly_moved_accuracy < rarely_moved_accuracy < mixed_accuracy,
-              f"accuracy 7,8: {mostly_moved_accuracy:.2f}; 1,2: {rarely_moved_accuracy:.2f}; 3-6: {mixed_accuracy:.2f} %"),
-        ClaimCheck("rotation is almost inconclusive", max(rotated_loss) - min(rotated_loss) < 0.1,
-              f"mean losses lie between {min(rotated_loss):.3f} and {max(rotated_loss):.3f}"),
-    ]  # fmt: skip
+        ClaimCheck(
+            "central converges fastest",
+            all(loss_by_sites["centralized"] < v for k, v in loss_by_sites.items() if k != "centralized"),
+            f"{loss_by_sites['central']:.3f} against {min(v for k, v in loss_by_sites.items() if k != 'central'):.3f} or more",
+        ),
+        ClaimCheck(
+            "more sites converge more slowly",
+            fmean(few_sites_loss) < fmean(many_sites_loss),
+            f"K=2,3: {fmean(few_sites_loss):.3f}; K=7,8: {fmean(many_sites_loss):.3f}",
+        ),
+        ClaimCheck(
+            "more sites have a wider band",
+            fmean([band["K=2"], band["K=3"]]) < fmean([band["K=7"], band["K=8"]]),
+            f"K=2,3: {fmean([band['K=2'], band['K=3']]):.2f}; K=7,8: {fmean([band['K=7'], band['K=8']]):.2f} points",
+        ),
+        ClaimCheck(
+            "more local epochs catch up",
+            loss_by_epochs["K=8, E=4"] < loss_by_sites["K=8"],
+            f"K=8: {loss_by_sites['K=8']:.3f} with 1 epoch, {loss_by_epochs['K=8, E=4']:.3f} with 4",
+        ),
+        ClaimCheck(
+            "translation: 7/8 and 8/8 are worst, then 1/8 and 2/8, mixed populations best",
+            mostly_moved_accuracy < rarely_moved_accuracy < mixed_accuracy,
+            f"accuracy 7,8: {mostly_moved_accuracy:.2f}; 1,2: {rarely_moved_accuracy:.2f}; 3-6: {mixed_accuracy:.2f} %",
+        ),
+        ClaimCheck(
+            "rotation is almost inconclusive",
+            max(rotated_loss) - min(rotated_loss) < 0.1,
+            f"mean losses lie between {min(rotated_loss):.3f} and {max(rotated_loss):.3f}",
+        ),
+    ]
 
 
 # The decision boundary of a saved model on the plane, with one site's test points.

@@ -58,9 +58,11 @@ def run(context: ReproductionContext) -> ReproductionResult:
     auroc = {key: study_run.results["test"]["pooled"]["positive_auroc"] for key, study_run in cell_runs.items()}
     by_epsilon = {e: auroc[epsilon_label(e)] for e in (*EPSILONS, math.inf) if epsilon_label(e) in auroc}
     return ReproductionResult(
-        payload={"images": {epsilon_label(e): round(a, 2) for e, a in accuracy.items()},
-                 "cells": {key: round(a, 4) for key, a in auroc.items()},
-                 "tricks": {name: round(_test_accuracy(study_run), 2) for name, study_run in variant_runs.items()}},
+        payload={
+            "images": {epsilon_label(e): round(a, 2) for e, a in accuracy.items()},
+            "cells": {key: round(a, 4) for key, a in auroc.items()},
+            "tricks": {name: round(_test_accuracy(study_run), 2) for name, study_run in variant_runs.items()},
+        },
         notes=[
             "Test accuracy (images) and test AUROC for schistocytes (cells, pooled over sites) of the round that was best on val. One seed.",
             "Fashion-MNIST: ten sites of 5,400 training images, unit = image. Open: the same passes without clipping and noise, at a rate that suits them.",
@@ -68,24 +70,76 @@ def run(context: ReproductionContext) -> ReproductionResult:
             *missing_notes,
         ],
         tables=[
-            ResultTable("Fashion-MNIST", ["epsilon", "noise", "accuracy", "to open"],
-                 [[epsilon_label(e), _noise_multiplier_text(image_runs[e]), f"{a:.2f}", f"{a - accuracy[math.inf]:+.2f}"] for e, a in accuracy.items()]),
-            ResultTable("What pays at epsilon 2", ["setting", "noise", "accuracy"],
-                 [[name, _noise_multiplier_text(study_run), f"{_test_accuracy(study_run):.2f}"] for name, study_run in variant_runs.items()]),
-            *([ResultTable("Cells", ["", "noise", "AUROC"],
-                    [[key, _noise_multiplier_text(cell_runs[key]), f"{a:.4f}"] for key, a in auroc.items()])] if cell_runs else []),
+            ResultTable(
+                "Fashion-MNIST",
+                ["epsilon", "noise", "accuracy", "to open"],
+                [
+                    [
+                        epsilon_label(e),
+                        _noise_multiplier_text(image_runs[e]),
+                        f"{a:.2f}",
+                        f"{a - accuracy[math.inf]:+.2f}",
+                    ]
+                    for e, a in accuracy.items()
+                ],
+            ),
+            ResultTable(
+                "What pays at epsilon 2",
+                ["setting", "noise", "accuracy"],
+                [
+                    [name, _noise_multiplier_text(study_run), f"{_test_accuracy(study_run):.2f}"]
+                    for name, study_run in variant_runs.items()
+                ],
+            ),
+            *(
+                [
+                    ResultTable(
+                        "Cells",
+                        ["", "noise", "AUROC"],
+                        [[key, _noise_multiplier_text(cell_runs[key]), f"{a:.4f}"] for key, a in auroc.items()],
+                    )
+                ]
+                if cell_runs
+                else []
+            ),
         ],
         figures=[
             ("Fashion-MNIST: test accuracy against epsilon", plot_by_epsilon(accuracy, "Test accuracy, %")),
-            *([("Cells: test AUROC against epsilon", plot_by_epsilon(by_epsilon, "Test AUROC, schistocytes"))] if cell_runs else []),
+            *(
+                [("Cells: test AUROC against epsilon", plot_by_epsilon(by_epsilon, "Test AUROC, schistocytes"))]
+                if cell_runs
+                else []
+            ),
         ],
         checks=[
-            ClaimCheck("no site spends more than its epsilon", all(map(_is_within_budget, (*image_runs.values(), *variant_runs.values(), *cell_runs.values()))), "all ledgers"),
-            ClaimCheck("more epsilon does not hurt: 8 at least as good as 1", accuracy[8.0] >= accuracy[1.0], f"{accuracy[8.0] - accuracy[1.0]:+.2f} points"),
-            ClaimCheck("long steps pay at equal epsilon", _test_accuracy(image_runs[2.0]) > _test_accuracy(list(variant_runs.values())[-1]), f"{_test_accuracy(image_runs[2.0]) - _test_accuracy(list(variant_runs.values())[-1]):+.2f} points"),
-            *([ClaimCheck("rendered cells pay at equal epsilon", auroc["8"] > auroc[NO_WARMUP_LABEL], f"{auroc['8'] - auroc[NO_WARMUP_LABEL]:+.4f}")] if cell_runs else []),
+            ClaimCheck(
+                "no site spends more than its epsilon",
+                all(map(_is_within_budget, (*image_runs.values(), *variant_runs.values(), *cell_runs.values()))),
+                "all ledgers",
+            ),
+            ClaimCheck(
+                "more epsilon does not hurt: 8 at least as good as 1",
+                accuracy[8.0] >= accuracy[1.0],
+                f"{accuracy[8.0] - accuracy[1.0]:+.2f} points",
+            ),
+            ClaimCheck(
+                "long steps pay at equal epsilon",
+                _test_accuracy(image_runs[2.0]) > _test_accuracy(list(variant_runs.values())[-1]),
+                f"{_test_accuracy(image_runs[2.0]) - _test_accuracy(list(variant_runs.values())[-1]):+.2f} points",
+            ),
+            *(
+                [
+                    ClaimCheck(
+                        "rendered cells pay at equal epsilon",
+                        auroc["8"] > auroc[NO_WARMUP_LABEL],
+                        f"{auroc['8'] - auroc[NO_WARMUP_LABEL]:+.4f}",
+                    )
+                ]
+                if cell_runs
+                else []
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _run_cells(context: ReproductionContext) -> dict[str, ReproductionRun]:

@@ -65,26 +65,40 @@ def run(context: ReproductionContext) -> ReproductionResult:
     gap = means["centralized"] - means["fedavg"]
     return ReproductionResult(
         payload={
-            name: [{m: _pooled_score(r, m) for m in TABLE_METRICS} | {"interval": _pooled_interval(r, "positive_auroc")} for r in runs]
+            name: [
+                {m: _pooled_score(r, m) for m in TABLE_METRICS} | {"interval": _pooled_interval(r, "positive_auroc")}
+                for r in runs
+            ]
             for name, runs in runs_by_strategy.items()
         },
         notes=[
             "Fold 0 is the test split and is read once a run; the best round is chosen on validation groups, which differ from seed to seed.",
-            (f"Intervals hold 95 % of {intervals_record['draws']} bootstrap draws of whole {intervals_record['unit']}s ({intervals_record['units']} in the test split): "
-            "they say how much the cells at hand matter, the seeds how much chance in training does."),
+            (
+                f"Intervals hold 95 % of {intervals_record['draws']} bootstrap draws of whole {intervals_record['unit']}s ({intervals_record['units']} in the test split): "
+                "they say how much the cells at hand matter, the seeds how much chance in training does."
+            ),
             "Sensitivity is read at a specificity of 95 %.",
         ],
         tables=[
-            ResultTable("Pooled over the four sites", ["strategy, seed", *TABLE_METRICS.values(), "AUROC, 95 %", "round"], rows),
+            ResultTable(
+                "Pooled over the four sites", ["strategy, seed", *TABLE_METRICS.values(), "AUROC, 95 %", "round"], rows
+            ),
             ResultTable("AUROC by site, mean of the seeds", ["site", *STRATEGIES], by_site),
         ],
         figures=[("AUROC on validation cells, pooled over sites", plot_curves(series, "Validation AUROC", wide=True))],
         checks=[
-            ClaimCheck(f"all data in one place: AUROC of at least {MIN_CENTRAL_AUROC}", means["centralized"] >= MIN_CENTRAL_AUROC, _seed_spread_text(runs_by_strategy["centralized"])),
-            ClaimCheck(f"FedAvg within {MAX_FEDAVG_GAP} of it at the same number of passes", gap <= MAX_FEDAVG_GAP,
-                  f"{_seed_spread_text(runs_by_strategy['fedavg'])}: {gap:+.4f} behind"),
+            ClaimCheck(
+                f"all data in one place: AUROC of at least {MIN_CENTRAL_AUROC}",
+                means["centralized"] >= MIN_CENTRAL_AUROC,
+                _seed_spread_text(runs_by_strategy["centralized"]),
+            ),
+            ClaimCheck(
+                f"FedAvg within {MAX_FEDAVG_GAP} of it at the same number of passes",
+                gap <= MAX_FEDAVG_GAP,
+                f"{_seed_spread_text(runs_by_strategy['fedavg'])}: {gap:+.4f} behind",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _pooled_score(study_run: ReproductionRun, metric: str) -> float:

@@ -50,16 +50,30 @@ def run(context: ReproductionContext) -> ReproductionResult:
         for percent_stragglers in (0, 50, 90)
     ]
     return ReproductionResult(
-        payload={name: {str(k): round(v, 2) for k, v in accuracy_by_share.items()} for name, accuracy_by_share in final_accuracy.items()},
+        payload={
+            name: {str(k): round(v, 2) for k, v in accuracy_by_share.items()}
+            for name, accuracy_by_share in final_accuracy.items()
+        },
         notes=[
             "The lecture's figures are FEMNIST; these are Fashion-MNIST, 100 sites with two classes each, ten asked a round: other data, so only the ordering can be compared.",
             f"Accuracy is the mean of the last {NUM_FINAL_EVALUATIONS} looks. FedAvg drops who is late, FedProx (mu 0.1) counts partial work.",
         ],
-        tables=[ResultTable("Test accuracy in per cent", ["stragglers", "FedAvg", "lecture (FEMNIST)", "FedProx", "lecture (FEMNIST)"], rows)],
-        figures=[("Accuracy on the coordinator's test images", plot_curves(series, "Test accuracy", percent=True, wide=True))],
+        tables=[
+            ResultTable(
+                "Test accuracy in per cent",
+                ["stragglers", "FedAvg", "lecture (FEMNIST)", "FedProx", "lecture (FEMNIST)"],
+                rows,
+            )
+        ],
+        figures=[
+            ("Accuracy on the coordinator's test images", plot_curves(series, "Test accuracy", percent=True, wide=True))
+        ],
         checks=[
             ClaimCheck("at 90 % stragglers FedProx is ahead of FedAvg", gap > 0, f"{gap:+.2f} points"),
-            ClaimCheck("stragglers cost FedAvg more than FedProx", loss["fedavg"] > loss["fedprox"],
-                  f"from 0 to 90 %: FedAvg loses {loss['fedavg']:.2f}, FedProx {loss['fedprox']:.2f} points"),
+            ClaimCheck(
+                "stragglers cost FedAvg more than FedProx",
+                loss["fedavg"] > loss["fedprox"],
+                f"from 0 to 90 %: FedAvg loses {loss['fedavg']:.2f}, FedProx {loss['fedprox']:.2f} points",
+            ),
         ],
-    )  # fmt: skip
+    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
@@ -17,12 +15,12 @@ from pipeline.coordinator.metrics import PositiveClass
 from pipeline.coordinator.results import write_results
 from pipeline.coordinator.round_loop import CheckpointableEngine, RoundLoop
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import IncompatibleStudyError, ReplyError, RunFolderError, RunHaltedError
+from pipeline.core.errors import IncompatibleStudyError, ReplyError, RunHaltedError
 from pipeline.protocol.messages import SiteId
 from pipeline.protocol.serialization import MAX_CLIENT_WEIGHT
 from pipeline.protocol.tasks import JobResult, LocalJob
 from pipeline.reports.run.report import write_report
-from pipeline.study.offer import RUN_NAME_PATTERN, StudyOffer
+from pipeline.study.offer import StudyOffer
 from pipeline.study.run_spec import RunSpec
 from pipeline.study.schema import Study
 from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_public_federated_data
@@ -77,7 +75,15 @@ def run_federated(
     shape, classes = _agree_on_data_format(data_summaries)
     run_spec = RunSpec(study, shape, classes, len(offer.site_keys))
     dataset = load_public_federated_data(study, None, select_device(study), tuple(offer.site_keys), shape, classes)
-    round_loop = _create_round_loop(run_spec, folder, offer, engine, dataset, privacy_spent, live_status)
+    round_loop = _create_round_loop(
+        run_spec=run_spec,
+        folder=folder,
+        offer=offer,
+        engine=engine,
+        dataset=dataset,
+        privacy_spent=privacy_spent,
+        live_status=live_status,
+    )
     if folder.has_checkpoint:
         run_state = round_loop.restore(*folder.load_checkpoint())
         folder.truncate_rounds(run_state.round)
@@ -92,7 +98,15 @@ def run_federated(
     state = round_loop.select_result(run_state)[0]
     if study.strategy.personalized or study.strategy.stateful_clients:
         round_loop.save_personal_models(state, run_state)
-    results = write_results(round_loop, folder, run_state, stop_reason, shape, classes, None)
+    results = write_results(
+        round_loop=round_loop,
+        folder=folder,
+        run_state=run_state,
+        stop_reason=stop_reason,
+        shape=shape,
+        classes=classes,
+        intervals=None,
+    )
     write_report(folder.path)
     return results
 
@@ -166,8 +180,23 @@ def _create_round_loop(
     positive_class = PositiveClass(
         None if class_name is None else dataset.classes.index(class_name), study.evaluation.target_specificity
     )
-    return RoundLoop(study, run_spec.context, tuple(offer.site_keys), engine, run_local, folder, positive_class, environment, run_spec.compression,
-                       aggregation_rule, secure_aggregation, on_round_end, retry_below_quorum=True, stream_aggregation=True, privacy_spent=privacy_spent)  # fmt: skip
+    return RoundLoop(
+        study=study,
+        context=run_spec.context,
+        sites=tuple(offer.site_keys),
+        engine=engine,
+        run_jobs=run_local,
+        folder=folder,
+        positive_class=positive_class,
+        environment=environment,
+        compression=run_spec.compression,
+        aggregation_rule=aggregation_rule,
+        secure_aggregation=secure_aggregation,
+        on_round_end=on_round_end,
+        retry_below_quorum=True,
+        stream_aggregation=True,
+        privacy_spent=privacy_spent,
+    )
 
 
 def _setup_privacy(
@@ -175,7 +204,8 @@ def _setup_privacy(
 ) -> tuple[AggregationRule | None, SecureAggregationSetup | None]:
     if not run_spec.dry_run_rounds:
         return None, None
-    from pipeline.runs.privacy_setup import create_client_level_dp, create_secure_aggregation, describe_privacy
+    from pipeline.runs.privacy_setup import create_client_level_dp, describe_privacy
+    from sites.privacy.plan import create_secure_aggregation
 
     public_keys = {site: bytes.fromhex(key) for site, key in offer.site_keys.items()}
     secure_aggregation = create_secure_aggregation(run_spec.study, public_keys, run_spec.dry_run_rounds, offer.digest)
@@ -206,11 +236,3 @@ def _describe_privacy(
     from pipeline.runs.privacy_setup import describe_privacy
 
     return describe_privacy(study, tuple(offer.site_keys), {}, secure_aggregation) | {"dp_sgd": privacy_plans}
-
-
-def find_run_folder(home: Path, run: str) -> Path:
-    """Of a run that there is: a job's words lead nowhere else, and leave nothing behind where there is none."""
-    folder = home / "runs" / run
-    if not re.fullmatch(RUN_NAME_PATTERN, run) or not (folder / "offer.json").is_file():
-        raise RunFolderError(f"there is no run {run!r} in {home}; a job is for one that was offered")
-    return folder

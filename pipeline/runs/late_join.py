@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import torch
 
-from pipeline.coordinator.checkpoint import save_tensors
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import DataError, RunFolderError, StudyError
+from pipeline.core.tensor_io import save_tensors
 from pipeline.protocol.messages import RoundAttempt, RoundPolicy, SiteId
 from pipeline.protocol.tasks import EvaluateJob, EvaluationSums
 from pipeline.runs.simulation import Simulation, build_simulation, run_simulation
@@ -125,9 +125,20 @@ def _train_and_save(
 
 def _late_join_study(folder: RunFolder, late_joiner: LateJoiner) -> Study:
     """The run's study with the new site as its only one, at a rate that has not run out."""
-    overrides = {"sites": {"count": 1}, "partition": "iid", "public": {}, "local.lr_schedule": "constant", "client_sampling": {},
-             "round": {}, "evaluation.evaluate_at": "sites", "compression": {"uplink": []}, "aggregation": "mean", "feature_skew": "none",
-             "trainer": "auto", "privacy": {}}  # fmt: skip
+    overrides = {
+        "sites": {"count": 1},
+        "partition": "iid",
+        "public": {},
+        "local.lr_schedule": "constant",
+        "client_sampling": {},
+        "round": {},
+        "evaluation.evaluate_at": "sites",
+        "compression": {"uplink": []},
+        "aggregation": "mean",
+        "feature_skew": "none",
+        "trainer": "auto",
+        "privacy": {},
+    }
     return load_study(folder.path / "study.toml", overrides | dict(late_joiner.overrides))
 
 

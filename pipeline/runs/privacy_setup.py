@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import torch
-
 from pipeline.aggregation.client_level_dp import ClientLevelDpMean
-from pipeline.aggregation.client_sampling import num_sampled_clients, sample_clients
+from pipeline.aggregation.client_sampling import num_sampled_clients
 from pipeline.aggregation.rules import AggregationRule
-from pipeline.aggregation.secure_aggregation import SecureAggregationSetup, UpdateLayout
+from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
 from pipeline.protocol.messages import SiteId
 from pipeline.strategies.dry_run import DryRunRound
-from pipeline.study.privacy import ClientLevelDpConfig, DpSgdConfig
+from pipeline.study.privacy import ClientLevelDpConfig
 from pipeline.study.schema import Study
 from privacy.accounting.accountant import DpEvent, calibrate_noise_multiplier, compute_privacy_spent
 from privacy.ledger import keys
 from privacy.ledger.countersigner import LedgerCountersigner
-from privacy.ledger.records import DatasetSnapshot, LedgerBudget, StudyCommitment
+from privacy.ledger.records import LedgerBudget
 from privacy.secure_aggregation.shamir import reconstruction_threshold
 from sites.governance.home import SiteHome
 from sites.population.simulated_sites import FederatedDataset
 from sites.privacy.budget_guard import BudgetGuard
 from sites.privacy.plan import (
     PrivacyPlan,
-    count_units,
-    max_steps_per_round,
-    plan_privacy,
+    build_privacy_plan,
+    create_secure_aggregation,
+    exclude_withdrawn,
+    max_participations,
+    record_data,
     resolve_privacy_unit,
+    restore_committed_plan,
+    select_clipping_mode,
     values_by_site,
 )
 from sites.privacy.secure_agg_client import SecureAggClient
 from sites.training.base import Trainer, TrainerContext, TrainingConfig
 from sites.training.select_trainer import TrainerKind, make_trainer
-from sites.training.unit_clipping import ClippingMode, select_clipping
 
 UNLIMITED_EPSILON = 1e6  # epsilon of a simulated site for which the study names none: only counted
 
@@ -79,43 +80,17 @@ def build_privacy_plans(
     if dp_sgd is None:
         return {}
     return {
-        site: build_privacy_plan(study, dp_sgd, dataset, site, dataset.sites, dry_run_rounds, training_config)
+        site: build_privacy_plan(
+            study=study,
+            dp_sgd=dp_sgd,
+            dataset=dataset,
+            site=site,
+            sites=dataset.sites,
+            dry_run_rounds=dry_run_rounds,
+            training_config=training_config,
+        )
         for site in dataset.sites
     }
-
-
-def build_privacy_plan(
-    study: Study,
-    dp_sgd: DpSgdConfig,
-    dataset: FederatedDataset,
-    site: SiteId,
-    sites: Sequence[SiteId],
-    dry_run_rounds: Sequence[DryRunRound],
-    training_config: TrainingConfig,
-) -> PrivacyPlan:
-    """`sites`: all of the study, of which `people` may be this one alone."""
-    unit = resolve_privacy_unit(dp_sgd, dataset.privacy_unit)
-    examples = dataset.split_indices[site]
-    num_examples, num_units = (
-        examples.num_examples,
-        count_units(examples.train, None if unit == "example" else dataset.pool.unit_ids),
-    )
-    num_invitations = max_participations(study, sites, site)
-    num_participations = min(dp_sgd.max_participations or num_invitations, num_invitations)
-    steps_per_round, batch_size = (
-        max_steps_per_round(dry_run_rounds, examples, training_config),
-        min(training_config.batch_size or num_examples, num_examples),
-    )
-    return plan_privacy(
-        dp_sgd,
-        values_by_site(dp_sgd.epsilon, sites)[site],
-        unit,
-        num_units,
-        num_examples,
-        batch_size,
-        steps_per_round,
-        num_participations,
-    )
 
 
 def setup_privacy(
@@ -166,67 +141,6 @@ def setup_privacy(
     )
 
 
-def restore_committed_plan(privacy_plan: PrivacyPlan, home: SiteHome, study_hash: str) -> PrivacyPlan:
-    """A plan that has begun goes on as it began, whoever withdrew since."""
-    commitment, data_record = None, None
-    for entry in home.ledger.entries():
-        if isinstance(entry.record, DatasetSnapshot):
-            data_record = entry.record
-        if isinstance(entry.record, StudyCommitment) and entry.record.study_hash == study_hash:
-            commitment = entry.record
-            break
-    if commitment is None or data_record is None:
-        return privacy_plan
-    dp_params = replace(
-        privacy_plan.dp_sgd_params,
-        noise_multiplier=commitment.noise_multiplier,
-        sampling_rate=commitment.sampling_rate,
-        num_units=data_record.num_units,
-        loss_scale=data_record.num_units / max(data_record.num_examples, 1),
-    )
-    return replace(
-        privacy_plan,
-        dp_sgd_params=dp_params,
-        steps_per_round=commitment.steps_per_round,
-        max_rounds=commitment.max_participations,
-    )
-
-
-def create_secure_aggregation(
-    study: Study, public_keys: Mapping[SiteId, bytes], dry_run_rounds: Sequence[DryRunRound], session_id: str
-) -> SecureAggregationSetup | None:
-    """`roster`: public keys of all sites of the study; `identity`: what sums are bound to, so that none is made twice."""
-    settings = study.privacy.secure_aggregation
-    if settings is None:
-        return None
-    if study.privacy.client_level_dp is not None:
-        settings = settings.model_copy(update={"max_update_norm": study.privacy.client_level_dp.max_update_norm})
-    update = dry_run_rounds[-1].update
-    if study.privacy.dp_sgd is not None:  # a training loss is no mechanism's: it stays at the site
-        update = replace(update, summed={k: v for k, v in update.summed.items() if k != "train_loss"})
-    num_clients = num_sampled_clients(len(public_keys), study.client_sampling.fraction)
-    return SecureAggregationSetup(
-        UpdateLayout.from_update(update, num_clients, settings),
-        public_keys,
-        session_id,
-        reconstruction_threshold(num_clients),
-    )
-
-
-def exclude_withdrawn(dataset: FederatedDataset, homes: Mapping[SiteId, SiteHome]) -> FederatedDataset:
-    """Nobody who withdrew is trained on, or judged on, any more."""
-    unit = dataset.pool.unit_ids
-    if unit is None or not any(home.withdrawn_units for home in homes.values()):
-        return dataset
-    examples = dict(dataset.split_indices)
-    for site, home in homes.items():
-        is_remaining = torch.tensor(home.retained_mask(dataset.unit_names), device=unit.device)
-        indices = examples[site]
-        train, val, test = (rows[is_remaining[unit[rows]]] for rows in (indices.train, indices.val, indices.test))
-        examples[site] = replace(indices, train=train, val=val, test=test)
-    return replace(dataset, split_indices=examples)
-
-
 def _open_site_homes(study: Study, dataset: FederatedDataset, homes_folder: Path) -> dict[SiteId, SiteHome]:
     dp_sgd = study.privacy.dp_sgd
     unit = resolve_privacy_unit(dp_sgd, dataset.privacy_unit) if dp_sgd else dataset.privacy_unit or "example"
@@ -246,18 +160,6 @@ def _open_site_homes(study: Study, dataset: FederatedDataset, homes_folder: Path
             )
             homes[site] = SiteHome.create(path, site, f"{site}:{study.data.name}", unit, budget)
     return homes
-
-
-def record_data(home: SiteHome, dataset: FederatedDataset, site: SiteId) -> None:
-    """What the data set is made of now, if that is news."""
-    unit_codes = None if home.ledger.state.opening.privacy_unit == "example" else dataset.pool.unit_ids
-    train = dataset.split_indices[site].train
-    data_record = DatasetSnapshot(
-        fingerprint=dataset.fingerprint, num_units=count_units(train, unit_codes), num_examples=len(train)
-    )
-    recorded = [entry.record for entry in home.ledger.entries("data")]
-    if not recorded or recorded[-1] != data_record:
-        home.ledger.append(data_record)
 
 
 def open_countersigner(folder: Path) -> tuple[str, LedgerCountersigner]:
@@ -287,9 +189,14 @@ def describe_privacy(
     if secure_aggregation is not None:
         layout = secure_aggregation.update_layout
         num_clients = num_sampled_clients(len(sites), study.client_sampling.fraction)
-        privacy_record["secure_aggregation"] = {"asked": num_clients, "threshold": reconstruction_threshold(num_clients), "clip": layout.settings.max_update_norm,
-                              "bits": layout.grid.num_bits, "step": layout.grid.step_size,
-                              "fingerprints": {s: keys.fingerprint(k) for s, k in secure_aggregation.public_keys.items()}}  # fmt: skip
+        privacy_record["secure_aggregation"] = {
+            "asked": num_clients,
+            "threshold": reconstruction_threshold(num_clients),
+            "clip": layout.max_update_norm,
+            "bits": layout.grid.num_bits,
+            "step": layout.grid.step_size,
+            "fingerprints": {s: keys.fingerprint(k) for s, k in secure_aggregation.public_keys.items()},
+        }
     return privacy_record
 
 
@@ -310,8 +217,17 @@ def _describe_client_level_dp(
         if secure_aggregation is None
         else secure_aggregation.update_layout.grid.max_rounded_norm
     )
-    return {"noise": noise_multiplier, "clip": client_level_dp.max_update_norm, "longest": max_norm, "delta": client_level_dp.delta, "epsilon": spent.epsilon,
-            "accountant": spent.accountant, "turns": num_rounds, "sites": len(sites), "asked": num_clients}  # fmt: skip
+    return {
+        "noise": noise_multiplier,
+        "clip": client_level_dp.max_update_norm,
+        "longest": max_norm,
+        "delta": client_level_dp.delta,
+        "epsilon": spent.epsilon,
+        "accountant": spent.accountant,
+        "turns": num_rounds,
+        "sites": len(sites),
+        "asked": num_clients,
+    }
 
 
 def create_client_level_dp(study: Study, privacy_record: Mapping[str, Any]) -> AggregationRule | None:
@@ -322,26 +238,3 @@ def create_client_level_dp(study: Study, privacy_record: Mapping[str, Any]) -> A
         sensitivity=settings["longest"],
         num_sampled_clients=settings["asked"],
     )
-
-
-def max_participations(study: Study, sites: Sequence[SiteId], site: SiteId) -> int:
-    """Known beforehand: who is asked when follows from the study's seed. At least 1, for a plan of no steps is none."""
-    round_numbers = range(1, study.rounds + 1)
-    return max(
-        1,
-        sum(
-            site in sample_clients(sites, study.client_sampling.fraction, study.seed, round_number)
-            for round_number in round_numbers
-        ),
-    )
-
-
-def select_clipping_mode(
-    study: Study, trainer_context: TrainerContext, privacy_plans: Mapping[SiteId, PrivacyPlan]
-) -> ClippingMode:
-    dp_sgd = study.privacy.dp_sgd
-    if dp_sgd is not None and dp_sgd.clipping != "auto":
-        return dp_sgd.clipping
-    num_examples = sum(privacy_plan.num_examples for privacy_plan in privacy_plans.values())
-    num_units = sum(privacy_plan.dp_sgd_params.num_units for privacy_plan in privacy_plans.values())
-    return select_clipping(trainer_context.make_model(), num_examples / max(num_units, 1))

@@ -10,14 +10,14 @@ import torch
 from pydantic import ValidationError
 
 from models.networks.base import ModelConfig
-from pipeline.coordinator.checkpoint import load_tensors
 from pipeline.coordinator.metrics import PositiveClass, compute_metrics, compute_plot_data
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import DataError, RunFolderError, StudyError
 from pipeline.core.parameters import ModelState, ParameterSpec
 from pipeline.core.registry import registered_components, suggest_names
+from pipeline.core.tensor_io import load_tensors
 from sites.data.base import SPLITS, Dataset, DataSource
-from sites.training.base import ExamplePool
+from sites.data.pool import ExamplePool
 from sites.training.evaluation import evaluate
 
 

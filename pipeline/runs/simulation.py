@@ -105,13 +105,13 @@ def build_simulation(
     )
     context, compression = run_spec.context, run_spec.compression
     engine = SimulatedEngine(
-        dataset.sites,
-        trainer,
-        study.strategy,
-        context,
-        study.weighting,
-        _client_speed_model(study, dataset),
-        compression,
+        sites=dataset.sites,
+        trainer=trainer,
+        strategy=study.strategy,
+        context=context,
+        weighting=study.weighting,
+        speed_model=_client_speed_model(study, dataset),
+        compression=compression,
     )
     if privacy_setup:
         engine.secure_agg_clients = privacy_setup.secure_agg_clients
@@ -130,18 +130,18 @@ def build_simulation(
         (privacy_setup.aggregation_rule, privacy_setup.secure_aggregation) if privacy_setup else (None, None)
     )
     round_loop = RoundLoop(
-        study,
-        context,
-        dataset.sites,
-        engine,
-        run_local,
-        folder,
-        positive_class,
-        environment,
-        compression,
-        aggregation_rule,
-        secure_aggregation,
-        on_round_end,
+        study=study,
+        context=context,
+        sites=dataset.sites,
+        engine=engine,
+        run_jobs=run_local,
+        folder=folder,
+        positive_class=positive_class,
+        environment=environment,
+        compression=compression,
+        aggregation_rule=aggregation_rule,
+        secure_aggregation=secure_aggregation,
+        on_round_end=on_round_end,
         privacy_spent=privacy_setup.privacy_spent if privacy_setup else dict,
     )
     return Simulation(round_loop, engine, dataset, trainer_context, study.model, privacy_setup)
@@ -232,7 +232,14 @@ def _run_or_resume(
     test_intervals = _bootstrap_test_metrics(simulation, study, state)
     shape, classes = simulation.dataset.shape, simulation.dataset.classes
     return write_results(
-        simulation.round_loop, folder, run_state, stop_reason, shape, classes, test_intervals, with_profile=with_images
+        round_loop=simulation.round_loop,
+        folder=folder,
+        run_state=run_state,
+        stop_reason=stop_reason,
+        shape=shape,
+        classes=classes,
+        intervals=test_intervals,
+        with_profile=with_images,
     )
 
 
@@ -277,8 +284,14 @@ def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) ->
     paired = [
         round(float(v), 5) for v in bootstrap_metrics(examples, positive_class, study.seed).get(headline_metric, ())
     ]
-    record = {"unit": dataset.privacy_unit or "example", "units": len(np.unique(unit)), "fewest": MIN_UNITS, "draws": NUM_RESAMPLES,
-             "level": CONFIDENCE_LEVEL, "paired": {"metric": headline_metric, "values": paired} if np.isfinite(paired).all() else None}  # fmt: skip
+    record = {
+        "unit": dataset.privacy_unit or "example",
+        "units": len(np.unique(unit)),
+        "fewest": MIN_UNITS,
+        "draws": NUM_RESAMPLES,
+        "level": CONFIDENCE_LEVEL,
+        "paired": {"metric": headline_metric, "values": paired} if np.isfinite(paired).all() else None,
+    }
     if study.evaluation.evaluate_at == "coordinator":
         return record | {"coordinator": pooled}
     return record | {"pooled": pooled, "sites": by_site}

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.core.parameters import ModelState, ParamVector
-from pipeline.protocol.messages import NamedTensors, SiteId
+from pipeline.core.parameters import ModelState, NamedTensors, ParamVector
+from pipeline.protocol.messages import SiteId
 from pipeline.strategies.base import Dendrogram, Strategy, StrategyContext
 
 FIRST_CLUSTER = "0"

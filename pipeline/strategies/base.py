@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.codecs.base import CodecChain
-from pipeline.core.parameters import ModelState, ParameterSpec, ParamVector
+from pipeline.core.parameters import ModelState, NamedTensors, ParameterSpec, ParamVector
 from pipeline.core.registry import Component
 from pipeline.protocol.messages import (
     Aggregate,
@@ -22,7 +22,6 @@ from pipeline.protocol.messages import (
     ClientTask,
     ClientUpdate,
     Message,
-    NamedTensors,
     Reply,
     SiteId,
     Visibility,

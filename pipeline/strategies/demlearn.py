@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from pipeline.core.parameters import ModelState, ParamVector
-from pipeline.protocol.messages import ClientState, ClientTask, Message, NamedTensors, Reply, SiteId, Visibility
+from pipeline.core.parameters import ModelState, NamedTensors, ParamVector
+from pipeline.protocol.messages import ClientState, ClientTask, Message, Reply, SiteId, Visibility
 from pipeline.protocol.tasks import LocalRegularizer, TrainJob, run_training
 from pipeline.strategies._clustered import (
     FIRST_CLUSTER,

@@ -16,14 +16,13 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pipeline.core.errors import IncompatibleStudyError
-from pipeline.core.parameters import ModelState, ParameterSpec, ParamVector
+from pipeline.core.parameters import ModelState, NamedTensors, ParameterSpec, ParamVector
 from pipeline.protocol.messages import (
     Aggregate,
     ClientState,
     ClientTask,
     ClientUpdate,
     Message,
-    NamedTensors,
     Reply,
     SiteId,
     Visibility,

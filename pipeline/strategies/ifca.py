@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from pipeline.core.parameters import ModelState, ParamVector
+from pipeline.core.parameters import ModelState, NamedTensors, ParamVector
 from pipeline.core.seeding import seeded_generator
-from pipeline.protocol.messages import ClientState, ClientTask, Message, NamedTensors, SiteId, Visibility
+from pipeline.protocol.messages import ClientState, ClientTask, Message, SiteId, Visibility
 from pipeline.protocol.tasks import EvaluateJob, JobResult, LocalJob, TrainJob, run_evaluation, run_training
 from pipeline.strategies._clustered import FIRST_CLUSTER, ClusteredStrategy, ClusterState
 from pipeline.strategies.base import ClientRequests, ModelTask, StrategyContext, make_update

@@ -14,8 +14,8 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from pipeline.core.parameters import ModelState, ParameterSpec, ParamVector
-from pipeline.protocol.messages import ClientState, ClientTask, Message, NamedTensors, SiteId
+from pipeline.core.parameters import ModelState, NamedTensors, ParameterSpec, ParamVector
+from pipeline.protocol.messages import ClientState, ClientTask, Message, SiteId
 from pipeline.protocol.tasks import LocalRegularizer, TrainJob, run_training
 from pipeline.strategies.base import (
     ClientRequests,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from pipeline.aggregation.client_sampling import num_sampled_clients
 from pipeline.codecs.base import UNKNOWN_LAYOUT
@@ -13,7 +14,9 @@ from pipeline.strategies.dry_run import DryRunRound
 from pipeline.study.schema import Study
 from pipeline.study.validation_privacy import find_privacy_conflicts
 from sites.data.base import SPLITS
-from sites.population.simulated_sites import FederatedDataset
+
+if TYPE_CHECKING:
+    from sites.population.simulated_sites import FederatedDataset
 
 
 def validate_study(

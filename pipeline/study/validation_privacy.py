@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pipeline.aggregation.client_sampling import num_sampled_clients
 from pipeline.core.parameters import ParameterSpec
@@ -10,7 +11,9 @@ from pipeline.protocol.tasks import EvaluateJob, GradientJob, TrainJob
 from pipeline.strategies.dry_run import DryRunRound
 from pipeline.study.privacy import DpSgdConfig
 from pipeline.study.schema import Study
-from sites.population.simulated_sites import FederatedDataset
+
+if TYPE_CHECKING:
+    from sites.population.simulated_sites import FederatedDataset
 
 MIN_SECURE_AGGREGATION_CLIENTS = 3  # with two, each knows the other's
 

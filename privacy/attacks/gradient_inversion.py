@@ -71,7 +71,14 @@ def invert_gradient(
     if recovered is not None and recovered.is_image and isinstance(recovered.layer.module, nn.Linear):
         return InversionResult(recovered.value.reshape(tuple(shape)).clamp(0, 1), "dense", 0.0)
     search = ImageSearch(
-        tuple(shape), steps, restarts, initial_color, smoothing_weight, lr, seed, is_brightness_invariant(module, shape)
+        shape=tuple(shape),
+        steps=steps,
+        restarts=restarts,
+        initial_color=initial_color,
+        smoothing_weight=smoothing_weight,
+        lr=lr,
+        seed=seed,
+        keep_brightness=is_brightness_invariant(module, shape),
     )
     if recovered is not None and recovered.value.numel() >= MIN_VALUES_PER_PIXEL * math.prod(shape):
         return _by_activations(module, recovered, search)

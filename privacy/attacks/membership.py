@@ -82,7 +82,16 @@ def evaluate_membership(
         for false_positive_rate in false_positive_rates
         if false_positive_rate * len(b) >= 1
     }
-    return MembershipResult(auc, low, high, advantage, tpr_at_fpr, len(a), len(b), unit)
+    return MembershipResult(
+        auc=auc,
+        auc_low=low,
+        auc_high=high,
+        advantage=advantage,
+        tpr_at_fpr=tpr_at_fpr,
+        num_members=len(a),
+        num_nonmembers=len(b),
+        unit=unit,
+    )
 
 
 def epsilon_lower_bound(

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.coordinator.checkpoint import load_tensors
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import RunFolderError
 from pipeline.core.files import write_atomically
 from pipeline.core.parameters import ModelState, ParamVector
+from pipeline.core.tensor_io import load_tensors
 from pipeline.protocol.messages import SiteId
 from pipeline.protocol.tasks import TrainJob, TrainResult
 from pipeline.runs.simulation import Simulation, dry_run_study
@@ -34,7 +34,8 @@ from privacy.attacks.canaries import (
 )
 from privacy.attacks.inversion_figure import make_inversion_figure
 from privacy.attacks.membership import average_by_unit, compute_losses, evaluate_membership
-from sites.training.base import ExamplePool, Trainer, TrainerContext, TrainRequest
+from sites.data.pool import ExamplePool
+from sites.training.base import Trainer, TrainerContext, TrainRequest
 from sites.training.sequential import SequentialTrainer
 
 NUM_CANARIES = 200
@@ -73,7 +74,12 @@ def _attack_membership(simulation: Simulation, module: nn.Module) -> dict[str, A
     loss_sides = []
     for split in ("train", "test"):
         rows = torch.cat([getattr(dataset.split_indices[site], split) for site in dataset.sites]).unique().cpu()
-        loss_sides.append((compute_losses(module, pool.inputs(rows), pool.labels(rows)), None if pool.unit_ids is None else pool.unit_ids[rows]))  # fmt: skip
+        loss_sides.append(
+            (
+                compute_losses(module, pool.inputs(rows), pool.labels(rows)),
+                None if pool.unit_ids is None else pool.unit_ids[rows],
+            )
+        )
     (member_losses, member_units), (nonmember_losses, nonmember_units) = loss_sides
     unit = "example"
     if member_units is not None and nonmember_units is not None:
@@ -85,11 +91,16 @@ def _attack_membership(simulation: Simulation, module: nn.Module) -> dict[str, A
     result = evaluate_membership(member_losses, nonmember_losses, unit=unit)
     outcome = "succeeds" if result.auc_low > 0.5 else "does no better than chance"
     return {
-        "auc": result.auc, "low": result.auc_low, "high": result.auc_high, "unit": unit, "members": result.num_members,
-        "others": result.num_nonmembers, "advantage": result.advantage,
+        "auc": result.auc,
+        "low": result.auc_low,
+        "high": result.auc_high,
+        "unit": unit,
+        "members": result.num_members,
+        "others": result.num_nonmembers,
+        "advantage": result.advantage,
         "words": f"Guessing from the final model's loss whether a {unit} was trained on {outcome}: AUC {result.auc:.3f} "
         f"(95 % interval {result.auc_low:.3f} to {result.auc_high:.3f}; 0.5 is chance, 1 certainty).",
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,7 @@ class CanaryTraining:
         )
         trainer: Trainer = SequentialTrainer(context)
         if privacy_plan is not None:
-            from pipeline.runs.privacy_setup import select_clipping_mode
+            from sites.privacy.plan import select_clipping_mode
             from sites.training.dp_sgd import DpSgdTrainer
 
             assert self.simulation.privacy_setup is not None
@@ -180,10 +191,17 @@ def _audit_canaries(simulation: Simulation) -> dict[str, Any]:
     finally:
         torch.set_num_threads(num_threads)
     return {
-        "epsilon_low": result.epsilon_lower_bound, "confidence": result.confidence, "epsilon_promised": promised_epsilon, "delta": delta,
-        "m": result.num_canaries, "guesses": result.num_guesses, "correct": result.num_correct, "most": result.max_epsilon_lower_bound, "site": site,
+        "epsilon_low": result.epsilon_lower_bound,
+        "confidence": result.confidence,
+        "epsilon_promised": promised_epsilon,
+        "delta": delta,
+        "m": result.num_canaries,
+        "guesses": result.num_guesses,
+        "correct": result.num_correct,
+        "most": result.max_epsilon_lower_bound,
+        "site": site,
         "words": _describe_canary_audit(result, promised_epsilon, site),
-    }  # fmt: skip
+    }
 
 
 def _describe_canary_audit(result: CanaryAudit, promised_epsilon: float | None, site: SiteId) -> str:
@@ -218,13 +236,13 @@ def _attack_inversion(simulation: Simulation, folder: RunFolder) -> dict[str, An
     test_rows = torch.cat([dataset.split_indices[site].test for site in dataset.sites])[:500]
     mean_image = pool.inputs(test_rows if len(test_rows) else rows).mean(0)
     figure = make_inversion_figure(
-        simulation.trainer_context.make_model(),
-        pool.inputs(rows),
-        pool.labels(rows),
-        mean_image,
-        max_grad_norm,
-        noise_multiplier,
-        INVERSION_STEPS,
+        module=simulation.trainer_context.make_model(),
+        x=pool.inputs(rows),
+        y=pool.labels(rows),
+        mean_image=mean_image,
+        max_grad_norm=max_grad_norm,
+        noise_multiplier=noise_multiplier,
+        steps=INVERSION_STEPS,
     )
     write_atomically(folder.path / "attacks" / "inversion.png", figure.to_png())
     cases = [
@@ -236,6 +254,8 @@ def _attack_inversion(simulation: Simulation, folder: RunFolder) -> dict[str, An
         "picture": "attacks/inversion.png",
         "cases": cases,
         "words": "One step on one image, at the model before training: the image is sought again from the update. Likeness (SSIM, 1 is the "
-        "same): " + ", ".join(f"{name} {value:.2f}" for name, value in similarity_by_name.items()) + ". The mean image is what "
+        "same): "
+        + ", ".join(f"{name} {value:.2f}" for name, value in similarity_by_name.items())
+        + ". The mean image is what "
         "anybody has without an attack.",
-    }  # fmt: skip
+    }

@@ -39,8 +39,16 @@ def _disclosure(
     protection_label = {"dp": "differential privacy", "sum": "secure sum", "nobody": "nothing to protect"}.get(
         protected_by, protected_by
     )
-    return {"key": key, "what": title, "detail": detail, "whom": recipient, "about": subjects, "by": protected_by, "short": protection_label,
-            "mechanism": mechanism}  # fmt: skip
+    return {
+        "key": key,
+        "what": title,
+        "detail": detail,
+        "whom": recipient,
+        "about": subjects,
+        "by": protected_by,
+        "short": protection_label,
+        "mechanism": mechanism,
+    }
 
 
 def data_subjects(facts: Json) -> str:
@@ -140,7 +148,14 @@ def _training_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclos
         )
     if not protection["dp_sgd"]:
         protection_text = "secure sum: only its sum over sites is seen" if secure_aggregation else UNPROTECTED
-        yield _disclosure("loss", "Mean training loss of a round", "the coordinator", training_subjects, "sum" if secure_aggregation else UNPROTECTED, protection_text)  # fmt: skip
+        yield _disclosure(
+            "loss",
+            "Mean training loss of a round",
+            "the coordinator",
+            training_subjects,
+            "sum" if secure_aggregation else UNPROTECTED,
+            protection_text,
+        )
 
 
 def _cluster_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
@@ -236,7 +251,11 @@ def _model_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclosure
     )
     if released_model is not None:
         is_chosen_on_validation = released_model["chosen_by"] != "last round"
-        protection_text += f"; on validation {data_subjects(facts)} it depends only through the choice of its round, which is {UNPROTECTED}" if is_chosen_on_validation else ""  # fmt: skip
+        protection_text += (
+            f"; on validation {data_subjects(facts)} it depends only through the choice of its round, which is {UNPROTECTED}"
+            if is_chosen_on_validation
+            else ""
+        )
         content = f"The final model: of round {released_model['round']}, chosen by {released_model['chosen_by']}"
         yield _disclosure(
             "final",

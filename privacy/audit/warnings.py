@@ -68,7 +68,7 @@ def _site_warnings(study: Study, facts: Json) -> Iterator[str]:
     if not facts["coordinator"]["shared_homes"]:
         yield (
             "The ledgers of this run began with it: trials on the same data in other run folders are not counted. "
-            "Run studies on the same data with one --homes folder to count them."
+            "Run studies on the same data with one --site-homes folder to count them."
         )
 
 

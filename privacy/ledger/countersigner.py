@@ -145,8 +145,15 @@ class LedgerCountersigner:
 
     def _sign_receipt(self, request: ReceiptRequest) -> LedgerReceipt:
         time = self._clock().isoformat(timespec="milliseconds")
-        unsigned = LedgerReceipt(site=request.site, dataset_id=request.dataset_id, index=request.index, head=request.head, time=time,
-                       coordinator_key=public_hex(self._key), signature="0" * 128)  # fmt: skip
+        unsigned = LedgerReceipt(
+            site=request.site,
+            dataset_id=request.dataset_id,
+            index=request.index,
+            head=request.head,
+            time=time,
+            coordinator_key=public_hex(self._key),
+            signature="0" * 128,
+        )
         return unsigned.model_copy(update={"signature": sign(self._key, "receipt", unsigned.signed_content())})
 
     def _state_path(self, site: str, dataset_id: str) -> Path:

@@ -105,14 +105,14 @@ def sign_entry(
     body = record.model_dump(mode="json")
     time, salt = now.isoformat(timespec="milliseconds"), secrets.token_hex(16)
     unsealed = LedgerEntry(
-        len(previous_entries),
-        record.kind,
-        time,
-        salt,
-        body,
-        previous_hash,
-        fingerprint(public_bytes(key)),
-        officer_decision,
+        index=len(previous_entries),
+        kind=record.kind,
+        time=time,
+        salt=salt,
+        body=body,
+        previous_hash=previous_hash,
+        key_fingerprint=fingerprint(public_bytes(key)),
+        officer_decision=officer_decision,
     )
     hashed = replace(unsealed, hash=chain_hash(previous_hash, unsealed.digest))
     return replace(hashed, signature=sign(key, "entry", hashed.hash))

@@ -7,10 +7,11 @@ patients.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, ValidationError
 
 from pipeline.core.errors import LedgerError
 from privacy.ledger.keys import public_hex, sign
@@ -71,3 +72,13 @@ def check_receipt(receipt: LedgerReceipt, ledger: Ledger, coordinator_key: str) 
         )
     if problems := list(receipt_problems(ledger.state.opening, ledger.entries(), receipt)):
         raise LedgerError(f"the coordinator's receipt is not for {ledger.path}: {'; '.join(problems)}; ask for another")
+
+
+def read_receipt(reply: str) -> LedgerReceipt:
+    try:
+        content = json.loads(reply)
+        if "refused" in content:
+            raise LedgerError(f"the coordinator refuses its receipt: {content['refused']}")
+        return LedgerReceipt.model_validate_json(json.dumps(content["receipt"]))
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise LedgerError("the coordinator's answer is no receipt; is it of the same version?") from error

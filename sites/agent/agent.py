@@ -119,9 +119,15 @@ class SiteAgent:
             self._agent_log.announce(f"connected to {self._membership.coordinator.name} at {self._membership.url}")
         active_run = next((run_info.id for run_info in reply.runs if run_info.state in ACTIVE_RUN_STATES), None)
         self.status = replace(
-            self.status, state="connected", problem="", last_heartbeat=utc_timestamp(), connected_since=self.status.connected_since or utc_timestamp(),
-            pending_offers=sync_result.pending_offers, warnings=warnings, run=active_run,
-        )  # fmt: skip
+            self.status,
+            state="connected",
+            problem="",
+            last_heartbeat=utc_timestamp(),
+            connected_since=self.status.connected_since or utc_timestamp(),
+            pending_offers=sync_result.pending_offers,
+            warnings=warnings,
+            run=active_run,
+        )
         self._num_failures = 0
         return self._heartbeat_seconds
 

@@ -80,12 +80,19 @@ class CoordinatorClient:
         revocations: Sequence[Mapping[str, Any]],
     ) -> HeartbeatReply:
         """Once; who calls decides when to try again."""
-        payload = {"version": version("hemofed"), "status": dict(status), "approvals": list(approval_notices), "withdrawn": list(revocations)}  # fmt: skip
+        payload = {
+            "version": version("hemofed"),
+            "status": dict(status),
+            "approvals": list(approval_notices),
+            "withdrawn": list(revocations),
+        }
         raw = request_json(self._http_client, "POST", "/site/beat", payload)
         try:
             raw_reply = RawHeartbeatReply.model_validate(raw)
         except ValidationError as error:
-            raise MessageError(f"{self.membership.url} answers a beat with what this version does not understand ({error.error_count()} fields); install the coordinator's version") from error  # fmt: skip
+            raise MessageError(
+                f"{self.membership.url} answers a beat with what this version does not understand ({error.error_count()} fields); install the coordinator's version"
+            ) from error
         offers, unreadable_offers = _parse_offers(raw_reply.offers)
         return HeartbeatReply(offers, unreadable_offers, raw_reply.runs, raw_reply.time, raw_reply.registered)
 

@@ -213,5 +213,9 @@ def _sha256(text: str) -> str:
 
 def membership_summary(membership: SiteMembership) -> dict[str, Any]:
     """What may be shown."""
-    return {"site": membership.site, "coordinator": membership.coordinator.name, "url": membership.url,
-            "coordinator_key": keys.fingerprint(bytes.fromhex(membership.coordinator.key))}  # fmt: skip
+    return {
+        "site": membership.site,
+        "coordinator": membership.coordinator.name,
+        "url": membership.url,
+        "coordinator_key": keys.fingerprint(bytes.fromhex(membership.coordinator.key)),
+    }

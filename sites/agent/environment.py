@@ -51,9 +51,13 @@ def _proxy_variables(url: str) -> dict[str, str]:
 
 
 def _limit_variables(limits: ResourceLimits) -> dict[str, str]:
-    cores = {} if limits.max_cores is None else dict.fromkeys(
-        ("HEMOFED_CORES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(limits.max_cores)
-    )  # fmt: skip
+    cores = (
+        {}
+        if limits.max_cores is None
+        else dict.fromkeys(
+            ("HEMOFED_CORES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(limits.max_cores)
+        )
+    )
     gpu = {} if limits.max_gpu_memory_gb is None else {"HEMOFED_GPU_MEMORY_GB": f"{limits.max_gpu_memory_gb:g}"}
     return cores | gpu
 

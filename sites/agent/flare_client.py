@@ -26,9 +26,22 @@ def prepare_client_argv(home: Path, site: str) -> list[str]:
 
 
 def client_argv(home: Path, site: str) -> list[str]:
-    return [sys.executable, "-m", "pipeline.ops.child_processes", "nvflare.private.fed.app.client.client_train", "-m",
-            str(home / "kit"), "-s", "fed_client.json", "--set", "secure_train=true", f"uid={site}", "org=hemofed",
-            "config_folder=config", "heart_beat_interval=2"]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "pipeline.ops.child_processes",
+        "nvflare.private.fed.app.client.client_train",
+        "-m",
+        str(home / "kit"),
+        "-s",
+        "fed_client.json",
+        "--set",
+        "secure_train=true",
+        f"uid={site}",
+        "org=hemofed",
+        "config_folder=config",
+        "heart_beat_interval=2",
+    ]
 
 
 def flare_env(home: Path) -> dict[str, str]:

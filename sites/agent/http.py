@@ -39,8 +39,13 @@ def open_http_client(url: str, ca_pem: str | None, credential: str | None = None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     headers = {"Authorization": f"Bearer {credential}"} if credential else {}
     return httpx.Client(
-        base_url=f"https://{parts.netloc}", verify=context, proxy=proxy_for(url), trust_env=False, timeout=REQUEST_TIMEOUT, headers=headers
-    )  # fmt: skip
+        base_url=f"https://{parts.netloc}",
+        verify=context,
+        proxy=proxy_for(url),
+        trust_env=False,
+        timeout=REQUEST_TIMEOUT,
+        headers=headers,
+    )
 
 
 def request_json(

@@ -51,7 +51,7 @@ def build_color_table(settings: Mapping[str, Any], images: NDArray[np.uint8]) ->
     if len(images) < MIN_IMAGES:
         raise DataError(
             f"this model sees colours by those of the place it is at, and {len(images)} cells do not tell them; give at least "
-            f"{MIN_IMAGES} of one slide, or run `hemofed edge verify` once"
+            f"{MIN_IMAGES} of one slide, or run `hemofed edge calibrate` once"
         )
     channels = [images[..., c].reshape(len(images), -1) for c in range(images.shape[-1])]
     if settings["name"] == "site":

@@ -59,7 +59,16 @@ class ImageFolder(DataSource):
         y = torch.tensor([classes.index(e.label) for e in entries])
         keys = {column: _group_key([e.keys[column] for e in entries]) for column in entries[0].keys}
         split = self._assign_splits(folder, entries, seed, keys[unit_column].codes.numpy() if unit_column else None)
-        return Dataset(x, y, classes, torch.from_numpy(split), fingerprint(x, y, split), keys, unit_column, skipped)
+        return Dataset(
+            x=x,
+            y=y,
+            classes=classes,
+            split=torch.from_numpy(split),
+            fingerprint=fingerprint(x, y, split),
+            keys=keys,
+            privacy_unit=unit_column,
+            skipped=skipped,
+        )
 
     def _decode_images(
         self, folder: Path, entries: list[ManifestEntry]

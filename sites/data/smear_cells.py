@@ -53,7 +53,16 @@ class SmearCells(DataSource):
             name: column.to_group_key(name, rows) for name, column in (*cells.keys.items(), ("type", cells.cell_type))
         }
         digest = fingerprint(x, y, split)
-        return Dataset(x, y, classes, torch.from_numpy(split), digest, keys, cells.unit, (*cells.skipped, *notes))
+        return Dataset(
+            x=x,
+            y=y,
+            classes=classes,
+            split=torch.from_numpy(split),
+            fingerprint=digest,
+            keys=keys,
+            privacy_unit=cells.unit,
+            skipped=(*cells.skipped, *notes),
+        )
 
     def _find_cells(self, root: Path | None) -> CellRecords:
         location = self.path or root

@@ -83,7 +83,15 @@ class SyntheticSmear(DataSource):
             ),
             "type": _group_key(cell_types, CELL_TYPES),
         }
-        return Dataset(x, y, classes, torch.from_numpy(split), fingerprint(x, y, split), keys, "patient")
+        return Dataset(
+            x=x,
+            y=y,
+            classes=classes,
+            split=torch.from_numpy(split),
+            fingerprint=fingerprint(x, y, split),
+            keys=keys,
+            privacy_unit="patient",
+        )
 
 
 @lru_cache(maxsize=2)  # a run and its yardsticks, or a study's data and its public data, need them again

@@ -97,7 +97,15 @@ def check_data(
     phi_summary = None if survey is None else phi.summarize_phi(survey)
     shown_path = "" if data_path is None else redactor.redact_path(str(data_path))
     if examples is None:
-        return DataCheck(shown_path, sort_by_severity(findings), (), (), file_counts, None, phi_summary)
+        return DataCheck(
+            data_path=shown_path,
+            findings=sort_by_severity(findings),
+            example_names=(),
+            skipped=(),
+            file_counts=file_counts,
+            class_counts=None,
+            phi_summary=phi_summary,
+        )
     examples, withdrawn_findings = _drop_withdrawn(examples, retained_mask)
     names, skipped = (
         tuple(map(redactor.redact_path, examples.names)),
@@ -108,7 +116,14 @@ def check_data(
     findings += [*withdrawn_findings, *class_counts.class_count_findings(counts)]
     if not examples.has_images or not len(examples.names):
         return DataCheck(
-            shown_path, sort_by_severity(findings), names, skipped, file_counts, counts, phi_summary, examples=examples
+            data_path=shown_path,
+            findings=sort_by_severity(findings),
+            example_names=names,
+            skipped=skipped,
+            file_counts=file_counts,
+            class_counts=counts,
+            phi_summary=phi_summary,
+            examples=examples,
         )
     measures = measure_images(examples.dataset.x.numpy(), on_progress)
     outliers = image_quality.find_outliers(measures)
@@ -122,17 +137,17 @@ def check_data(
         (int(a), int(b)) for a, b in duplicates.find_leaking_pairs(duplicate_images, example_origin(examples))
     )
     return DataCheck(
-        shown_path,
-        sort_by_severity(findings),
-        names,
-        skipped,
-        file_counts,
-        counts,
-        phi_summary,
-        tuple(outliers),
-        duplicate_images,
-        leaking_pairs,
-        examples,
+        data_path=shown_path,
+        findings=sort_by_severity(findings),
+        example_names=names,
+        skipped=skipped,
+        file_counts=file_counts,
+        class_counts=counts,
+        phi_summary=phi_summary,
+        outliers=tuple(outliers),
+        duplicates=duplicate_images,
+        leaking_pairs=leaking_pairs,
+        examples=examples,
     )
 
 

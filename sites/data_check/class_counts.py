@@ -64,48 +64,63 @@ def class_count_findings(class_counts: ClassCounts) -> Iterator[Finding]:
     train, test = class_counts.counts["train"], class_counts.counts["test"]
     if absent := _select_classes(class_counts, [n == 0 for n in train]):
         yield Finding(
-            "look", "counts", f"no training examples of {join_names(absent)}",
+            "look",
+            "counts",
+            f"no training examples of {join_names(absent)}",
             "fine if the site has none; the model learns these classes from other sites alone",
-        )  # fmt: skip
+        )
     if few := [
         f"{name} ({n})" for name, n in zip(class_counts.classes, train, strict=True) if 0 < n < MIN_CLASS_EXAMPLES
     ]:
         yield Finding(
-            "look", "counts", f"fewer than {MIN_CLASS_EXAMPLES} training examples of {join_names(few)}",
+            "look",
+            "counts",
+            f"fewer than {MIN_CLASS_EXAMPLES} training examples of {join_names(few)}",
             "add some, or agree with the study lead to merge classes",
-        )  # fmt: skip
+        )
     present = [n for n in train if n]
     if present and max(present) >= MAX_CLASS_IMBALANCE * min(present):
         largest, smallest = (class_counts.classes[train.index(n)] for n in (max(present), min(present)))
         yield Finding(
-            "look", "counts", f"{max(present) / min(present):,.0f} times as many training examples of {largest} as of {smallest}",
+            "look",
+            "counts",
+            f"{max(present) / min(present):,.0f} times as many training examples of {largest} as of {smallest}",
             "usual where one class is rare; ask the study lead whether rare classes are weighed (local.class_balance)",
-        )  # fmt: skip
+        )
     if untested := _select_classes(class_counts, [n == 0 and m > 0 for n, m in zip(test, train, strict=True)]):
         yield Finding(
-            "look", "counts", f"no test examples of {join_names(untested)}", "what the model is worth on them here will not be known"
-        )  # fmt: skip
+            "look",
+            "counts",
+            f"no test examples of {join_names(untested)}",
+            "what the model is worth on them here will not be known",
+        )
     yield from _unit_findings(class_counts)
 
 
 def _unit_findings(class_counts: ClassCounts) -> Iterator[Finding]:
     if class_counts.unit is None:
         yield Finding(
-            "look", "counts", "the data do not say which images are of one patient",
+            "look",
+            "counts",
+            "the data do not say which images are of one patient",
             "list them in a manifest with a column patient, slide or group: else a patient may stand in training and in test, "
             "and privacy is promised to single images only",
-        )  # fmt: skip
+        )
         return
     if 0 < class_counts.num_units["test"] < MIN_UNITS:
         yield Finding(
-            "look", "counts", f"{format_count(class_counts.num_units['test'], class_counts.unit)} in the test split, fewer than {MIN_UNITS}",
+            "look",
+            "counts",
+            f"{format_count(class_counts.num_units['test'], class_counts.unit)} in the test split, fewer than {MIN_UNITS}",
             "scores on so few have no confidence interval; set more apart if there are more",
-        )  # fmt: skip
+        )
     if 0 < class_counts.num_units["train"] < MIN_UNITS:
         yield Finding(
-            "look", "counts", f"{format_count(class_counts.num_units['train'], class_counts.unit)} in the training split, fewer than {MIN_UNITS}",
+            "look",
+            "counts",
+            f"{format_count(class_counts.num_units['train'], class_counts.unit)} in the training split, fewer than {MIN_UNITS}",
             "noise that protects so few drowns what there is to learn; a study with noise gains little here",
-        )  # fmt: skip
+        )
 
 
 def _select_classes(class_counts: ClassCounts, is_chosen: Sequence[bool]) -> list[str]:

@@ -118,23 +118,34 @@ def duplicate_findings(
 
     if leaks:
         yield Finding(
-            "stop", "copies", f"{format_count(len(leaks), 'image')} in more than one split, equal in every pixel",
+            "stop",
+            "copies",
+            f"{format_count(len(leaks), 'image')} in more than one split, equal in every pixel",
             "keep one of each, or list the images in a manifest whose patient, slide or group is the same for copies: "
-            "else a test asks what was learnt by heart", format_groups(leaks),
-        )  # fmt: skip
+            "else a test asks what was learnt by heart",
+            format_groups(leaks),
+        )
     if label_conflicts:
         yield Finding(
-            "stop", "copies", f"{format_count(len(label_conflicts), 'image')} in more than one class, equal in every pixel",
-            "decide what each shows, and remove it from the other class", format_groups(label_conflicts),
-        )  # fmt: skip
+            "stop",
+            "copies",
+            f"{format_count(len(label_conflicts), 'image')} in more than one class, equal in every pixel",
+            "decide what each shows, and remove it from the other class",
+            format_groups(label_conflicts),
+        )
     if harmless := sorted(set(duplicates.identical_groups) - {*leaks, *label_conflicts}):
         yield Finding(
-            "look", "copies", f"{format_count(len(harmless), 'image')} more than once in one split and class, equal in every pixel",
-            "keep one of each, unless it shall count several times", format_groups(harmless),
-        )  # fmt: skip
+            "look",
+            "copies",
+            f"{format_count(len(harmless), 'image')} more than once in one split and class, equal in every pixel",
+            "keep one of each, unless it shall count several times",
+            format_groups(harmless),
+        )
     if len(leaking_pairs := find_leaking_pairs(duplicates, origin)):
         yield Finding(
-            "look", "copies", f"{format_count(len(leaking_pairs), 'pair')} of images nearly the same in two splits or of two units",
+            "look",
+            "copies",
+            f"{format_count(len(leaking_pairs), 'pair')} of images nearly the same in two splits or of two units",
             "look at them on the page: one image saved twice, or one field seen twice, belongs to one patient",
             format_groups(leaking_pairs.tolist()),
-        )  # fmt: skip
+        )

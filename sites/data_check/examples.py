@@ -154,9 +154,13 @@ def _load_plain_folder(survey: FileSurvey, on_progress: ProgressCallback) -> Nam
     labels = [str(PurePosixPath(name).parent) if "/" in name else NO_FOLDER_CLASS for name in names]
     classes, y = np.unique(np.array(labels), return_inverse=True)
     dataset = Dataset(
-        torch.from_numpy(np.stack(images)), torch.from_numpy(y.astype(np.int64)), tuple(map(str, classes)),
-        torch.full((len(y),), UNASSIGNED_SPLIT, dtype=torch.uint8), "", skipped=tuple(skipped),
-    )  # fmt: skip
+        torch.from_numpy(np.stack(images)),
+        torch.from_numpy(y.astype(np.int64)),
+        tuple(map(str, classes)),
+        torch.full((len(y),), UNASSIGNED_SPLIT, dtype=torch.uint8),
+        "",
+        skipped=tuple(skipped),
+    )
     return NamedExamples(dataset, tuple(names), is_plain_folder=True)
 
 

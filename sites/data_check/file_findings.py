@@ -17,9 +17,14 @@ from sites.data_check.redaction import Redactor
 def count_files(survey: FileSurvey) -> dict[str, int]:
     kinds = Counter(file.kind for file in survey.files)
     return {
-        "files": len(survey.files), "images": kinds["image"], "dicom": kinds["dicom"], "other": kinds["other"], "unreadable": kinds["unreadable"],
-        "hidden": survey.num_hidden, "links_out": len(survey.outside_links),
-    }  # fmt: skip
+        "files": len(survey.files),
+        "images": kinds["image"],
+        "dicom": kinds["dicom"],
+        "other": kinds["other"],
+        "unreadable": kinds["unreadable"],
+        "hidden": survey.num_hidden,
+        "links_out": len(survey.outside_links),
+    }
 
 
 def survey_findings(
@@ -30,14 +35,20 @@ def survey_findings(
 
     if survey.unreadable_folders:
         yield Finding(
-            "stop", "files", f"{format_count(len(survey.unreadable_folders), 'folder')} cannot be opened",
-            "let the agent's user read them", redact_paths(list(survey.unreadable_folders)),
-        )  # fmt: skip
+            "stop",
+            "files",
+            f"{format_count(len(survey.unreadable_folders), 'folder')} cannot be opened",
+            "let the agent's user read them",
+            redact_paths(list(survey.unreadable_folders)),
+        )
     if survey.outside_links:
         yield Finding(
-            "look", "files", f"{format_count(len(survey.outside_links), 'link')} out of the folder, or to nowhere; not followed here",
-            "copy what they lead to into the folder, or remove them", redact_paths(list(survey.outside_links)),
-        )  # fmt: skip
+            "look",
+            "files",
+            f"{format_count(len(survey.outside_links), 'link')} out of the folder, or to nowhere; not followed here",
+            "copy what they lead to into the folder, or remove them",
+            redact_paths(list(survey.outside_links)),
+        )
     reported_paths = set() if examples is None else {line.partition(": ")[0] for line in examples.dataset.skipped}
     if unreadable := [file for file in survey.files_of_kind("unreadable") if file.path not in reported_paths]:
         reasons = Counter(file.reason for file in unreadable)
@@ -45,31 +56,46 @@ def survey_findings(
             [f"{redactor.redact_text(reason)} ({number:,})" for reason, number in reasons.most_common()]
         )
         yield Finding(
-            "look", "files", f"{format_count(len(unreadable), 'file')} cannot be read: {reasons_text}", "repair or remove them",
+            "look",
+            "files",
+            f"{format_count(len(unreadable), 'file')} cannot be read: {reasons_text}",
+            "repair or remove them",
             redact_paths([file.path for file in unreadable]),
-        )  # fmt: skip
+        )
     if misnamed := [file.path for file in survey.files if file.is_misnamed]:
         yield Finding(
-            "fine", "files", f"{format_count(len(misnamed), 'image')} with another suffix than the content's, e.g. a PNG called .jpg",
-            "nothing has to be done: content counts, not the name", redact_paths(misnamed),
-        )  # fmt: skip
+            "fine",
+            "files",
+            f"{format_count(len(misnamed), 'image')} with another suffix than the content's, e.g. a PNG called .jpg",
+            "nothing has to be done: content counts, not the name",
+            redact_paths(misnamed),
+        )
     if paths_16_bit := [file.path for file in survey.files if file.is_16_bit]:
         yield Finding(
-            "fine", "files", f"{format_count(len(paths_16_bit), 'image')} with 16 bits",
-            "they are scaled by the full range of 16 bits, never stretched", redact_paths(paths_16_bit),
-        )  # fmt: skip
+            "fine",
+            "files",
+            f"{format_count(len(paths_16_bit), 'image')} with 16 bits",
+            "they are scaled by the full range of 16 bits, never stretched",
+            redact_paths(paths_16_bit),
+        )
     if isinstance(source, ImageFolder) and (
         skipped_paths := [s.path for s in survey.files_of_kind("image") if s.suffix not in IMAGE_SUFFIXES]
     ):
         yield Finding(
-            "look", "files", f"{format_count(len(skipped_paths), 'image')} passed over by studies because of the suffix",
-            f"call them {', '.join(sorted(IMAGE_SUFFIXES))}", redact_paths(skipped_paths),
-        )  # fmt: skip
+            "look",
+            "files",
+            f"{format_count(len(skipped_paths), 'image')} passed over by studies because of the suffix",
+            f"call them {', '.join(sorted(IMAGE_SUFFIXES))}",
+            redact_paths(skipped_paths),
+        )
     if isinstance(source, ImageFolder) and (dicom_files := survey.files_of_kind("dicom")):
         yield Finding(
-            "look", "files", f"{format_count(len(dicom_files), 'DICOM file')} passed over: a study of a folder reads {', '.join(IMAGE_FORMATS)}",
-            "export them as PNG or TIFF if they shall be used", redact_paths([file.path for file in dicom_files]),
-        )  # fmt: skip
+            "look",
+            "files",
+            f"{format_count(len(dicom_files), 'DICOM file')} passed over: a study of a folder reads {', '.join(IMAGE_FORMATS)}",
+            "export them as PNG or TIFF if they shall be used",
+            redact_paths([file.path for file in dicom_files]),
+        )
 
 
 def reading_findings(
@@ -80,14 +106,21 @@ def reading_findings(
         return
     if read_error:
         message, _, details = redactor.redact_text(read_error).partition("\n")
-        yield Finding("stop", "files", f"a study could not read them: {message}", "put this right, and check again",
-                      tuple(line.strip() for line in details.splitlines()))  # fmt: skip
+        yield Finding(
+            "stop",
+            "files",
+            f"a study could not read them: {message}",
+            "put this right, and check again",
+            tuple(line.strip() for line in details.splitlines()),
+        )
     skipped = examples.dataset.skipped if examples is not None and isinstance(source, ImageFolder) else ()
     if skipped:
         is_refused = isinstance(source, ImageFolder) and source.corrupt == "refuse"
         yield Finding(
-            "stop" if is_refused else "look", "files", f"{format_count(len(skipped), 'image')} cannot be used"
+            "stop" if is_refused else "look",
+            "files",
+            f"{format_count(len(skipped), 'image')} cannot be used"
             + (", and a study refuses such folders" if is_refused else ""),
             "repair or remove them" + ("" if not is_refused else ", or ask the study lead for data.corrupt = 'skip'"),
             tuple(map(redactor.redact_text, skipped)),
-        )  # fmt: skip
+        )

@@ -114,7 +114,15 @@ def _survey_image(file: Path, path: str) -> SurveyedFile:
             if image.width * image.height > MAX_PIXELS:
                 return SurveyedFile(path, "image", format=image_format, size=image.size)
             is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image_format == "PNG")
-            return SurveyedFile(path, "image", "", image_format, image.size, is_16_bit, _read_tags_safely(file, image))
+            return SurveyedFile(
+                path=path,
+                kind="image",
+                reason="",
+                format=image_format,
+                size=image.size,
+                is_16_bit=is_16_bit,
+                tag_summary=_read_tags_safely(file, image),
+            )
     except UnidentifiedImageError:
         if path.lower().endswith(tuple(FORMAT_BY_SUFFIX)):
             return SurveyedFile(

@@ -57,18 +57,37 @@ def find_outliers(measures: ImageMeasures) -> list[OutlierGroup]:
     hue = np.hypot(z_scores["red"], z_scores["blue"])
     light, dark, contrast = measures.column("light"), measures.column("dark"), measures.column("contrast")
     criteria: tuple[tuple[str, str, np.ndarray, np.ndarray], ...] = (
-        ("black", "more than half of the pixels have no light", (dark > MIN_CLIPPED_FRACTION) & (z_scores["dark"] > OUTLIER_Z_SCORE), dark),
+        (
+            "black",
+            "more than half of the pixels have no light",
+            (dark > MIN_CLIPPED_FRACTION) & (z_scores["dark"] > OUTLIER_Z_SCORE),
+            dark,
+        ),
         ("blank", "one grey value all over", contrast < MIN_CONTRAST, contrast),
-        ("over-exposed", "more than half of the pixels are white", (light > MIN_CLIPPED_FRACTION) & (z_scores["light"] > OUTLIER_Z_SCORE), light),
+        (
+            "over-exposed",
+            "more than half of the pixels are white",
+            (light > MIN_CLIPPED_FRACTION) & (z_scores["light"] > OUTLIER_Z_SCORE),
+            light,
+        ),
         ("blurred", "far less sharp than the others", z_scores["sharpness"] < -BLUR_Z_SCORE, -z_scores["sharpness"]),
-        ("noisy", "far more fine detail than the others", z_scores["sharpness"] > OUTLIER_Z_SCORE, z_scores["sharpness"]),
-        ("odd-coloured", "another colour than the others", (hue > OUTLIER_Z_SCORE) | (z_scores["saturation"] > OUTLIER_Z_SCORE),
-         np.maximum(hue, z_scores["saturation"])),
+        (
+            "noisy",
+            "far more fine detail than the others",
+            z_scores["sharpness"] > OUTLIER_Z_SCORE,
+            z_scores["sharpness"],
+        ),
+        (
+            "odd-coloured",
+            "another colour than the others",
+            (hue > OUTLIER_Z_SCORE) | (z_scores["saturation"] > OUTLIER_Z_SCORE),
+            np.maximum(hue, z_scores["saturation"]),
+        ),
         ("dark", "far darker than the others", z_scores["brightness"] < -OUTLIER_Z_SCORE, -z_scores["brightness"]),
         ("bright", "far lighter than the others", z_scores["brightness"] > OUTLIER_Z_SCORE, z_scores["brightness"]),
         ("flat", "far less contrast than the others", z_scores["contrast"] < -OUTLIER_Z_SCORE, -z_scores["contrast"]),
         ("harsh", "far more contrast than the others", z_scores["contrast"] > OUTLIER_Z_SCORE, z_scores["contrast"]),
-    )  # fmt: skip
+    )
     groups, is_grouped = [], np.zeros(len(contrast), bool)
     for kind, description, is_outlier, score in criteria:
         rows = np.flatnonzero(is_outlier & ~is_grouped)
@@ -102,9 +121,11 @@ def quality_findings(
         and float(np.median(measures.column("dark"))) < MIN_CLIPPED_FRACTION
     ):
         yield Finding(
-            "look", "pixels", "the images are nearly black as a whole",
+            "look",
+            "pixels",
+            "the images are nearly black as a whole",
             "if they have 16 bits of which fewer are used (a 12-bit camera), scale them to the full range, all alike",
-        )  # fmt: skip
+        )
     for group in outliers:
         message = f"{format_count(len(group.rows), 'image')} {'is' if len(group.rows) == 1 else 'are'} {group.kind}: {group.description}"
         names = tuple(display_name(int(row)) for row in group.rows)

@@ -33,10 +33,14 @@ class PhiSummary:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "dicom_files": self.num_dicom, "dicom_tags": _tag_rows(self.dicom_tags), "picture_tags": _tag_rows(self.image_tags),
-            "burned_in": self.burned_in_counts, "says_de_identified": self.num_deidentified, "damaged_dicom": self.num_damaged,
+            "dicom_files": self.num_dicom,
+            "dicom_tags": _tag_rows(self.dicom_tags),
+            "picture_tags": _tag_rows(self.image_tags),
+            "burned_in": self.burned_in_counts,
+            "says_de_identified": self.num_deidentified,
+            "damaged_dicom": self.num_damaged,
             "paths_that_name_somebody": self.num_identifying_paths,
-        }  # fmt: skip
+        }
 
 
 def build_redactor(survey: FileSurvey) -> Redactor:
@@ -83,14 +87,20 @@ def phi_findings(survey: FileSurvey, redactor: Redactor) -> Iterator[Finding]:
 
     if paths := find_identifying_paths(survey):
         yield Finding(
-            "stop", "identity", f"{format_count(len(paths), 'path')} with a name or number that stands in the files' own tags",
-            "rename files and folders: their names appear in messages and logs", tuple(map(redactor.redact_path, paths)),
-        )  # fmt: skip
+            "stop",
+            "identity",
+            f"{format_count(len(paths), 'path')} with a name or number that stands in the files' own tags",
+            "rename files and folders: their names appear in messages and logs",
+            tuple(map(redactor.redact_path, paths)),
+        )
     if burned_in := [file for file in dicom_files if file.tag_summary.burned_in == "yes"]:
         yield Finding(
-            "stop", "identity", f"{format_count(len(burned_in), 'DICOM file')} with text or a slide's label in the picture itself",
-            "black out the text, or take these files out: a model sees it, and may keep it", redact_paths(burned_in),
-        )  # fmt: skip
+            "stop",
+            "identity",
+            f"{format_count(len(burned_in), 'DICOM file')} with text or a slide's label in the picture itself",
+            "black out the text, or take these files out: a model sees it, and may keep it",
+            redact_paths(burned_in),
+        )
     naming_patient = [
         file
         for file in dicom_files
@@ -98,9 +108,12 @@ def phi_findings(survey: FileSurvey, redactor: Redactor) -> Iterator[Finding]:
     ]
     if naming_patient:
         yield Finding(
-            "look", "identity", f"the patient is named in {format_count(len(naming_patient), 'DICOM file')}: {_format_tag_counts(naming_patient, DIRECT_IDENTIFIER)}",
-            f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}; hemofed reads pixels alone", redact_paths(naming_patient),
-        )  # fmt: skip
+            "look",
+            "identity",
+            f"the patient is named in {format_count(len(naming_patient), 'DICOM file')}: {_format_tag_counts(naming_patient, DIRECT_IDENTIFIER)}",
+            f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}; hemofed reads pixels alone",
+            redact_paths(naming_patient),
+        )
     other_identifying = [
         file
         for file in dicom_files
@@ -112,31 +125,44 @@ def phi_findings(survey: FileSurvey, redactor: Redactor) -> Iterator[Finding]:
             - {DIRECT_IDENTIFIER, "unique numbers"}
         )
         yield Finding(
-            "look", "identity", f"other identifying tags in {format_count(len(other_identifying), 'DICOM file')}: {', '.join(kinds)}",
-            f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}", redact_paths(other_identifying),
-        )  # fmt: skip
+            "look",
+            "identity",
+            f"other identifying tags in {format_count(len(other_identifying), 'DICOM file')}: {', '.join(kinds)}",
+            f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}",
+            redact_paths(other_identifying),
+        )
     if unsaid := [file for file in dicom_files if file.tag_summary.burned_in == "unsaid"]:
         yield Finding(
-            "look", "identity",
+            "look",
+            "identity",
             f"whether text stands in the picture is not said (BurnedInAnnotation) in {format_count(len(unsaid), 'DICOM file')}",
-            "look at them", redact_paths(unsaid),
-        )  # fmt: skip
+            "look at them",
+            redact_paths(unsaid),
+        )
     if unreadable := [file for file in dicom_files if file.tag_summary.is_damaged]:
         yield Finding(
-            "look", "identity", f"tags cannot be read in {format_count(len(unreadable), 'DICOM file')}", "export them again",
+            "look",
+            "identity",
+            f"tags cannot be read in {format_count(len(unreadable), 'DICOM file')}",
+            "export them again",
             redact_paths(unreadable),
-        )  # fmt: skip
+        )
     if survey.num_unread_dicom:
         yield Finding(
-            "look", "identity", f"{format_count(survey.num_unread_dicom, 'DICOM file')} not looked into: pydicom is not installed",
+            "look",
+            "identity",
+            f"{format_count(survey.num_unread_dicom, 'DICOM file')} not looked into: pydicom is not installed",
             "pip install 'hemofed[hospital]', and check again",
-        )  # fmt: skip
+        )
     if tagged_images := [file for file in survey.files_of_kind("image") if file.tag_summary.tags]:
         names = join_names(sorted({t.name for file in tagged_images for t in file.tag_summary.tags}), 12)
         yield Finding(
-            "look", "identity", f"text or numbers beside the pixels of {format_count(len(tagged_images), 'picture')}: {names}",
-            f"{STRIP_METADATA_HINT}, or {ASK_OFFICER_HINT}; hemofed reads pixels alone", redact_paths(tagged_images),
-        )  # fmt: skip
+            "look",
+            "identity",
+            f"text or numbers beside the pixels of {format_count(len(tagged_images), 'picture')}: {names}",
+            f"{STRIP_METADATA_HINT}, or {ASK_OFFICER_HINT}; hemofed reads pixels alone",
+            redact_paths(tagged_images),
+        )
 
 
 def _count_tags(files: Sequence[SurveyedFile]) -> dict[MetadataTag, int]:

@@ -131,7 +131,7 @@ def _is_backup_newer(file: Path, staging: Path, home: Path) -> bool:
         )
         raise LedgerError(
             f"the ledgers of {home} and of {file} part at entry {divergence_index}, so neither knows all that was spent. Keep this "
-            "home, or restore into a new folder, and let the officer continue the ledger: `hemofed site ledger continue`"
+            "home, or restore into a new folder, and let the officer continue the ledger: `hemofed site ledger recover`"
         )
     if problems := verify_ledger(staging / LEDGER_FILE).problems:
         raise LedgerError(f"the ledger in {file} cannot be believed: {problems[0]}; the one in {home} stays")

@@ -88,9 +88,14 @@ def recover_ledger(
         previous_ledger, carried = continuation_records(verification.entries, end_position, note, lost_charges)
         old_state = verification.state
         opening = LedgerOpened(
-            site=old_state.opening.site, dataset_id=old_state.opening.dataset_id, privacy_unit=old_state.opening.privacy_unit, budget=old_state.opening.budget,
-            agent_key=keys.public_hex(agent_key), officer_key=keys.public_hex(officer_key), previous_ledger=previous_ledger,
-        )  # fmt: skip
+            site=old_state.opening.site,
+            dataset_id=old_state.opening.dataset_id,
+            privacy_unit=old_state.opening.privacy_unit,
+            budget=old_state.opening.budget,
+            agent_key=keys.public_hex(agent_key),
+            officer_key=keys.public_hex(officer_key),
+            previous_ledger=previous_ledger,
+        )
         new_path = home / "ledger.new"
         new_path.unlink(missing_ok=True)  # of an attempt that was cut short
         new_ledger = Ledger.create(new_path, opening, agent_key, officer_key, clock)
@@ -141,9 +146,20 @@ def _largest_charge(
         return max(study_charges, key=lambda charge: charge.steps)
     c, last_round = commitment, max((charge.round for charge in study_charges), default=0)
     return PrivacyCharge(
-        study=c.study, study_hash=c.study_hash, round=last_round, attempt=0, job_index=0, mechanism=c.mechanism, noise_multiplier=c.noise_multiplier, sampling_rate=c.sampling_rate,
-        steps=c.steps_per_round, privacy_unit=c.privacy_unit, total_epsilon=0.0, delta=ledger_state.budget.delta, accountant="reckoned",
-    )  # fmt: skip
+        study=c.study,
+        study_hash=c.study_hash,
+        round=last_round,
+        attempt=0,
+        job_index=0,
+        mechanism=c.mechanism,
+        noise_multiplier=c.noise_multiplier,
+        sampling_rate=c.sampling_rate,
+        steps=c.steps_per_round,
+        privacy_unit=c.privacy_unit,
+        total_epsilon=0.0,
+        delta=ledger_state.budget.delta,
+        accountant="reckoned",
+    )
 
 
 def _unknown_study_charge(ledger_state: LedgerState, lost_epsilon: float, study_hash: str) -> PrivacyCharge:
@@ -151,9 +167,20 @@ def _unknown_study_charge(ledger_state: LedgerState, lost_epsilon: float, study_
 
     delta = ledger_state.budget.delta
     return PrivacyCharge(
-        study="unknown", study_hash=study_hash, round=0, attempt=0, job_index=0, mechanism=ESTIMATED_MECHANISM, noise_multiplier=calibrate_noise_multiplier(lost_epsilon, delta, 1.0, 1),
-        sampling_rate=1.0, steps=1, privacy_unit=ledger_state.opening.privacy_unit, total_epsilon=0.0, delta=delta, accountant="reckoned",
-    )  # fmt: skip
+        study="unknown",
+        study_hash=study_hash,
+        round=0,
+        attempt=0,
+        job_index=0,
+        mechanism=ESTIMATED_MECHANISM,
+        noise_multiplier=calibrate_noise_multiplier(lost_epsilon, delta, 1.0, 1),
+        sampling_rate=1.0,
+        steps=1,
+        privacy_unit=ledger_state.opening.privacy_unit,
+        total_epsilon=0.0,
+        delta=delta,
+        accountant="reckoned",
+    )
 
 
 def _total_epsilon(all_charges: Sequence[PrivacyCharge], ledger_state: LedgerState) -> float:

@@ -77,7 +77,7 @@ def summarize_study(offer: StudyOffer, home: SiteHome, num_weights: int | None =
 def total_spent_epsilon(home: SiteHome) -> float:
     """Epsilon, over all studies on the data set."""
     from privacy.accounting.privacy_filter import compute_spent
-    from sites.privacy.budget_guard import charge_history, filter_budget, planned_spending
+    from privacy.ledger.summary import charge_history, filter_budget, planned_spending
 
     ledger = home.ledger
     charges = ledger.list_charges()

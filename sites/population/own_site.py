@@ -10,9 +10,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.registry import registered_components
 from pipeline.protocol.messages import SiteId
 from pipeline.study.schema import PublicDataConfig, SitesConfig, Study
+from sites.data.pool import SplitIndices
 from sites.governance.settings import SiteSettings
 from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
-from sites.training.base import SplitIndices
 
 
 def load_own_data(study: Study, settings: SiteSettings, site: SiteId, device: torch.device) -> FederatedDataset:

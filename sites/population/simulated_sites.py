@@ -16,8 +16,8 @@ from pipeline.core.seeding import derive_seed
 from pipeline.protocol.messages import SiteId
 from pipeline.study.schema import Study
 from sites.data.base import SPLITS, Dataset, fingerprint, sample_whole_units
+from sites.data.pool import ExamplePool, SplitIndices
 from sites.population.partition import SitePartition
-from sites.training.base import ExamplePool, SplitIndices
 
 COORDINATOR: SiteId = "coordinator"
 MAX_FLOAT_BYTES = 2 << 30  # bytes: images are kept as floats, ready to use, while they take no more than this
@@ -81,21 +81,23 @@ def load_federated_data(study: Study, root: Path | None, device: torch.device) -
     }
     unit_ids = None if acquired.unit_ids is None else acquired.unit_ids.to(device)
     return FederatedDataset(
-        ExamplePool(_as_network_input(acquired.x).to(device), acquired.y.to(device), device, unit_ids),
-        tuple(s.name for s in partitions),
-        indices_on_device,
-        data.classes,
-        data.shape,
-        _partition_fingerprint(data, assigned_partitions, "" if public_data is None else public_data.fingerprint),
-        (*data.skipped, *validation_notes),
-        data.privacy_unit,
-        public_indices.to(device),
-        {
+        pool=ExamplePool(_as_network_input(acquired.x).to(device), acquired.y.to(device), device, unit_ids),
+        sites=tuple(s.name for s in partitions),
+        split_indices=indices_on_device,
+        classes=data.classes,
+        shape=data.shape,
+        fingerprint=_partition_fingerprint(
+            data, assigned_partitions, "" if public_data is None else public_data.fingerprint
+        ),
+        skipped=(*data.skipped, *validation_notes),
+        privacy_unit=data.privacy_unit,
+        public_indices=public_indices.to(device),
+        acquisition_descriptions={
             s.name: description
             for n, s in enumerate(assigned_partitions)
             if (description := study.feature_skew.describe(n, study.seed))
         },
-        () if data.privacy_unit is None else data.keys[data.privacy_unit].names,
+        unit_names=() if data.privacy_unit is None else data.keys[data.privacy_unit].names,
     )
 
 
@@ -119,7 +121,16 @@ def load_public_federated_data(
     coordinator_indices = SplitIndices(public_indices, no_indices.to(device), no_indices.to(device))
     pool = ExamplePool(_as_network_input(x).to(device), y.to(device), device)
     return FederatedDataset(
-        pool, sites, {COORDINATOR: coordinator_indices}, classes, shape, digest, (), None, public_indices, {}
+        pool=pool,
+        sites=sites,
+        split_indices={COORDINATOR: coordinator_indices},
+        classes=classes,
+        shape=shape,
+        fingerprint=digest,
+        skipped=(),
+        privacy_unit=None,
+        public_indices=public_indices,
+        acquisition_descriptions={},
     )
 
 

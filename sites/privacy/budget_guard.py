@@ -6,15 +6,15 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.coordinator.checkpoint import load_tensors, save_tensors
 from pipeline.core.errors import HemofedError, LedgerError, RunFolderError
+from pipeline.core.tensor_io import load_tensors, save_tensors
 from pipeline.protocol.messages import BUDGET_DECLINE_PREFIX, ClientState, ClientUpdate, Message
 from pipeline.protocol.tasks import LocalWork
 from privacy.accounting.accountant import DpEvent
-from privacy.accounting.privacy_filter import FilterBudget, PlannedSpending, check_charge
-from privacy.ledger.ledger import Ledger
+from privacy.accounting.privacy_filter import check_charge
 from privacy.ledger.receipts import ReceiptRequest, check_receipt, create_receipt_request
 from privacy.ledger.records import ChargeRefused, LedgerReceipt, PrivacyCharge, StudyCommitment
+from privacy.ledger.summary import charge_history, filter_budget, planned_spending
 from sites.governance.home import SiteHome
 from sites.privacy.plan import PrivacyPlan
 
@@ -51,11 +51,21 @@ class BudgetGuard:
         try:
             ledger.append(
                 PrivacyCharge(
-                    study=self.study_name, study_hash=self.study_hash, round=message.round, attempt=message.attempt, job_index=0,
-                    mechanism=DP_SGD_MECHANISM, noise_multiplier=params.noise_multiplier, sampling_rate=params.sampling_rate, steps=steps, privacy_unit=params.privacy_unit,
-                    total_epsilon=decision.epsilon_after, delta=ledger.budget.delta, accountant=decision.accountant,
+                    study=self.study_name,
+                    study_hash=self.study_hash,
+                    round=message.round,
+                    attempt=message.attempt,
+                    job_index=0,
+                    mechanism=DP_SGD_MECHANISM,
+                    noise_multiplier=params.noise_multiplier,
+                    sampling_rate=params.sampling_rate,
+                    steps=steps,
+                    privacy_unit=params.privacy_unit,
+                    total_epsilon=decision.epsilon_after,
+                    delta=ledger.budget.delta,
+                    accountant=decision.accountant,
                 )
-            )  # fmt: skip
+            )
             self._ensure_receipt()
         except LedgerError as error:  # also where another process has charged in between
             return f"no receipt, no training: {error}"
@@ -84,10 +94,19 @@ class BudgetGuard:
         privacy_plan, params = self.privacy_plan, self.privacy_plan.dp_sgd_params
         self.home.ledger.append(
             StudyCommitment(
-                study=self.study_name, study_hash=self.study_hash, mechanism=DP_SGD_MECHANISM, noise_multiplier=params.noise_multiplier, sampling_rate=params.sampling_rate,
-                steps_per_round=privacy_plan.steps_per_round, max_participations=privacy_plan.max_rounds, max_grad_norm=params.max_grad_norm, privacy_unit=params.privacy_unit, delta=privacy_plan.delta, epsilon=privacy_plan.epsilon,
+                study=self.study_name,
+                study_hash=self.study_hash,
+                mechanism=DP_SGD_MECHANISM,
+                noise_multiplier=params.noise_multiplier,
+                sampling_rate=params.sampling_rate,
+                steps_per_round=privacy_plan.steps_per_round,
+                max_participations=privacy_plan.max_rounds,
+                max_grad_norm=params.max_grad_norm,
+                privacy_unit=params.privacy_unit,
+                delta=privacy_plan.delta,
+                epsilon=privacy_plan.epsilon,
             )
-        )  # fmt: skip
+        )
 
     def load_stored_update(self, message: Message) -> tuple[ClientUpdate, ClientState] | None:
         """The answer that was already made, and paid for, to the same question."""
@@ -125,32 +144,3 @@ class BudgetGuard:
             digest.update(key.encode())
             digest.update(message.vectors[key].contiguous().numpy().tobytes())
         return digest.hexdigest()
-
-
-def filter_budget(ledger: Ledger) -> FilterBudget:
-    return FilterBudget(ledger.budget.epsilon, ledger.budget.delta, initial_epsilon=ledger.state.opening.budget.epsilon)
-
-
-def planned_spending(ledger: Ledger) -> dict[str, PlannedSpending]:
-    """Of this ledger's plans; those that an earlier ledger carried over are bound to what they did."""
-    planned: dict[str, PlannedSpending] = {}
-    charges = ledger.list_charges()
-    for study_hash in {charge.study_hash for charge in charges}:
-        study_charges = [charge for charge in charges if charge.study_hash == study_hash]
-        planned[study_hash] = PlannedSpending(
-            study_hash,
-            study_charges[0].noise_multiplier,
-            study_charges[0].sampling_rate,
-            max(c.steps for c in study_charges),
-            len(study_charges),
-        )
-    for entry in ledger.entries("commit"):
-        if isinstance(c := entry.record, StudyCommitment):
-            planned[c.study_hash] = PlannedSpending(
-                c.study_hash, c.noise_multiplier, c.sampling_rate, c.steps_per_round, c.max_participations
-            )
-    return planned
-
-
-def charge_history(ledger: Ledger) -> list[tuple[str, DpEvent]]:
-    return [(c.study_hash, DpEvent(c.noise_multiplier, c.sampling_rate, c.steps)) for c in ledger.list_charges()]

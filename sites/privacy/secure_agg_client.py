@@ -70,7 +70,11 @@ class SecureAggClient:
 
     def split_shares(self, message: Message) -> tuple[Message, Mapping[str, bytes]]:
         """A training message without the parcels of the secure sum, and those."""
-        encrypted_shares = {k.removeprefix(ENCRYPTED_SHARE_PREFIX): v.numpy().tobytes() for k, v in message.vectors.items() if k.startswith(ENCRYPTED_SHARE_PREFIX)}  # fmt: skip
+        encrypted_shares = {
+            k.removeprefix(ENCRYPTED_SHARE_PREFIX): v.numpy().tobytes()
+            for k, v in message.vectors.items()
+            if k.startswith(ENCRYPTED_SHARE_PREFIX)
+        }
         vectors = {k: v for k, v in message.vectors.items() if not k.startswith(ENCRYPTED_SHARE_PREFIX)}
         return replace(message, vectors=vectors), encrypted_shares
 
@@ -79,14 +83,16 @@ class SecureAggClient:
     ) -> ClientUpdate:
         assert self.secure_aggregation is not None
         layout = self.secure_aggregation.update_layout
-        max_weight = float(layout.settings.max_examples) if self.weighting == "examples" else 1.0
+        max_weight = float(layout.max_examples) if self.weighting == "examples" else 1.0
         rng = seeded_generator(self.secure_aggregation.study_hash, self.site, message.round, "ring")
         segment_values = layout.encode_update(update, weight, max_weight, rng)
         bits = [segment.bits for segment in layout.segments]
         ring, exact = self._current_secagg_client(message).mask_vectors(
             encrypted_shares, list(zip(segment_values, bits, strict=True))
         )
-        return ClientUpdate(summed={"ring": torch.from_numpy(ring.view(np.int32)), "exact": torch.from_numpy(exact.view(np.int64))})  # fmt: skip
+        return ClientUpdate(
+            summed={"ring": torch.from_numpy(ring.view(np.int32)), "exact": torch.from_numpy(exact.view(np.int64))}
+        )
 
     def _current_secagg_client(self, message: Message) -> SecAggClient:
         """The same numbers must not be summed in two attempts, so a step belongs to the attempt that it names."""

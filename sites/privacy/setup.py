@@ -6,13 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.protocol.messages import SiteId
-from pipeline.runs.privacy_setup import (
-    build_privacy_plan,
-    create_secure_aggregation,
-    exclude_withdrawn,
-    record_data,
-    restore_committed_plan,
-)
 from pipeline.study.offer import StudyOffer
 from pipeline.study.run_spec import RunSpec
 from privacy.ledger.receipts import ReceiptRequest
@@ -20,7 +13,14 @@ from privacy.ledger.records import LedgerReceipt
 from sites.governance.home import SiteHome
 from sites.population.simulated_sites import FederatedDataset
 from sites.privacy.budget_guard import BudgetGuard
-from sites.privacy.plan import PrivacyPlan
+from sites.privacy.plan import (
+    PrivacyPlan,
+    build_privacy_plan,
+    create_secure_aggregation,
+    exclude_withdrawn,
+    record_data,
+    restore_committed_plan,
+)
 from sites.privacy.secure_agg_client import SecureAggClient
 from sites.training.base import TrainingConfig
 
@@ -42,7 +42,13 @@ def setup_site_privacy(
     privacy_plan, budget_guard = None, None
     if dp_sgd is not None:
         planned = build_privacy_plan(
-            study, dp_sgd, dataset, site, list(offer.site_keys), run_spec.dry_run_rounds, training_config
+            study=study,
+            dp_sgd=dp_sgd,
+            dataset=dataset,
+            site=site,
+            sites=list(offer.site_keys),
+            dry_run_rounds=run_spec.dry_run_rounds,
+            training_config=training_config,
         )
         privacy_plan = restore_committed_plan(planned, home, offer.digest)
         budget_guard = BudgetGuard(home, privacy_plan, study.name, offer.digest, countersign, offer.coordinator_key)

@@ -14,43 +14,13 @@ from pipeline.core.parameters import ParameterRole, ParameterSpec
 from pipeline.core.seeding import seeded_generator
 from pipeline.protocol.messages import SiteId
 from pipeline.protocol.tasks import ActivationsJob, JobResult, LocalJob, LocalWork, TrainJob
+from sites.data.pool import ExamplePool, SplitIndices
 from sites.training.augmentation import NO_AUGMENTATION, BatchAugmentation
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ClassBalance = Literal["none", "root", "full", "sample"]
 # loss weights grow with the rarity of a class to this power
 BALANCE_POWER: Mapping[ClassBalance, float] = {"none": 0.0, "root": 0.5, "full": 1.0, "sample": 0.0}
-
-
-@dataclass(frozen=True)
-class SplitIndices:
-    """One site's (or the coordinator's) rows of the pool, by split."""
-
-    train: Tensor  # int64 indices
-    val: Tensor
-    test: Tensor
-    examples_per_epoch: int | None = None  # examples that a local epoch draws, if fewer than len(train)
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.train) if self.examples_per_epoch is None else self.examples_per_epoch
-
-
-@dataclass(frozen=True)
-class ExamplePool:
-    """The examples of all simulated sites (or of one real one), once, on the device."""
-
-    x: Tensor  # float32 in [0, 1], or uint8 where float would not fit
-    y: Tensor
-    device: torch.device
-    unit_ids: Tensor | None = None  # (N,) int64: whose example it is, where the data know
-
-    def inputs(self, index: Tensor) -> Tensor:
-        x = self.x.index_select(0, index)
-        return x if x.is_floating_point() else x.float().div_(255)
-
-    def labels(self, index: Tensor) -> Tensor:
-        return self.y.index_select(0, index)
 
 
 class PlainSgd:

@@ -22,7 +22,8 @@ from pipeline.core.parameters import ModelState
 from pipeline.protocol.messages import SiteId
 from pipeline.protocol.tasks import JobResult, TrainJob, TrainResult
 from privacy.dpsgd.secure_rng import SecureRandom
-from sites.training.base import SplitIndices, StepBudget, TrainerContext, TrainRequest
+from sites.data.pool import SplitIndices
+from sites.training.base import StepBudget, TrainerContext, TrainRequest
 from sites.training.sequential import SequentialTrainer, split_regularizer
 from sites.training.unit_clipping import CLIPPING_METHODS, ClippingMode, DpSgdParams, UnitLoss
 

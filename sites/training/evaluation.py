@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeline.protocol.tasks import CALIBRATION_BINS, SCORE_BINS, EvaluationSums
-from sites.training.base import ExamplePool
+from sites.data.pool import ExamplePool
 
 EXAMPLES_PER_PASS = 1000  # examples at once where no batch size is asked for
 # bins are even in asinh(log-odds): fine around p = 1/2, and an over-confident model's log-odds of +-10,000 still differ

@@ -40,29 +40,29 @@ def select_device(study: Study) -> torch.device:
 def make_training_config(study: Study, lr: Callable[[int], float]) -> TrainingConfig:
     local = study.local
     return TrainingConfig(
-        None if local.batch_size == "all" else local.batch_size,
-        local.optimizer,
-        local.momentum,
-        local.weight_decay,
-        lr,
-        BatchAugmentation(**study.augmentation.model_dump()),
-        local.class_balance,
-        None if local.trainable is None else frozenset(local.trainable),
-        study.public.batch_size,
+        batch_size=None if local.batch_size == "all" else local.batch_size,
+        optimizer=local.optimizer,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+        lr_schedule=lr,
+        augmentation=BatchAugmentation(**study.augmentation.model_dump()),
+        class_balance=local.class_balance,
+        trainable_roles=None if local.trainable is None else frozenset(local.trainable),
+        public_batch_size=study.public.batch_size,
     )
 
 
 def make_trainer_context(run_spec: RunSpec, dataset: FederatedDataset, config: TrainingConfig) -> TrainerContext:
     make_model, spec, num_classes = run_spec.build_model, run_spec.parameter_spec, len(run_spec.classes)
     return TrainerContext(
-        make_model,
-        spec,
-        dataset.pool,
-        dataset.split_indices,
-        config,
-        num_classes,
-        run_spec.study.seed,
-        dataset.public_indices,
+        make_model=make_model,
+        spec=spec,
+        pool=dataset.pool,
+        split_indices=dataset.split_indices,
+        config=config,
+        num_classes=num_classes,
+        seed=run_spec.study.seed,
+        public_indices=dataset.public_indices,
     )
 
 

@@ -26,7 +26,8 @@ from pipeline.protocol.tasks import (
     TrainJob,
     TrainResult,
 )
-from sites.training.base import SplitIndices, StepBudget, TrainerContext, TrainRequest, iterate_batches, split_in_halves
+from sites.data.pool import SplitIndices
+from sites.training.base import StepBudget, TrainerContext, TrainRequest, iterate_batches, split_in_halves
 from sites.training.evaluation import EXAMPLES_PER_PASS, evaluate
 from sites.training.validation_profile import compute_profile
 

@@ -124,14 +124,14 @@ class StackedClient:
         budget = StepBudget.from_job(request.job, indices, context.config)
         lr = context.config.learning_rate(request.job, request.round)
         return cls(
-            position,
-            request,
-            request.job,
-            budget,
-            iterate_batches(context, request, budget),
-            lr,
-            context.config.is_plain_sgd,
-            context.class_weights(indices.train),
+            position=position,
+            request=request,
+            job=request.job,
+            budget=budget,
+            batches=iterate_batches(context, request, budget),
+            lr=lr,
+            is_plain_sgd=context.config.is_plain_sgd,
+            class_weights=context.class_weights(indices.train),
         )
 
     def make_result(self, weights: Tensor, loss_sum: float) -> TrainResult:

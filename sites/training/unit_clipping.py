@@ -47,8 +47,12 @@ class DpSgdParams:
 
     def optimizer_kwargs(self) -> dict[str, Any]:
         """The noisy sum is divided by the number of units that a step draws on average, never by how many it drew."""
-        return {"noise_multiplier": self.noise_multiplier, "max_grad_norm": self.max_grad_norm, "loss_reduction": "mean",
-                "expected_batch_size": self.sampling_rate * self.num_units}  # fmt: skip
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "max_grad_norm": self.max_grad_norm,
+            "loss_reduction": "mean",
+            "expected_batch_size": self.sampling_rate * self.num_units,
+        }
 
 
 @dataclass(frozen=True)

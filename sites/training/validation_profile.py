@@ -17,7 +17,7 @@ from pipeline.protocol.tasks import (
     ProfileJob,
     ProfileSums,
 )
-from sites.training.base import ExamplePool
+from sites.data.pool import ExamplePool
 from sites.training.evaluation import EXAMPLES_PER_PASS, empty_sums, score_logits
 
 # distances are even in their binary logarithm from 1/8 to 32; 1 is the root mean square of the images measured
@@ -45,17 +45,17 @@ def compute_profile(
         F.cross_entropy(logits / t, y, reduction="sum") if len(y) else torch.zeros(()) for t in TEMPERATURES
     ]
     return ProfileSums(
-        evaluation.n,
-        torch.stack(nll_by_temperature).double(),
-        torch.zeros(num_classes, num_features, dtype=torch.float64).index_add_(0, y, features),
-        features.T @ features,
-        evaluation.confusion,
-        evaluation.scores,
-        evaluation.calibration,
-        distance_histogram(features, y, whitening, num_classes)
+        n=evaluation.n,
+        nll_by_temperature=torch.stack(nll_by_temperature).double(),
+        feature_sums=torch.zeros(num_classes, num_features, dtype=torch.float64).index_add_(0, y, features),
+        feature_product_sums=features.T @ features,
+        confusion=evaluation.confusion,
+        scores=evaluation.scores,
+        calibration=evaluation.calibration,
+        distances=distance_histogram(features, y, whitening, num_classes)
         if whitening
         else torch.zeros(num_classes, DISTANCE_BINS, dtype=torch.int64),
-        _measure_histograms(measures),
+        image_measures=_measure_histograms(measures),
     )
 
 

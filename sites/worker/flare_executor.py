@@ -39,10 +39,9 @@ from pipeline.flare.constants import (
 )
 from pipeline.protocol.messages import Declined
 from pipeline.protocol.serialization import deserialize_frame, serialize_reply
-from pipeline.service.runtime.receipts import read_receipt
 from pipeline.study.offer import StudyOffer, possession_statement, read_offer
 from privacy.ledger.keys import sign
-from privacy.ledger.receipts import ReceiptRequest
+from privacy.ledger.receipts import ReceiptRequest, read_receipt
 from privacy.ledger.records import LedgerReceipt
 from sites.governance.home import SiteHome
 from sites.governance.settings import SiteSettings

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.coordinator.checkpoint import load_tensors, save_tensors
 from pipeline.core.errors import IncompatibleStudyError, RunFolderError
+from pipeline.core.tensor_io import load_tensors, save_tensors
 from pipeline.protocol.messages import Declined, Message, SiteId
 from pipeline.protocol.serialization import deserialize_message, serialize_reply
 from pipeline.study.offer import StudyOffer
@@ -104,8 +104,16 @@ class RunWorker:
         planned_speed = (self.steps_per_second or 1.0) * (DEADLINE_SPEED_FACTOR if self.is_speed_measured else 1.0)
         study, run_spec = self.study, self.run_spec
         return TaskSession(
-            self.site, message, study.strategy, run_spec.context, self.state_store, study.weighting, planned_speed, run_spec.compression, self.secure_agg_client
-        )  # fmt: skip
+            site=self.site,
+            message=message,
+            strategy=study.strategy,
+            context=run_spec.context,
+            state_store=self.state_store,
+            weighting=study.weighting,
+            steps_per_second=planned_speed,
+            compression=run_spec.compression,
+            secure_agg_client=self.secure_agg_client,
+        )
 
     def _save_personal_model(self, round_number: int) -> None:
         """The site's own model stays here, for the site to use."""
@@ -179,14 +187,20 @@ def open_run_worker(
         from sites.privacy.setup import setup_site_privacy
 
         dataset, secure_agg_client, privacy_plan = setup_site_privacy(
-            home, site, offer, run_spec, dataset, training_config, countersign
+            home_path=home,
+            site=site,
+            offer=offer,
+            run_spec=run_spec,
+            dataset=dataset,
+            training_config=training_config,
+            countersign=countersign,
         )
     context = make_trainer_context(run_spec, dataset, training_config)
     num_threads = min(select_num_threads(study.num_threads, context), settings.limits.max_cores or 1024)
     torch.set_num_threads(num_threads)
     trainer_kind = select_trainer_kind(study.trainer, context, num_threads, privacy_plan is not None)
     if privacy_plan is not None:
-        from pipeline.runs.privacy_setup import select_clipping_mode
+        from sites.privacy.plan import select_clipping_mode
 
         trainer = make_trainer(
             trainer_kind,
@@ -199,8 +213,19 @@ def open_run_worker(
     steps_per_second, is_speed_measured = settings.steps_per_second, settings.steps_per_second is None
     if settings.simulated_site is not None and settings.steps_per_second is None:
         steps_per_second, is_speed_measured = _simulated_speed(study, list(offer.site_keys), site), False
-    worker = RunWorker(site, offer, study, run_spec, dataset, trainer, home / "runs" / offer.run / "memory.safetensors", secure_agg_client,
-                  privacy_plan, steps_per_second, is_speed_measured)  # fmt: skip
+    worker = RunWorker(
+        site=site,
+        offer=offer,
+        study=study,
+        run_spec=run_spec,
+        dataset=dataset,
+        trainer=trainer,
+        state_file=home / "runs" / offer.run / "memory.safetensors",
+        secure_agg_client=secure_agg_client,
+        privacy_plan=privacy_plan,
+        steps_per_second=steps_per_second,
+        is_speed_measured=is_speed_measured,
+    )
     worker.restore_state()
     return worker
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pipeline.codecs.base import EncodedVector
 from pipeline.core.errors import MessageError, QuorumNotReachedError, ReplyError, StrategyContractError
 from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression, drop_residuals, select_residuals
 from pipeline.protocol.messages import (
@@ -15,7 +16,6 @@ from pipeline.protocol.messages import (
     ClientTask,
     ClientUpdate,
     Declined,
-    EncodedVector,
     Message,
     Reply,
     SiteId,

@@ -84,8 +84,12 @@ def images(world: World) -> np.ndarray:
 @pytest.fixture
 def trusted(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
     """This process, and those that it starts with `trusted`, believe the lead's key; nothing of the user's is touched."""
-    own = {"HEMOFED_TRUST": str(world.trust.path), "HEMOFED_LABS": str(tmp_path / "labs"),
-           "XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CONFIG_HOME": str(tmp_path / "config")}  # fmt: skip
+    own = {
+        "HEMOFED_TRUST": str(world.trust.path),
+        "HEMOFED_LABS": str(tmp_path / "labs"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     return dict(os.environ)

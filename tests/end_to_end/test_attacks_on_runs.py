@@ -37,9 +37,11 @@ def attacked(tmp_path: Path, **sections: Any) -> dict[str, Any]:
 @pytest.mark.slow
 def test_an_unprotected_overfitted_model_gives_its_patients_away(tmp_path: Path) -> None:
     found = attacked(
-        tmp_path, rounds=10, local={"optimizer": "adam", "lr": 0.002, "batch_size": 10, "epochs": 10},
+        tmp_path,
+        rounds=10,
+        local={"optimizer": "adam", "lr": 0.002, "batch_size": 10, "epochs": 10},
         evaluation={"evaluate_at": "sites", "splits": []},
-    )  # fmt: skip
+    )
     assert found["membership"]["auc"] > 0.7
     assert found["canaries"]["epsilon_low"] > 1.5
     likeness = {case["name"]: case["ssim"] for case in found["inversion"]["cases"]}
@@ -64,10 +66,17 @@ def test_smear_private_keeps_its_promise_to_every_group(tmp_path: Path, budget: 
     from pipeline.study.schema import load_study
     from pipeline.study.toml_file import find_study
 
-    study = load_study(find_study("smear-private"), {
-        "public.warmup_epochs": 0, "public.data.cells": 200, "public.data.patients": 10, "evaluation.every": 10,
-        "privacy.dp_sgd.epsilon_budget": budget, "augmentation": {},
-    })  # fmt: skip
+    study = load_study(
+        find_study("smear-private"),
+        {
+            "public.warmup_epochs": 0,
+            "public.data.cells": 200,
+            "public.data.patients": 10,
+            "evaluation.every": 10,
+            "privacy.dp_sgd.epsilon_budget": budget,
+            "augmentation": {},
+        },
+    )
     folder = RunFolder.create(tmp_path / "run", study)
     results = run_simulation(study, folder, REAL_CELLS)
     assert results["stopped"].startswith("finished" if budget == 8.0 else "early: every site's privacy budget is spent")

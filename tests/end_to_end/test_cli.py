@@ -237,8 +237,8 @@ def test_a_personalised_run_is_held_against_each_site_alone_unless_refused(tmp_p
 def test_a_new_site_joins_by_one_command(tmp_path):
     (tmp_path / "study.toml").write_text(PERSONAL)
     hemofed("run", "study.toml", "--out", "run", "-q", "--no-baselines", cwd=tmp_path)
-    got = json.loads(hemofed("personalise", "run", "--set", "seed=9", "--json", cwd=tmp_path).stdout)
+    got = json.loads(hemofed("join-run", "run", "--set", "seed=9", "--json", cwd=tmp_path).stdout)
     assert {"own", "global", "alone"} <= got.keys()
     assert "already; give the new one another --name" in hemofed(
-        "personalise", "run", "--name", "site-01", cwd=tmp_path, ok=False
+        "join-run", "run", "--name", "site-01", cwd=tmp_path, ok=False
     ).stderr.replace("\n", " ")

@@ -43,8 +43,16 @@ ROOT = Path(__file__).parents[2]
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
-KINDS = {"data": "data", "partition": "partitions", "feature_skew": "feature_skews", "normalization": "normalizations", "model": "models",
-         "strategy": "strategies", "compression": "codecs", "aggregation": "aggregation_rules"}  # fmt: skip
+KINDS = {
+    "data": "data",
+    "partition": "partitions",
+    "feature_skew": "feature_skews",
+    "normalization": "normalizations",
+    "model": "models",
+    "strategy": "strategies",
+    "compression": "codecs",
+    "aggregation": "aggregation_rules",
+}
 TIMEOUT = 300  # seconds a command; a slow block may take as long as it needs
 SOON = 120.0  # seconds
 PORT = "8443"  # on the pages

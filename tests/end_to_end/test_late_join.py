@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from pipeline.coordinator.checkpoint import load_tensors
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import DataError, RunFolderError, StudyError
+from pipeline.core.tensor_io import load_tensors
 from pipeline.runs.late_join import LateJoiner, join_run
 
 TURNED = {"name": "plane", "sites": 2, "theta": 2.5}
@@ -44,10 +44,15 @@ def test_more_turns_fit_a_memory_better(moons, go):
     assert losses[1] < losses[0]
 
 
-@pytest.mark.parametrize("strategy", [
-    {"name": "ifca", "warmup": 4}, {"name": "similarity_clustering", "every": 2}, {"name": "cfl", "eps1": 1.0, "gap": 0.0},
-    {"name": "demlearn", "levels": 2, "amplify": 1.0, "alpha": 0.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "ifca", "warmup": 4},
+        {"name": "similarity_clustering", "every": 2},
+        {"name": "cfl", "eps1": 1.0, "gap": 0.0},
+        {"name": "demlearn", "levels": 2, "amplify": 1.0, "alpha": 0.0},
+    ],
+)
 def test_it_joins_the_group_that_sees_as_it_does(moons, go, strategy):
     points = {"name": "moons", "points": 1000}
     folder, _ = go(

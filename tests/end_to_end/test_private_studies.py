@@ -227,11 +227,15 @@ def test_whatever_the_schedule_the_ledger_never_passes_its_budget(tmp_path_facto
     signer = LedgerCountersigner(folder / "receipts", key)
     guards = [
         BudgetGuard(
-            home, PrivacyPlan(DpSgdParams(noise, 1.0, "patient", 40, rate), 1e-5, 5, turns, 0.0, "pld", 100), f"study-{n}", f"plan-{n}",
-            signer.countersign, keys.public_hex(key),
+            home,
+            PrivacyPlan(DpSgdParams(noise, 1.0, "patient", 40, rate), 1e-5, 5, turns, 0.0, "pld", 100),
+            f"study-{n}",
+            f"plan-{n}",
+            signer.countersign,
+            keys.public_hex(key),
         )
         for n, (noise, rate, turns) in enumerate(plans)
-    ]  # fmt: skip
+    ]
     before = 0.0
     for turn, (which, steps) in enumerate(asked):
         refused = guards[which % len(guards)].charge_round(Message("train", turn // 2, {}, attempt=turn % 2), steps)
@@ -260,9 +264,14 @@ def test_a_ledger_that_continues_another_goes_on_where_it_ended(tmp_path):
     there, carried = continuation_records(home.ledger.entries())
     agent, officer = keys.generate_key(), keys.generate_key()
     opening = LedgerOpened(
-        site="a", dataset_id="a:cells", privacy_unit="patient", budget=LedgerBudget(epsilon=4.0, delta=1e-5),
-        agent_key=keys.public_hex(agent), officer_key=keys.public_hex(officer), previous_ledger=there,
-    )  # fmt: skip
+        site="a",
+        dataset_id="a:cells",
+        privacy_unit="patient",
+        budget=LedgerBudget(epsilon=4.0, delta=1e-5),
+        agent_key=keys.public_hex(agent),
+        officer_key=keys.public_hex(officer),
+        previous_ledger=there,
+    )
     ledger = Ledger.create(tmp_path / "new.jsonl", opening, agent, officer)
     ledger.append(carried, officer)
     again = BudgetGuard(
@@ -314,8 +323,21 @@ class Dropping:
 
 def ask(sim: Simulation, gone: Mapping[str, set[SiteId]], attempt: int = 0, turn: int = 1) -> tuple[Any, RoundRequest]:
     c = sim.round_loop
-    asking = RoundRequest(Dropping(sim.engine, gone), c.run_jobs, "train", turn, attempt, RoundPolicy(quorum=0), {}, (), "totals",
-                    c.compression, c.study.aggregation, c.study.weighting, c.secure_aggregation)  # fmt: skip
+    asking = RoundRequest(
+        Dropping(sim.engine, gone),
+        c.run_jobs,
+        "train",
+        turn,
+        attempt,
+        RoundPolicy(quorum=0),
+        {},
+        (),
+        "totals",
+        c.compression,
+        c.study.aggregation,
+        c.study.weighting,
+        c.secure_aggregation,
+    )
     strategy, state = (
         c.study.strategy,
         c.study.strategy.init_state(sim.trainer_context.spec.read_state(sim.trainer_context.make_model()), c.context),
@@ -537,7 +559,20 @@ def test_yardsticks_of_a_private_study_tell_what_privacy_costs(moons):
     assert found["unprotected"].strategy == study.strategy
 
 
-STEPS = {"fedprox": 4, "scaffold": 4, "fednova": 4, "fedopt": 4, "fedper": 4, "finetune": 4, "fedpaq": 10, "ditto": 8, "fedrep": 24, "local": 4, "cfl": 4, "demlearn": 4}  # fmt: skip
+STEPS = {
+    "fedprox": 4,
+    "scaffold": 4,
+    "fednova": 4,
+    "fedopt": 4,
+    "fedper": 4,
+    "finetune": 4,
+    "fedpaq": 10,
+    "ditto": 8,
+    "fedrep": 24,
+    "local": 4,
+    "cfl": 4,
+    "demlearn": 4,
+}
 
 
 @pytest.mark.parametrize("strategy", STEPS)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.coordinator.checkpoint import load_checkpoint, load_tensors
+from pipeline.coordinator.checkpoint import load_checkpoint
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import NoSpaceError, RunFolderError
+from pipeline.core.tensor_io import load_tensors
 from pipeline.engines.simulated import SimulatedEngine
 from pipeline.protocol.serialization import deserialize_message, deserialize_reply
 from pipeline.runs.simulation import run_simulation

@@ -127,9 +127,11 @@ def test_yardsticks_without_a_cache_keep_apart(go, monkeypatch, tmp_path):
     found = run_baselines(study, folder, None, lambda s: nullcontext(lambda record: None))
     kept = [RunFolder(p).load_study() for p in (folder.path / "baselines").iterdir()]
     assert {(s.strategy.name, s.feature_skew.name, s.normalization.name) for s in kept} == {
-        ("local_only", "scanner", "none"), ("centralized", "scanner", "none"),
-        ("fedavg", "none", "none"), ("fedavg", "scanner", "site"),
-    }  # fmt: skip
+        ("local_only", "scanner", "none"),
+        ("centralized", "scanner", "none"),
+        ("fedavg", "none", "none"),
+        ("fedavg", "scanner", "site"),
+    }
     assert found["unskewed"]["test"] != found["normalised"]["test"]
     assert not list((folder.path / "baselines").glob("*/cells"))  # images stay in the run folder
 

@@ -227,8 +227,10 @@ def test_other_hospitals_are_other_data(tmp_path, moons):
 
     study = moons(
         data={"name": "folder", "path": str(tmp_path), "manifest": "list.csv", "channels": 1},
-        sites={}, partition={"name": "key", "by": "hospital"}, model="mlp",
-    )  # fmt: skip
+        sites={},
+        partition={"name": "key", "by": "hospital"},
+        model="mlp",
+    )
     found = []
     for border in (20, 8):
         manifest(border)

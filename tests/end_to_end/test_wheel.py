@@ -25,8 +25,17 @@ def clean(wheel, tmp_path_factory) -> Path:
 
 def test_what_is_in_the_wheel(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"pipeline/study/packaged/smear-demo.toml", "sites/data/renderer/rasterize.py", "pipeline/reproductions/reference/fashion_mnist_fedavg.csv", "pipeline/reports/document/page.html",
-            "pipeline/reports/document/page.css", "sites/worker/task_session.py", "models/networks/cnn.py", "privacy/__init__.py", "deploy/__init__.py"} <= names  # fmt: skip
+    assert {
+        "pipeline/study/packaged/smear-demo.toml",
+        "sites/data/renderer/rasterize.py",
+        "pipeline/reproductions/reference/fashion_mnist_fedavg.csv",
+        "pipeline/reports/document/page.html",
+        "pipeline/reports/document/page.css",
+        "sites/worker/task_session.py",
+        "models/networks/cnn.py",
+        "privacy/__init__.py",
+        "deploy/__init__.py",
+    } <= names
     assert not [n for n in names if n.startswith(("tests/", "benchmarks/", "docs/"))]
 
 

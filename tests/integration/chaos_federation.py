@@ -12,8 +12,8 @@ import psutil
 import torch
 
 from pipeline.cli.local_federation import LocalFederation, run_cli_json
-from pipeline.coordinator.checkpoint import load_tensors
 from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.tensor_io import load_tensors
 from pipeline.ops.child_processes import MARK_ENV
 from pipeline.runs.simulation import run_simulation as simulate
 from pipeline.study.toml_file import parse_study
@@ -99,8 +99,11 @@ class World:
 
     def nothing_is_left_over(self) -> None:
         """No job process, one client a site, one server."""
-        calm = lambda: (len(self.processes(WORKER)), len(self.processes(RUNNER)), len(self.processes(CLIENT)),  # noqa: E731
-                        len(self.processes(SERVER))) == (0, 0, 3, 1)  # fmt: skip
+
+        def calm() -> bool:
+            counts = [len(self.processes(what)) for what in (WORKER, RUNNER, CLIENT, SERVER)]
+            return counts == [0, 0, 3, 1]
+
         self.small.wait_until(calm, "left-over processes to go", 60)
 
     def as_if_nothing_had_happened(self, run: str, tmp_path: Path, *sets: str) -> None:

@@ -21,7 +21,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     try:
         small.start_coordinator()
         for site in SITES:
-            small.enrol_site(site, "--plays", site, "--unit", "example")
+            small.enrol_site(site, "--simulate-site", site, "--unit", "example")
             # a file system of some kilobytes is to be full for the system, not for the policy
             SiteSettings(simulated_site=site, limits=ResourceLimits(min_free_disk_gb=0.0001)).save(folder / site)
         yield World(small, study)

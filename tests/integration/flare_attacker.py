@@ -29,8 +29,13 @@ def attack(kit: Path, port: int, fqcn: str, name: str, *tries: list[Any]) -> sub
     env = {**os.environ, "GRPC_VERBOSITY": "NONE", "PYTHONWARNINGS": "ignore"}
     told = {"kit": str(kit), "port": port, "fqcn": fqcn, "name": name, "tries": tries}
     process = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
-    )  # fmt: skip
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=env,
+    )
     assert process.stdin is not None
     process.stdin.write(json.dumps(told))
     process.stdin.close()
@@ -84,8 +89,20 @@ class Node:
             while not self.cell.core_cell.is_cell_reachable("server") and time.monotonic() < end:
                 time.sleep(0.05)
             return
-        desk = Authenticator(self.cell, "hemofed", self.name, ClientType.REGULAR, "coordinator", True, ca, key, certificate,
-                             PATIENCE, 1.0, PATIENCE)  # fmt: skip
+        desk = Authenticator(
+            self.cell,
+            "hemofed",
+            self.name,
+            ClientType.REGULAR,
+            "coordinator",
+            True,
+            ca,
+            key,
+            certificate,
+            PATIENCE,
+            1.0,
+            PATIENCE,
+        )
         token, signature, session, _ = desk.authenticate(FLContext(), Signal())
         set_add_auth_headers_filters(self.cell, self.name, token, signature, session)
 

@@ -142,13 +142,22 @@ def judged(stage: Stage) -> dict[str, dict[str, Any]]:
     numbers = "nvflare.app_common.np.np_trainer.NPTrainer"
     given = {
         "code": _submitted(stage, "code", **{"app/custom/evil.py": code}, client={"executors": [_doing("evil.Evil")]}),
-        "code-there": _submitted(stage, "code-there", **{"app/custom/evil.py": code}, server={"workflows": [{"id": "x", "path": "evil.Evil"}]}),
+        "code-there": _submitted(
+            stage,
+            "code-there",
+            **{"app/custom/evil.py": code},
+            server={"workflows": [{"id": "x", "path": "evil.Evil"}]},
+        ),
         "class": _submitted(stage, "class", client={"executors": [_doing(numbers)]}),
         "part": _submitted(stage, "part", client={"components": [{"id": "x", **popen}]}),
         "part-there": _submitted(stage, "part-there", server={"components": [{"id": "x", **popen}]}),
-        "nested": _submitted(stage, "nested", client={"executors": [ours | {"executor": ours["executor"] | {"args": {"run": "none", "digest": popen}}}]}),
+        "nested": _submitted(
+            stage,
+            "nested",
+            client={"executors": [ours | {"executor": ours["executor"] | {"args": {"run": "none", "digest": popen}}}]},
+        ),
         "escape": _submitted(stage, "escape", run="../../escape"),
-    }  # fmt: skip
+    }
     server = stage.server
     assert server is not None
     until(lambda: all(server.has_ended(one) for one in given.values()), 90)

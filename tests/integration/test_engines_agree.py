@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.coordinator.checkpoint import load_tensors
 from pipeline.coordinator.run_folder import RunFolder
+from pipeline.core.tensor_io import load_tensors
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from pipeline.study.toml_file import parse_study

@@ -184,7 +184,7 @@ def test_private_training_that_is_killed_counts_nothing_that_was_not_paid_for(wo
 def test_a_withdrawn_approval_takes_effect_at_the_next_message(world: World) -> None:
     run = world.begin()
     world.reach(run, 1)
-    run_cli_json("site", "withdraw", world.small.folder / SITE, run)
+    run_cli_json("site", "revoke-approval", world.small.folder / SITE, run)
     world.small.wait_until(lambda: world.small.get_run(run)["state"] == "waiting", "the run to wait", 90)
     seen = world.small.get_run(run)
     assert "withdrawn" in seen["reason"] or f"{SITE} has not approved" in seen["reason"]

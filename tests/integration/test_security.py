@@ -75,7 +75,10 @@ def test_a_node_without_a_certificate_of_ours_is_not_let_in(stage: Stage) -> Non
 
 
 def _greet(context: ssl.SSLContext, port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw, context.wrap_socket(raw, server_hostname="localhost") as over:  # fmt: skip
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=5) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as over,
+    ):
         over.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         if not over.recv(1000):
             raise ConnectionResetError

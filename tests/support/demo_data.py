@@ -22,9 +22,15 @@ def scene(recordings: Mapping[str, Recording], names: Mapping[str, str] = NAMES)
     slow, tree, private = (recordings[kind].renamed(names) for kind in ("slow", "tree", "private"))
     first, second, third, fourth = slow.sites
     live = {
-        "at": ago(seconds=41), "pid": 1, "round": 22, "rounds": 30, "phase": "train", "asked": slow.sites,
-        "answered": [first, third], "missed": {fourth: "no answer"},
-    }  # fmt: skip
+        "at": ago(seconds=41),
+        "pid": 1,
+        "round": 22,
+        "rounds": 30,
+        "phase": "train",
+        "asked": slow.sites,
+        "answered": [first, third],
+        "missed": {fourth: "no answer"},
+    }
     running = [member(site, connected=site != fourth, last_seen=ago(minutes=7)) for site in slow.sites]
     offered = [
         member(first),
@@ -33,13 +39,40 @@ def scene(recordings: Mapping[str, Recording], names: Mapping[str, str] = NAMES)
         member(fourth, approved=None, expires=None),
     ]
     plays = [
-        Play(_run(SLOW, "fedprox", "running", 30, running, created=ago(hours=2), started=ago(minutes=96), live=live), slow, 22),
+        Play(
+            _run(SLOW, "fedprox", "running", 30, running, created=ago(hours=2), started=ago(minutes=96), live=live),
+            slow,
+            22,
+        ),
         Play(_run(OFFERED, "fedavg", "offered", 16, offered, created=ago(hours=9), fewest=3), tree, 0),
-        Play(_run(PRIVATE, "fedavg", "paused", 8, list(map(member, private.sites)), created=ago(days=1), started=ago(hours=23)),
-             private, 7),
-        Play(_run(TREE, "similarity_clustering", "finished", 16, list(map(member, tree.sites)), created=ago(days=2),
-                  started=ago(days=2), finished=ago(days=1, hours=20)), tree, 17),
-    ]  # fmt: skip
+        Play(
+            _run(
+                PRIVATE,
+                "fedavg",
+                "paused",
+                8,
+                list(map(member, private.sites)),
+                created=ago(days=1),
+                started=ago(hours=23),
+            ),
+            private,
+            7,
+        ),
+        Play(
+            _run(
+                TREE,
+                "similarity_clustering",
+                "finished",
+                16,
+                list(map(member, tree.sites)),
+                created=ago(days=2),
+                started=ago(days=2),
+                finished=ago(days=1, hours=20),
+            ),
+            tree,
+            17,
+        ),
+    ]
     sites = [_site(name, place, name != fourth) for place, name in enumerate(tree.sites)]
     users = [
         {"name": name, "role": role, "created": ago(days=30), "revoked": gone}
@@ -74,7 +107,13 @@ def _run(id: str, strategy: str, state: str, rounds: int, sites: list[Json], **m
 def _site(name: str, place: int, connected: bool) -> Json:
     told = {"state": "connected", "flare": "running", "warnings": int(place == 4), "run": SLOW if place < 2 else None}
     return {
-        "site": name, "fingerprint": f"{place}b1f-{place}c9e-4d2a-7f60-11aa-9c0e-5d3b-e417", "officer": f"{place}77a-0c4d-9e2b-1f35-c0de-44b1-7a90-02ff", "enrolled": ago(days=20 + place),
-        "last_seen": ago(seconds=1) if connected else ago(minutes=7), "connected": connected, "version": "0.1.0",
-        "status": told | {"disk_free_gb": 1.4 if place == 4 else 210 / (place + 1)}, "left": None,
-    }  # fmt: skip
+        "site": name,
+        "fingerprint": f"{place}b1f-{place}c9e-4d2a-7f60-11aa-9c0e-5d3b-e417",
+        "officer": f"{place}77a-0c4d-9e2b-1f35-c0de-44b1-7a90-02ff",
+        "enrolled": ago(days=20 + place),
+        "last_seen": ago(seconds=1) if connected else ago(minutes=7),
+        "connected": connected,
+        "version": "0.1.0",
+        "status": told | {"disk_free_gb": 1.4 if place == 4 else 210 / (place + 1)},
+        "left": None,
+    }

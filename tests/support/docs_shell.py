@@ -28,8 +28,14 @@ class Shell:
         kept = self.folder / ".variables"
         text = f'set -a\n{command}\nstatus=$?\nset +a\nenv -0 > "{kept}"\nexit $status'
         done = subprocess.run(
-            ["bash", "-c", text], cwd=self.folder, env=self.env, timeout=seconds, capture_output=True, text=True, check=False
-        )  # fmt: skip
+            ["bash", "-c", text],
+            cwd=self.folder,
+            env=self.env,
+            timeout=seconds,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if kept.exists():
             self.env = dict(one.split("=", 1) for one in kept.read_text("utf-8").split("\0") if one)
             kept.unlink()
@@ -38,8 +44,13 @@ class Shell:
     def start(self, command: str) -> None:
         with self._log(command).open("wb") as log:
             self.beside[command] = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )  # fmt: skip
+                ["bash", "-c", f"exec {command}"],
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
 
     def gone(self) -> list[str]:
         return [command for command, process in self.beside.items() if process.poll() is not None]

@@ -44,11 +44,15 @@ class Authority:
     def _sign(self, subject: x509.Name, public: Any, ca: bool, names: Any = None) -> x509.Certificate:
         now = datetime.now(UTC)
         builder = (
-            x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(public)
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.name)
+            .public_key(public)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=9))
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=9))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        )  # fmt: skip
+        )
         if names is not None:
             builder = builder.add_extension(names, critical=False)
         return builder.sign(self.key, hashes.SHA256())
@@ -161,8 +165,13 @@ class Stage:
             self.invited.pop(said["token"])
             self.enrolments.append(said)
             about = {"name": "stage", "key": keys.public_hex(self.key), "host": "localhost", "port": 1}
-            return {"credential": self.credential, "certificate": self.ca.client(said["csr"]), "ca": self.ca.pem,
-                    "coordinator": about, "kit": self.kit} | self.answer  # fmt: skip
+            return {
+                "credential": self.credential,
+                "certificate": self.ca.client(said["csr"]),
+                "ca": self.ca.pem,
+                "coordinator": about,
+                "kit": self.kit,
+            } | self.answer
 
         @app.post("/site/beat")
         def beat(said: dict[str, Any]) -> Any:

@@ -35,7 +35,12 @@ def init_command(home: Path, name: str, host: str, port: int, json: bool) -> Non
     from privacy.ledger import keys
 
     coordinator_home = CoordinatorHome.create(home, name, host, port)
-    home_info = {"home": str(home), "url": coordinator_home.url, "fingerprint": keys.fingerprint(keys.public_bytes(coordinator_home.signing_key)), "token": str(coordinator_home.token_path)}  # fmt: skip
+    home_info = {
+        "home": str(home),
+        "url": coordinator_home.url,
+        "fingerprint": keys.fingerprint(keys.public_bytes(coordinator_home.signing_key)),
+        "token": str(coordinator_home.token_path),
+    }
     if json:
         print_json(home_info)
         return
@@ -43,7 +48,10 @@ def init_command(home: Path, name: str, host: str, port: int, json: bool) -> Non
         f"{name}: {home}\nfingerprint of its key, to be read to sites: {home_info['fingerprint']}", soft_wrap=True
     )
     console.print(f"the lead's token for the dashboard: {coordinator_home.token_path}", soft_wrap=True)
-    console.print(f"start it with: hemofed coordinator serve {home}\nthen: hemofed coordinator invite SITE --home {home}", soft_wrap=True)  # fmt: skip
+    console.print(
+        f"start it with: hemofed coordinator serve {home}\nthen: hemofed coordinator invite SITE --home {home}",
+        soft_wrap=True,
+    )
 
 
 def run_command(
@@ -66,7 +74,9 @@ def run_command(
         )
         if not json:
             names = ", ".join(site["site"] for site in run["sites"])
-            console.print(f"{run['id']} is offered to {names}; their officers approve it: hemofed site approve", soft_wrap=True)  # fmt: skip
+            console.print(
+                f"{run['id']} is offered to {names}; their officers approve it: hemofed site approve", soft_wrap=True
+            )
         if follow:
             run = _follow_run(client, run, quiet=json)
     if json:
@@ -198,7 +208,16 @@ def _print_run(run: Mapping[str, Any]) -> None:
     console.print(f"{run['id']}: {run['state']}" + (f" ({run['reason']})" if run["reason"] else ""), soft_wrap=True)
     for line in run["about"]:
         console.print(line, soft_wrap=True)
-    rows = [[s["site"], _connection_state(s), _format_time(s["approved"]), _format_time(s["expires"]), _format_time(s["withdrawn"])] for s in run["sites"]]  # fmt: skip
+    rows = [
+        [
+            s["site"],
+            _connection_state(s),
+            _format_time(s["approved"]),
+            _format_time(s["expires"]),
+            _format_time(s["withdrawn"]),
+        ]
+        for s in run["sites"]
+    ]
     console.print(build_table(["site", "", "approved (UTC)", "until", "withdrawn"], rows, num_text_columns=5))
     live = run["live"] if run["state"] not in TERMINAL_STATES else None
     phase_text = (
@@ -238,7 +257,9 @@ def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:
         return
     console.print(f"written: {file} ({format_bytes(backup_info['bytes'])})", soft_wrap=True)
     if not encrypt:
-        console.print("It holds the federation's private keys and the lead's token in the clear: keep it where only its owner reads it, or use --encrypt.")  # fmt: skip
+        console.print(
+            "It holds the federation's private keys and the lead's token in the clear: keep it where only its owner reads it, or use --encrypt."
+        )
 
 
 def restore_command(file: Path, home: Path, json: bool) -> None:
@@ -247,11 +268,21 @@ def restore_command(file: Path, home: Path, json: bool) -> None:
     result = restore_home(file, home, read_passphrase(str(file), confirm=False) if is_encrypted(file) else None)
     if json:
         print_json(
-            {"name": result.name, "made": result.backup_time, "files": result.num_files, "database": result.is_database_restored,
-             "runs": list(result.restored_runs), "receipts": result.num_receipts, "newer_receipts": result.num_newer_receipts}
-        )  # fmt: skip
+            {
+                "name": result.name,
+                "made": result.backup_time,
+                "files": result.num_files,
+                "database": result.is_database_restored,
+                "runs": list(result.restored_runs),
+                "receipts": result.num_receipts,
+                "newer_receipts": result.num_newer_receipts,
+            }
+        )
         return
-    console.print(f"{result.name}: {format_count(result.num_files, 'file')} restored to {home}, as of {result.backup_time[:19].replace('T', ' ')} UTC", soft_wrap=True)  # fmt: skip
+    console.print(
+        f"{result.name}: {format_count(result.num_files, 'file')} restored to {home}, as of {result.backup_time[:19].replace('T', ' ')} UTC",
+        soft_wrap=True,
+    )
     console.print(
         f"{format_count(len(result.restored_runs), 'run')} and {format_count(result.num_receipts, 'receipt')} came from it; "
         + (

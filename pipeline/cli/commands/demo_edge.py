@@ -1,4 +1,4 @@
-"""`hemofed demo bedside`: the commands that people type, one after the other, from a finished run to a slide report."""
+"""`hemofed demo edge`: the commands that people type, one after the other, from a finished run to a slide report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def edge_command(run: Path | None, out: Path | None) -> None:
     _run_hemofed(env, "trust", "add", SIGNER_NAME, bundle)
     _run_hemofed(env, "demo", "slide", slide, "--seed", "3", *_scanner_options(run))
     _run_hemofed(env, "predict", bundle, slide, "-o", out / "report")
-    console.print(f"\nlook at it: {out / 'report' / 'report.html'}; the same in a browser: hemofed edge serve {bundle}", soft_wrap=True)  # fmt: skip
+    console.print(
+        f"\nlook at it: {out / 'report' / 'report.html'}; the same in a browser: hemofed edge serve {bundle}",
+        soft_wrap=True,
+    )
 
 
 def _scanner_options(run: Path) -> list[str]:

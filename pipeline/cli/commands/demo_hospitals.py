@@ -30,7 +30,7 @@ def hospitals_command(
         federation.start_coordinator()
         print_line(f"coordinator and dashboard: {federation.url}\nthe lead's token for it: {federation.token}")
         for site in DEMO_SITES:
-            federation.enrol_site(site, "--plays", site)
+            federation.enrol_site(site, "--simulate-site", site)
             print_line(f"{site}: has made its keys and enrolled; its agent is running")
         run = federation.offer_study(study, overrides)
         print_line(f"{run} is offered; each site's officer reads it in plain words and approves")

@@ -44,7 +44,10 @@ def slide_command(
     if json:
         print_json({"folder": str(out), "fields": len(fields), "cells": num_cells, "schistocytes": num_schistocytes})
         return
-    console.print(f"wrote {out}: {len(fields)} fields of one made-up patient, {num_cells:,} red cells, {num_schistocytes} of them schistocytes", soft_wrap=True)  # fmt: skip
+    console.print(
+        f"wrote {out}: {len(fields)} fields of one made-up patient, {num_cells:,} red cells, {num_schistocytes} of them schistocytes",
+        soft_wrap=True,
+    )
 
 
 def render_slide(num_cells: int, num_schistocytes: int, seed: int) -> list[RenderedField]:

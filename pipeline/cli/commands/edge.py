@@ -1,4 +1,4 @@
-"""`hemofed edge verify | show | serve`."""
+"""`hemofed edge calibrate | show | serve`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.bundle.bundle import ModelBundle, Precision
+from deploy.bundle.crop import describe_crop
 from deploy.bundle.ood_guard import MAX_DRIFT
 from deploy.bundle.trust_store import TrustStore, read_public_key
 from deploy.inference.local_calibration import (
@@ -17,7 +18,6 @@ from deploy.inference.local_calibration import (
 )
 from deploy.inference.runtime import BundleRuntime
 from deploy.slide.prevalence import RESEARCH_USE_NOTICE
-from deploy.slide.reader import describe_crop
 from pipeline.cli.output import build_table, console, print_json, stderr_console
 from privacy.ledger.keys import fingerprint
 
@@ -36,8 +36,15 @@ def calibrate_command(
         report, measured = measure_bundle(runtime, labelled)
     local_calibration, failure_reason = (measured, None) if isinstance(measured, LocalCalibration) else (None, measured)
     saved_path = str(save_local_calibration(local_calibration)) if local_calibration and should_save else None
-    report |= {"skipped": list(labelled.skipped), "kept": saved_path, "why_not": failure_reason or (local_calibration.unfit_reason if local_calibration else None), "notice": RESEARCH_USE_NOTICE,
-             "lab": local_calibration.model_dump(mode="json", exclude={"reference", "colours"}) if local_calibration else None}  # fmt: skip
+    report |= {
+        "skipped": list(labelled.skipped),
+        "kept": saved_path,
+        "why_not": failure_reason or (local_calibration.unfit_reason if local_calibration else None),
+        "notice": RESEARCH_USE_NOTICE,
+        "lab": local_calibration.model_dump(mode="json", exclude={"reference", "colours"})
+        if local_calibration
+        else None,
+    }
     if json:
         print_json(report)
         return
@@ -45,8 +52,10 @@ def calibrate_command(
     if report["drift"] is not None and report["drift"] > MAX_DRIFT:
         console.print(
             f"warning: these cells look unlike those it was validated on (drift {report['drift']:.2f}); is each of them cut as "
-            f"{describe_crop(bundle)}?", style="yellow", soft_wrap=True,
-        )  # fmt: skip
+            f"{describe_crop(bundle)}?",
+            style="yellow",
+            soft_wrap=True,
+        )
     if failure_reason is not None:
         previous = load_local_calibration(bundle, precision)
         fallback_text = (
@@ -89,14 +98,23 @@ def _print_calibration(bundle: ModelBundle, report: dict[str, Any], local_calibr
             for p in calibration.operating_points
         ]
         console.print(build_table(["for this lab", "probability", "sensitivity", "specificity"], points))
-        console.print(f"temperature {bundle.calibration.temperature:.3f} -> {calibration.temperature:.3f}, loss {calibration.loss_before:.4f} -> {calibration.loss:.4f}")  # fmt: skip
+        console.print(
+            f"temperature {bundle.calibration.temperature:.3f} -> {calibration.temperature:.3f}, loss {calibration.loss_before:.4f} -> {calibration.loss:.4f}"
+        )
 
 
 def show_command(path: Path, json: bool) -> None:
     bundle = ModelBundle.open(path, TrustStore.open_default())
     if json:
-        print_json({"digest": bundle.digest, "signer": bundle.signer, "bundle": bundle.manifest.model_dump(mode="json"), "card": bundle.model_card,
-                    "points": [p.to_dict() for p in bundle.calibration.operating_points]})  # fmt: skip
+        print_json(
+            {
+                "digest": bundle.digest,
+                "signer": bundle.signer,
+                "bundle": bundle.manifest.model_dump(mode="json"),
+                "card": bundle.model_card,
+                "points": [p.to_dict() for p in bundle.calibration.operating_points],
+            }
+        )
         return
     console.print(f"{bundle.title}: signature good, by {bundle.signer}", soft_wrap=True)
     for local_calibration in filter(

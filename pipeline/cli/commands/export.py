@@ -35,7 +35,14 @@ def export_command(
     with stderr_console.status("exporting") as status:
         on_status = _ignore_status if quiet else status.update
         exported = export_bundle(
-            RunFolder.open(run), name, out, signer, int8, license_text or LICENSE_NOT_STATED, field_scale, on_status
+            run_folder=RunFolder.open(run),
+            model_name=name,
+            output_folder=out,
+            signing_key=signer,
+            with_int8=int8,
+            license_text=license_text or LICENSE_NOT_STATED,
+            crop_and_diameter_px=field_scale,
+            report_progress=on_status,
         )
     if json:
         print_json(_export_to_dict(exported))
@@ -74,6 +81,14 @@ def load_signing_key(path: Path | None) -> Ed25519PrivateKey:
 
 
 def _export_to_dict(exported: ExportResult) -> dict[str, Any]:
-    return {"bundle": str(exported.folder), "zip": str(exported.zip_path), "digest": exported.digest, "key": exported.public_key, "card": exported.model_card,
-            "temperature": exported.calibration.temperature, "points": [p.to_dict() for p in exported.calibration.operating_points],
-            "guard": exported.ood_reference.model_dump() if exported.ood_reference else None, "warnings": list(exported.warnings)}  # fmt: skip
+    return {
+        "bundle": str(exported.folder),
+        "zip": str(exported.zip_path),
+        "digest": exported.digest,
+        "key": exported.public_key,
+        "card": exported.model_card,
+        "temperature": exported.calibration.temperature,
+        "points": [p.to_dict() for p in exported.calibration.operating_points],
+        "guard": exported.ood_reference.model_dump() if exported.ood_reference else None,
+        "warnings": list(exported.warnings),
+    }

@@ -103,9 +103,20 @@ def _describe_strategies() -> list[dict[str, Any]]:
         assert issubclass(cls, Strategy)
         doc_lines = (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()
         strategy = cls(name=name)
-        rows.append({"name": name, "sees": strategy.visibility, "paper": cls.paper, "holds": cls.server_state_text, "remembered": cls.client_state_text,
-                     "partial": cls.partial_updates, "remembers": cls.stateful_clients, "personalised": cls.personalized,
-                     "settings": _default_settings(cls), "about": doc_lines[0] if doc_lines else ""})  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                "sees": strategy.visibility,
+                "paper": cls.paper,
+                "holds": cls.server_state_text,
+                "remembered": cls.client_state_text,
+                "partial": cls.partial_updates,
+                "remembers": cls.stateful_clients,
+                "personalised": cls.personalized,
+                "settings": _default_settings(cls),
+                "about": doc_lines[0] if doc_lines else "",
+            }
+        )
     return rows
 
 
@@ -114,8 +125,16 @@ def _describe_components(kind: str) -> list[dict[str, Any]]:
     rows = []
     for name, cls in registered_components(kind).items():
         summary = getattr(cls, "description", None) or (cls.__doc__ or "").strip().splitlines()[0]
-        rows.append({"name": name, "paper": getattr(cls, "paper", ""), "visibility": getattr(cls, "visibility", None),
-                     "downward": getattr(cls, "supports_downlink", None), "settings": _default_settings(cls), "about": summary})  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                "paper": getattr(cls, "paper", ""),
+                "visibility": getattr(cls, "visibility", None),
+                "downward": getattr(cls, "supports_downlink", None),
+                "settings": _default_settings(cls),
+                "about": summary,
+            }
+        )
     return rows
 
 

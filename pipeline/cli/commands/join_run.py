@@ -1,4 +1,4 @@
-"""`hemofed personalise`."""
+"""`hemofed join-run`."""
 
 from __future__ import annotations
 

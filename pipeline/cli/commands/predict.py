@@ -115,7 +115,7 @@ def select_operating_point(runtime: BundleRuntime, requested: str | None) -> Ope
     names = ", ".join(p.name for p in calibration.operating_points) or "none: nobody measured this model"
     if not 0 < probability < 1 or not calibration.curve:
         raise StudyError(
-            f"--point {requested}: no such operating point; valid: {names}, or a probability between 0 and 1"
+            f"--operating-point {requested}: no such operating point; valid: {names}, or a probability between 0 and 1"
         )
     return calibration.point_at_probability(probability)
 
@@ -206,8 +206,15 @@ def _print_slide(
         )  # of a class that need not be the one named
         console.print(build_table(["cell", "class", "note", probability_column], rows, num_text_columns=3))
     if fields:
-        rows = [[_display_name(r.name), f"{len(r.cells):,}", f"{sum(c.is_counted for c in r.cells):,}", f"{sum(c.is_flagged for c in r.cells):,}"]
-                for r in fields[:MAX_SHOWN_IMAGES]]  # fmt: skip
+        rows = [
+            [
+                _display_name(r.name),
+                f"{len(r.cells):,}",
+                f"{sum(c.is_counted for c in r.cells):,}",
+                f"{sum(c.is_flagged for c in r.cells):,}",
+            ]
+            for r in fields[:MAX_SHOWN_IMAGES]
+        ]
         console.print(build_table(["field", "found", "counted", f"called {slide.positive_class or 'positive'}"], rows))
     if num_hidden := sum(max(0, len(some) - MAX_SHOWN_IMAGES) for some in (cells, fields)):
         console.print(f"… and {num_hidden} more; --csv or --json list all")

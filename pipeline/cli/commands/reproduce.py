@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.output import build_table, console, print_json, stderr_console
+from pipeline.cli.output import RoundProgressTable, build_table, console, print_json, stderr_console
 from pipeline.core.errors import StudyError
 from pipeline.core.registry import suggest_names
 from pipeline.reproductions.base import ReproductionContext, ReproductionResult, load_reproductions
@@ -28,7 +28,9 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
     if name not in reproductions:
         raise StudyError(f"there is no reproduction {name!r}; {suggest_names(name, reproductions)}")
     folder = out or Path("runs") / f"reproduce-{name}"
-    context = ReproductionContext(folder, data, quiet or json)
+    context = ReproductionContext(
+        folder, data, lambda label, rounds, is_finished: RoundProgressTable(label, rounds, quiet or json or is_finished)
+    )
     try:
         reproduction: ReproductionResult = reproductions[name].run(context)
     except KeyboardInterrupt:

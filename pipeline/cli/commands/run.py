@@ -31,7 +31,9 @@ def run_command(
 ) -> None:
     if resume is not None:
         if overrides or out or study_name or site_homes:
-            raise StudyError("--resume continues a run as it was; a study, --set, --homes and --out go with a new run")
+            raise StudyError(
+                "--resume continues a run as it was; a study, --set, --site-homes and --out go with a new run"
+            )
         folder = RunFolder.open(resume)
         study = folder.load_study()
     else:
@@ -119,7 +121,7 @@ def print_results(results: dict[str, Any], folder: RunFolder) -> None:
     console.print(
         f"round {results['best_round']} of {results['rounds']} ({results['chosen_by']}, {results['stopped']}); "
         f"up {format_bytes(traffic['up'])}, down {format_bytes(traffic['down'])}; {results['seconds']:.1f} s",
-    )  # fmt: skip
+    )
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True)
     _print_privacy_spent(folder)
 

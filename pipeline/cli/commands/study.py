@@ -58,9 +58,18 @@ def check_command(study_name: str, overrides: list[str], data: Path | None, json
     dataset, environment = simulation.dataset, simulation.round_loop.environment
     counts = {site: dataset.class_counts(site) for site in dataset.sites}
     if json:
-        print_json({"study": study.name, "hash": study.hash, "parameters": simulation.trainer_context.spec.num_parameters, "classes": dataset.classes,
-                    "sites": counts, "skipped": dataset.skipped, **environment,
-                    **({"privacy": simulation.privacy_setup.privacy_record} if simulation.privacy_setup else {})})  # fmt: skip
+        print_json(
+            {
+                "study": study.name,
+                "hash": study.hash,
+                "parameters": simulation.trainer_context.spec.num_parameters,
+                "classes": dataset.classes,
+                "sites": counts,
+                "skipped": dataset.skipped,
+                **environment,
+                **({"privacy": simulation.privacy_setup.privacy_record} if simulation.privacy_setup else {}),
+            }
+        )
         return
     rows = [
         [site, *(str(sum(c[split])) for split in ("train", "val", "test")), " ".join(map(str, c["train"]))]

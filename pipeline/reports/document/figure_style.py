@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
@@ -108,3 +111,14 @@ def _adapt_svg_tag(tag: str, key: str, used_ids: set[str]) -> str:
     tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)  # the page's own fonts
     tag = re.sub(r"font: (?:normal )*(?:(bold|\d{3}) )?([\d.]+)px [^;\"]*", r"font-size: \2px", tag)
     return re.sub(rf"((?:fill|stroke): ?){INK_COLOR}", r"\1currentColor", tag)
+
+
+PNG_DPI = 200
+
+
+def render_png(figure: Figure) -> bytes:
+    """For paper."""
+    buffer = io.BytesIO()
+    with apply_figure_style():
+        figure.savefig(buffer, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()

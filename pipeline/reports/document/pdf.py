@@ -31,9 +31,8 @@ from pipeline.reports.document.blocks import (
     TextBlock,
     TileBlock,
 )
-from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, INK_COLOR
+from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, INK_COLOR, render_png
 from pipeline.reports.document.page import TableCell, TableColumn
-from privacy.audit.document.figures import render_png
 
 PAGE_MARGIN_PT, FOOTER_HEIGHT_PT = 17 * mm, 16 * mm
 TEXT_WIDTH_PT, TEXT_HEIGHT_PT = A4[0] - 2 * PAGE_MARGIN_PT, A4[1] - PAGE_MARGIN_PT - FOOTER_HEIGHT_PT
@@ -59,8 +58,9 @@ def _build_pdf(report: ReportDocument, png_cache: dict[str, bytes], num_pages: i
         )
         canvas.restoreState()
 
-    doc = BaseDocTemplate(buffer, pagesize=A4, title=report.title, author="hemofed", subject=report.subtitle,
-                          lang="en-GB", invariant=1)  # fmt: skip
+    doc = BaseDocTemplate(
+        buffer, pagesize=A4, title=report.title, author="hemofed", subject=report.subtitle, lang="en-GB", invariant=1
+    )
     frame = Frame(
         PAGE_MARGIN_PT,
         FOOTER_HEIGHT_PT,
@@ -124,8 +124,13 @@ def _place_side_by_side(drawing: FigureBlock, table: TableBlock, png_cache: dict
         _build_figure(drawing, half, png_cache),
         [make_paragraph(table.caption, "note"), _build_table(table, half)],
     ]
-    style = [("VALIGN", (0, 0), (-1, -1), "TOP"), ("LEFTPADDING", (0, 0), (-1, -1), 0), ("RIGHTPADDING", (0, 0), (0, 0), gap),
-            ("RIGHTPADDING", (1, 0), (1, 0), 0), ("TOPPADDING", (0, 0), (-1, -1), 0)]  # fmt: skip
+    style = [
+        ("VALIGN", (0, 0), (-1, -1), "TOP"),
+        ("LEFTPADDING", (0, 0), (-1, -1), 0),
+        ("RIGHTPADDING", (0, 0), (0, 0), gap),
+        ("RIGHTPADDING", (1, 0), (1, 0), 0),
+        ("TOPPADDING", (0, 0), (-1, -1), 0),
+    ]
     return Grid([columns], [half + gap, half], style=style, hAlign="LEFT")
 
 
@@ -193,9 +198,15 @@ def _build_table(table: TableBlock, width: float, use_large_text: bool = False) 
         for row in table.rows
     ]
     padding = 5 if use_large_text else 2.5
-    style = [("VALIGN", (0, 0), (-1, -1), "TOP"), ("LINEBELOW", (0, 0), (-1, -1), 0.4, RULE_COLOR),
-             ("LEFTPADDING", (0, 0), (0, -1), 0), ("LEFTPADDING", (1, 0), (-1, -1), 5), ("RIGHTPADDING", (0, 0), (-1, -1), 3),
-             ("TOPPADDING", (0, 0), (-1, -1), padding), ("BOTTOMPADDING", (0, 0), (-1, -1), padding + 0.5)]  # fmt: skip
+    style = [
+        ("VALIGN", (0, 0), (-1, -1), "TOP"),
+        ("LINEBELOW", (0, 0), (-1, -1), 0.4, RULE_COLOR),
+        ("LEFTPADDING", (0, 0), (0, -1), 0),
+        ("LEFTPADDING", (1, 0), (-1, -1), 5),
+        ("RIGHTPADDING", (0, 0), (-1, -1), 3),
+        ("TOPPADDING", (0, 0), (-1, -1), padding),
+        ("BOTTOMPADDING", (0, 0), (-1, -1), padding + 0.5),
+    ]
     return Grid(
         header_rows + rows, [share * width for share in shares], repeatRows=len(header_rows), style=style, hAlign="LEFT"
     )
@@ -217,8 +228,12 @@ def _build_tiles(tiles: Sequence[tuple[str, TableCell]]) -> Any:
             *([make_paragraph(note, "note")] if note else []),
         ]
 
-    style = [("BACKGROUND", (0, 0), (-1, -1), TILE_COLOR), ("VALIGN", (0, 0), (-1, -1), "TOP"),
-             ("INNERGRID", (0, 0), (-1, -1), 3, WHITE_COLOR), ("TOPPADDING", (0, 0), (-1, -1), 4)]  # fmt: skip
+    style = [
+        ("BACKGROUND", (0, 0), (-1, -1), TILE_COLOR),
+        ("VALIGN", (0, 0), (-1, -1), "TOP"),
+        ("INNERGRID", (0, 0), (-1, -1), 3, WHITE_COLOR),
+        ("TOPPADDING", (0, 0), (-1, -1), 4),
+    ]
     return Grid(
         [[build_tile(label, cell) for label, cell in tiles]],
         [TEXT_WIDTH_PT / len(tiles)] * len(tiles),

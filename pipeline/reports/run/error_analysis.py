@@ -115,7 +115,13 @@ def _add_detection_curves(
         writer.add_figure(
             "roc",
             score_figures.plot_roc(
-                curve["fpr"], curve["tpr"], areas["auroc"], valid_site_curves, operating_point, point_text, data_label
+                false_positive_rate=curve["fpr"],
+                true_positive_rate=curve["tpr"],
+                area=areas["auroc"],
+                site_curves=valid_site_curves,
+                operating_point=operating_point,
+                point_text=point_text,
+                curve_label=data_label,
             ),
             caption,
         )

@@ -224,8 +224,16 @@ def plot_dumbbells(rows: Sequence[PersonalizationScores], title: str, percent: b
         (scale * row.local_only, index) for index, row in enumerate(rows) if row.local_only is not None
     ]
     positions = range(len(rows))
-    axes.scatter([scale * row.global_model for row in rows], positions, s=46, marker="o", facecolors="none", edgecolors=GLOBAL_COLOR,
-                 linewidths=1.8, zorder=3)  # fmt: skip
+    axes.scatter(
+        [scale * row.global_model for row in rows],
+        positions,
+        s=46,
+        marker="o",
+        facecolors="none",
+        edgecolors=GLOBAL_COLOR,
+        linewidths=1.8,
+        zorder=3,
+    )
     axes.scatter(
         [scale * row.personalized_model for row in rows],
         positions,
@@ -250,12 +258,32 @@ def plot_dumbbells(rows: Sequence[PersonalizationScores], title: str, percent: b
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(f"{title}, %" if percent else title, parse_math=False)
     all_handles = [
-        Line2D([], [], marker="o", linestyle="", markersize=7, markerfacecolor="none", markeredgewidth=1.8,
-               markeredgecolor=GLOBAL_COLOR, label="common model"),
-        Line2D([], [], marker="o", linestyle="", markersize=7, markeredgewidth=0, color=PERSONALIZED_COLOR, label="own model"),
-        Line2D([], [], marker="|", linestyle="", markersize=12, markeredgewidth=1.8, color=LOCAL_ONLY_COLOR, label="alone"),
+        Line2D(
+            [],
+            [],
+            marker="o",
+            linestyle="",
+            markersize=7,
+            markerfacecolor="none",
+            markeredgewidth=1.8,
+            markeredgecolor=GLOBAL_COLOR,
+            label="common model",
+        ),
+        Line2D(
+            [],
+            [],
+            marker="o",
+            linestyle="",
+            markersize=7,
+            markeredgewidth=0,
+            color=PERSONALIZED_COLOR,
+            label="own model",
+        ),
+        Line2D(
+            [], [], marker="|", linestyle="", markersize=12, markeredgewidth=1.8, color=LOCAL_ONLY_COLOR, label="alone"
+        ),
         Line2D([], [], color=WORSE_COLOR, alpha=0.55, linewidth=2.6, label="own is worse"),
-    ]  # fmt: skip
+    ]
     handle_present = [True, True, bool(local_only_points), any(row.gain <= -NEGLIGIBLE_GAIN for row in rows)]
     handles = [handle for handle, is_present in zip(all_handles, handle_present, strict=True) if is_present]
     figure.legend(handles=handles, loc="outside lower center", ncols=4)

@@ -79,9 +79,14 @@ def _site_privacy_row(site: str, plan: JsonObject, record: RunRecord) -> list[Ta
         for round_record in record.round_records
     )
     return [
-        site, _format_epsilon(finite_or_none(epsilon_spent)), _format_epsilon(_read_epsilon_budget(record.folder, site)), f"{plan['delta']:g}",
-        f"{plan['noise']:.3f}", format_integer(plan["units"]), format_integer(num_rounds_declined),
-    ]  # fmt: skip
+        site,
+        _format_epsilon(finite_or_none(epsilon_spent)),
+        _format_epsilon(_read_epsilon_budget(record.folder, site)),
+        f"{plan['delta']:g}",
+        f"{plan['noise']:.3f}",
+        format_integer(plan["units"]),
+        format_integer(num_rounds_declined),
+    ]
 
 
 def _format_epsilon(epsilon: float | None) -> str:

@@ -402,5 +402,14 @@ def _label_with_area(label: str, area: float | None) -> str:
 
 def _mark_operating_point(axes: Any, point: tuple[float, float] | None, label: str) -> None:
     if point is not None:
-        axes.plot(*point, marker="o", markersize=7, markeredgewidth=1.8, markeredgecolor=PALETTE[3],
-                  markerfacecolor="none", linestyle="", label=label, zorder=5)  # fmt: skip
+        axes.plot(
+            *point,
+            marker="o",
+            markersize=7,
+            markeredgewidth=1.8,
+            markeredgecolor=PALETTE[3],
+            markerfacecolor="none",
+            linestyle="",
+            label=label,
+            zorder=5,
+        )

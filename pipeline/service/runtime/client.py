@@ -89,7 +89,13 @@ def connect(home: Path | None) -> ApiClient:
                 f"{URL_VARIABLE} is set and {TOKEN_VARIABLE} is not; set it to the token that the lead gave you"
             )
         ca_path = env.get(CA_VARIABLE)
-        return ApiClient(url, token, _create_ssl_context(Path(ca_path)) if ca_path else True, f"is {URL_VARIABLE} right, and the machine on the network?", is_local=False)  # fmt: skip
+        return ApiClient(
+            url,
+            token,
+            _create_ssl_context(Path(ca_path)) if ca_path else True,
+            f"is {URL_VARIABLE} right, and the machine on the network?",
+            is_local=False,
+        )
     if home is None:
         raise ServiceError(
             f"name the coordinator's home, or set {URL_VARIABLE}, {TOKEN_VARIABLE} and {CA_VARIABLE} to reach one elsewhere"

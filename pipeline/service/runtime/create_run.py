@@ -37,8 +37,16 @@ def create_run(
     folder = RunFolder.create(context.home.runs_folder / run_id, study)
     write_atomically(folder.path / "offer.json", run_offer.model_dump_json(indent=1).encode())
     write_control(context, run_id, "run")
-    return context.store.add_run(run_id, name=study.name, strategy=study.strategy.name, rounds=study.rounds,
-                               digest=run_offer.digest, min_sites=num_required, sites=key_by_site, actor=actor)  # fmt: skip
+    return context.store.add_run(
+        run_id,
+        name=study.name,
+        strategy=study.strategy.name,
+        rounds=study.rounds,
+        digest=run_offer.digest,
+        min_sites=num_required,
+        sites=key_by_site,
+        actor=actor,
+    )
 
 
 def write_control(context: ServiceContext, run_id: str, desired_state: str) -> None:

@@ -32,13 +32,3 @@ def countersign_request(
         return json.dumps({"refused": "this is no request for a receipt; is the site of the same version?"})
     except HemofedError as error:
         return json.dumps({"refused": str(error)})
-
-
-def read_receipt(reply: str) -> LedgerReceipt:
-    try:
-        content = json.loads(reply)
-        if "refused" in content:
-            raise LedgerError(f"the coordinator refuses its receipt: {content['refused']}")
-        return LedgerReceipt.model_validate_json(json.dumps(content["receipt"]))
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise LedgerError("the coordinator's answer is no receipt; is it of the same version?") from error

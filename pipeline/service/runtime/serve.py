@@ -67,8 +67,14 @@ def running_service(path: Path, bind: str = "0.0.0.0") -> Iterator[RunningServic
         router = _create_router(bind, home.port, ports)
         stack.callback(router.stop)
         supervisor = RunSupervisor(home.runs_folder, store, flare, log)
-        app = create_app(home, store, lambda: supervisor.registered_sites, validate_federated_study, log,
-                       lambda host, port: router.peer_address(port) or host)  # fmt: skip
+        app = create_app(
+            home,
+            store,
+            lambda: supervisor.registered_sites,
+            validate_federated_study,
+            log,
+            lambda host, port: router.peer_address(port) or host,
+        )
         stack.enter_context(_run_web_server(app, home, ports[1]))
         stack.callback(app.state.parts.streams.close)
         router.start()
@@ -102,9 +108,16 @@ def _create_router(bind: str, port: int, ports: list[int]) -> TlsRouter:
 @contextlib.contextmanager
 def _run_web_server(app: FastAPI, home: CoordinatorHome, port: int) -> Iterator[None]:
     config = uvicorn.Config(
-        app, host=LOOPBACK, port=port, ssl_certfile=str(home.path / "web.crt"), ssl_keyfile=str(home.path / "web.key"),
-        log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False,
-    )  # fmt: skip
+        app,
+        host=LOOPBACK,
+        port=port,
+        ssl_certfile=str(home.path / "web.crt"),
+        ssl_keyfile=str(home.path / "web.key"),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=2,
+        server_header=False,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="web", daemon=True)
     thread.start()
@@ -146,8 +159,10 @@ def _run_supervisor(supervisor: RunSupervisor, flare: FlareServer, log: JsonLog,
                 supervisor.on_server_died()
                 last_process = process
 
-    threads = [threading.Thread(target=keep_flare_running, name="keeper", daemon=True),
-               threading.Thread(target=supervisor.poll_until_stopped, args=(stop_event,), name="supervisor", daemon=True)]  # fmt: skip
+    threads = [
+        threading.Thread(target=keep_flare_running, name="keeper", daemon=True),
+        threading.Thread(target=supervisor.poll_until_stopped, args=(stop_event,), name="supervisor", daemon=True),
+    ]
     for thread in threads:
         thread.start()
     try:

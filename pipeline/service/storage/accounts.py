@@ -155,9 +155,19 @@ class AccountStore:
                 return EnrolmentRefusal("this agent's key is enrolled under another name; a site has one name")
             invitation.used = now
             session.merge(
-                SiteRow(name=request.site, key=request.key, officer=request.officer, credential=hash_token(credential), enrolled=now,
-                     version=request.version, status={}, last_seen=now, left=None, removed=False)
-            )  # fmt: skip
+                SiteRow(
+                    name=request.site,
+                    key=request.key,
+                    officer=request.officer,
+                    credential=hash_token(credential),
+                    enrolled=now,
+                    version=request.version,
+                    status={},
+                    last_seen=now,
+                    left=None,
+                    removed=False,
+                )
+            )
             _record_event(
                 session, now, request.site, "enrolled again" if existing else "enrolled", version=request.version
             )

@@ -183,13 +183,13 @@ def _merge_backup(staging: Path, home: Path, manifest: dict[str, Any]) -> Restor
     for folder in (RUNS_FOLDER, RECEIPTS_FOLDER, "log"):
         (home / folder).mkdir(exist_ok=True)
     return RestoredHome(
-        str(manifest["name"]),
-        str(manifest["made"]),
-        len(files),
-        should_restore_database,
-        tuple(runs),
-        len(names_to_restore),
-        num_kept,
+        name=str(manifest["name"]),
+        backup_time=str(manifest["made"]),
+        num_files=len(files),
+        is_database_restored=should_restore_database,
+        restored_runs=tuple(runs),
+        num_receipts=len(names_to_restore),
+        num_newer_receipts=num_kept,
     )
 
 

@@ -79,8 +79,18 @@ class CoordinatorStore:
     ) -> RunRow:
         """`sites`: the agents' public keys, in the strategy's order."""
         now = self.clock()
-        run = RunRow(id=id, name=name, strategy=strategy, rounds=rounds, digest=digest, fewest=min_sites, made_by=actor,
-                  state="offered", want="run", created=now)  # fmt: skip
+        run = RunRow(
+            id=id,
+            name=name,
+            strategy=strategy,
+            rounds=rounds,
+            digest=digest,
+            fewest=min_sites,
+            made_by=actor,
+            state="offered",
+            want="run",
+            created=now,
+        )
         run.run_sites = [
             RunSiteRow(site=site, place=position, key=key) for position, (site, key) in enumerate(sites.items())
         ]
@@ -181,8 +191,15 @@ class CoordinatorStore:
 
     def record_receipt(self, receipt: LedgerReceipt) -> None:
         with self._database.write_session() as session:
-            session.merge(ReceiptRow(site=receipt.site, dataset_id=receipt.dataset_id, index=receipt.index,
-                                      head=receipt.head, time=receipt.time))  # fmt: skip
+            session.merge(
+                ReceiptRow(
+                    site=receipt.site,
+                    dataset_id=receipt.dataset_id,
+                    index=receipt.index,
+                    head=receipt.head,
+                    time=receipt.time,
+                )
+            )
 
     def list_receipts(self) -> list[ReceiptRow]:
         with self._database.read_session() as session:

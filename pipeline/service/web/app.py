@@ -104,14 +104,29 @@ def create_app(
     )
     run_files = RunFiles(home.runs_folder)
     app.state.parts = ServiceContext(
-        home, store, log or open_log(home.log_path), CertificateAuthority.open(home.path), keys.public_hex(home.signing_key), run_files,
-        ApiSerializers(store, run_files), EventStream(), AuthFailureLimiter(), registered_sites, check_study, resolve_address,
-    )  # fmt: skip
+        home=home,
+        store=store,
+        log=log or open_log(home.log_path),
+        authority=CertificateAuthority.open(home.path),
+        public_key=keys.public_hex(home.signing_key),
+        run_files=run_files,
+        serializers=ApiSerializers(store, run_files),
+        event_stream=EventStream(),
+        auth_failures=AuthFailureLimiter(),
+        registered_sites=registered_sites,
+        check_study=check_study,
+        resolve_address=resolve_address,
+    )
     for method, path, role, endpoint in ROUTES:
         app.add_api_route(
-            path, endpoint, methods=[method], response_model=None, dependencies=[Depends(require_role(role)), *SECURITY_SCHEMES[role]],
-            tags=[path.split("/")[1] or "pages"], openapi_extra={"x-role": role},
-        )  # fmt: skip
+            path,
+            endpoint,
+            methods=[method],
+            response_model=None,
+            dependencies=[Depends(require_role(role)), *SECURITY_SCHEMES[role]],
+            tags=[path.split("/")[1] or "pages"],
+            openapi_extra={"x-role": role},
+        )
     app.mount("/static", StaticFiles(directory=WEB_FOLDER, check_dir=False))
     app.add_exception_handler(StarletteError, _handle_http_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)

@@ -53,8 +53,13 @@ def login(body: LoginRequest, request: Request, response: Response, context: Con
             context, request, "login refused", "somebody", HTTPException(401, "the token is wrong or was revoked")
         )
     response.set_cookie(
-        SESSION_COOKIE, context.store.accounts.create_login(user), max_age=int(SESSION_LIFETIME.total_seconds()), httponly=True, secure=True, samesite="strict"
-    )  # fmt: skip
+        SESSION_COOKIE,
+        context.store.accounts.create_login(user),
+        max_age=int(SESSION_LIFETIME.total_seconds()),
+        httponly=True,
+        secure=True,
+        samesite="strict",
+    )
     context.log.write_event("login", user=user.name, address=context.client_address(request))
     return {"name": user.name, "role": user.role}
 

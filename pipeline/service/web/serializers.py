@@ -50,12 +50,18 @@ class ApiSerializers:
         """Of a run that is over nobody waits for an approval any more."""
         approval_by_site, now = _index_approvals(self.store.list_approvals()), self.store.clock()
         items = [
-            {"run": run.id, "site": site, "state": approval_state(row, now), "at": row and format_time(row.approved_at), "expires": row and format_time(row.expires)}
+            {
+                "run": run.id,
+                "site": site,
+                "state": approval_state(row, now),
+                "at": row and format_time(row.approved_at),
+                "expires": row and format_time(row.expires),
+            }
             for run in self.store.list_runs()
             for site in run.sites
             for row in [approval_by_site.get((run.id, site))]
             if row is not None or run.state not in TERMINAL_STATES
-        ]  # fmt: skip
+        ]
         return items
 
     def _serialize_runs(self, runs: Iterable[RunRow]) -> list[ResponseJson]:

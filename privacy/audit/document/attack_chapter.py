@@ -35,8 +35,25 @@ def build_attack_chapter(facts: Json, run_folder: Path) -> ReportChapter:
     has_promise = facts["headline"] or facts["protection"]["client_level_dp"]
     blocks: list[ReportBlock] = [TextBlock([BOUND_TEXT if has_promise else NO_BOUND_TEXT])]
     if gauge_list := list(attack_gauges(facts)):
-        blocks.append(FigureBlock("attacks", plot_attack_gauges(gauge_list), "What attacks found, between chance and what the promise allows."))  # fmt: skip
-    blocks.append(TableBlock([TableColumn("Attack"), TableColumn("Found", is_text=True), TableColumn("Bound of the promise"), TableColumn("Reading")], list(_attack_rows(facts)), column_shares=(0.17, 0.45, 0.2, 0.18)))  # fmt: skip
+        blocks.append(
+            FigureBlock(
+                "attacks",
+                plot_attack_gauges(gauge_list),
+                "What attacks found, between chance and what the promise allows.",
+            )
+        )
+    blocks.append(
+        TableBlock(
+            [
+                TableColumn("Attack"),
+                TableColumn("Found", is_text=True),
+                TableColumn("Bound of the promise"),
+                TableColumn("Reading"),
+            ],
+            list(_attack_rows(facts)),
+            column_shares=(0.17, 0.45, 0.2, 0.18),
+        )
+    )
     if summaries := [
         str(attack_results[name]["words"])
         for name in attack_results
@@ -64,17 +81,25 @@ def attack_gauges(facts: Json) -> Iterator[AttackGauge]:
     attack_results = facts["attacks"] or {}
     if (result := attack_results.get("membership")) and (bound := promised_auc_bound(facts, result.get("unit"))):
         low, high = result.get("low", result["auc"]), result.get("high", result["auc"])
-        yield AttackGauge("Membership", 0.5, low, result["auc"], high, bound, f"AUC {result['auc']:.3f}, chance 0.5, bound {_format_auc(bound)}")  # fmt: skip
+        yield AttackGauge(
+            name="Membership",
+            chance_level=0.5,
+            low=low,
+            measured=result["auc"],
+            high=high,
+            bound=bound,
+            summary=f"AUC {result['auc']:.3f}, chance 0.5, bound {_format_auc(bound)}",
+        )
     if (result := attack_results.get("canaries")) and result.get("epsilon_promised"):
         low, promised_epsilon = float(result["epsilon_low"]), float(result["epsilon_promised"])
         yield AttackGauge(
-            "Canaries",
-            0.0,
-            low,
-            low,
-            low,
-            promised_epsilon,
-            f"epsilon at least {format_epsilon(low)}, promised {format_epsilon(promised_epsilon)}",
+            name="Canaries",
+            chance_level=0.0,
+            low=low,
+            measured=low,
+            high=low,
+            bound=promised_epsilon,
+            summary=f"epsilon at least {format_epsilon(low)}, promised {format_epsilon(promised_epsilon)}",
         )
 
 
@@ -107,15 +132,29 @@ def _attack_rows(facts: Json) -> Iterator[list[str]]:
         )
         unit_text = f", by {result['unit']}" if result.get("unit") else ""
         finding = f"AUC {result['auc']:.3f}{interval_text}{unit_text}; 0.5 is chance{counts_text}"
-        yield ["Membership: who was trained on?", finding, f"AUC {_format_auc(bound)}" if bound else "none", format_reading("Membership", bool(bound))]  # fmt: skip
+        yield [
+            "Membership: who was trained on?",
+            finding,
+            f"AUC {_format_auc(bound)}" if bound else "none",
+            format_reading("Membership", bool(bound)),
+        ]
     if result := attack_results.get("canaries"):
-        guess_text = f"; {result['correct']} of {result['guesses']} guesses right, {result['m']} planted" if {"correct", "guesses", "m"} <= set(result) else ""  # fmt: skip
+        guess_text = (
+            f"; {result['correct']} of {result['guesses']} guesses right, {result['m']} planted"
+            if {"correct", "guesses", "m"} <= set(result)
+            else ""
+        )
         confidence_text = f" with {100 * result['confidence']:g} % confidence" if result.get("confidence") else ""
         promised_epsilon = result.get("epsilon_promised")
         delta_text = f" at delta {result['delta']:g}" if result.get("delta") else ""
         max_text = f"; with every guess right {format_epsilon(result['most'])}" if result.get("most") else ""
         finding = f"epsilon at least {format_epsilon(result['epsilon_low'])}{confidence_text}{guess_text}{max_text}"
-        yield ["Canaries: were planted examples trained on?", finding, f"epsilon {format_epsilon(promised_epsilon)}{delta_text}" if promised_epsilon else "none", format_reading("Canaries", bool(promised_epsilon))]  # fmt: skip
+        yield [
+            "Canaries: were planted examples trained on?",
+            finding,
+            f"epsilon {format_epsilon(promised_epsilon)}{delta_text}" if promised_epsilon else "none",
+            format_reading("Canaries", bool(promised_epsilon)),
+        ]
     if result := attack_results.get("inversion"):
         cases = result.get("cases") or ()
         finding = "; ".join(f"{c['name']}: {_format_similarity(c)}" for c in cases) or "see the pictures"
@@ -124,7 +163,9 @@ def _attack_rows(facts: Json) -> Iterator[list[str]]:
 
 def _format_similarity(case: Json) -> str:
     parts = [("SSIM", "ssim", ".2f", ""), ("PSNR", "psnr", ".1f", " dB")]
-    return ", ".join(f"{label} {format(case[key], digits)}{unit}" for label, key, digits, unit in parts if case.get(key) is not None)  # fmt: skip
+    return ", ".join(
+        f"{label} {format(case[key], digits)}{unit}" for label, key, digits, unit in parts if case.get(key) is not None
+    )
 
 
 def _format_auc(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Json = Mapping[str, Any]
-PNG_DPI = 200
 MAX_BARS = 60
 SPENT_COLOR, LIMIT_COLOR, BUDGET_COLOR = PALETTE[0], PALETTE[3], PALETTE[8]
 
@@ -120,11 +118,3 @@ def plot_attack_gauges(gauges: Sequence[AttackGauge]) -> Figure:
     axes.spines["left"].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
-
-
-def render_png(figure: Figure) -> bytes:
-    """For paper."""
-    buffer = io.BytesIO()
-    with apply_figure_style():
-        figure.savefig(buffer, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()

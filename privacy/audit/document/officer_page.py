@@ -94,10 +94,11 @@ def _promise_sentences(facts: Json) -> Iterator[str]:
         )
     if not headline and not client_level_dp:
         yield (
-            "No differential privacy: nothing is promised to a patient." if secure_aggregation else
-            "Nothing is protected: updates and models of this run carry neither noise nor masks, and nothing is promised "
+            "No differential privacy: nothing is promised to a patient."
+            if secure_aggregation
+            else "Nothing is protected: updates and models of this run carry neither noise nor masks, and nothing is promised "
             "to anybody."
-        )  # fmt: skip
+        )
 
 
 def _meaning_sentences(facts: Json) -> Iterator[str]:

@@ -113,8 +113,13 @@ def test_what_browsers_cannot_draw_comes_with_its_pixels(client: httpx.Client, r
 
 @pytest.mark.parametrize(
     ("data", "cure"),
-    [(b"", "export or copy it again"), (b"\xff\xd8\xff no", "save it again as PNG"), (b"%PDF-1.7", "export the pictures"), (b"GIF89a", "PNG")],
-)  # fmt: skip
+    [
+        (b"", "export or copy it again"),
+        (b"\xff\xd8\xff no", "save it again as PNG"),
+        (b"%PDF-1.7", "export the pictures"),
+        (b"GIF89a", "PNG"),
+    ],
+)
 def test_broken_bytes_are_refused_with_a_cure(client: httpx.Client, data: bytes, cure: str) -> None:
     answer = client.post("/api/read?name=x.jpg", content=data)
     assert answer.status_code == 422
@@ -156,8 +161,13 @@ def test_drift_from_means_of_pictures_is_that_of_all_cells(
     for picture in told:
         for why, n in picture["excluded"].items():
             excluded[why] = excluded.get(why, 0) + n
-    counts = {"counted": sum(c["counted"] for c in cells), "flagged": sum(c["flagged"] for c in cells), "found": len(cells),
-              "excluded": excluded, "traits": [picture["traits"] for picture in told]}  # fmt: skip
+    counts = {
+        "counted": sum(c["counted"] for c in cells),
+        "flagged": sum(c["flagged"] for c in cells),
+        "found": len(cells),
+        "excluded": excluded,
+        "traits": [picture["traits"] for picture in told],
+    }
     answer = client.post("/api/verdict", json=counts).json()
     slide = summarize_slide(
         [SlideReader(runtime, point).read_image(InputImage("a", pixels)) for pixels in rendered], runtime, point

@@ -129,14 +129,27 @@ def changed(name: str, **parts: object) -> tuple[str, dict[str, object]]:
 
 
 NONSENSE = [
-    changed("bundle.json", format=9), changed("bundle.json", size=[0, 0]), changed("bundle.json", size=[48, 64]),
-    changed("bundle.json", size=[100_000, 100_000]), changed("bundle.json", classes=["a", "a"]),
-    changed("bundle.json", classes=["other", "schistocyte", "third"]), changed("bundle.json", diameter=0), changed("bundle.json", window=-3),
-    changed("bundle.json", window=None), changed("bundle.json", normalization={}), changed("bundle.json", normalization={"name": "site"}),
-    changed("bundle.json", precisions=["fp32"]), changed("calibration.json", positive="nobody"), changed("calibration.json", temperature=1e300),
-    changed("calibration.json", temperature=-1), changed("reference.json", limits={}), changed("reference.json", distance=-1),
-    changed("reference.json", middle=[0.0]), changed("reference.json", false_alarms=7), changed("calibration.json", points=[{"name": "safe"}]),
-]  # fmt: skip
+    changed("bundle.json", format=9),
+    changed("bundle.json", size=[0, 0]),
+    changed("bundle.json", size=[48, 64]),
+    changed("bundle.json", size=[100_000, 100_000]),
+    changed("bundle.json", classes=["a", "a"]),
+    changed("bundle.json", classes=["other", "schistocyte", "third"]),
+    changed("bundle.json", diameter=0),
+    changed("bundle.json", window=-3),
+    changed("bundle.json", window=None),
+    changed("bundle.json", normalization={}),
+    changed("bundle.json", normalization={"name": "site"}),
+    changed("bundle.json", precisions=["fp32"]),
+    changed("calibration.json", positive="nobody"),
+    changed("calibration.json", temperature=1e300),
+    changed("calibration.json", temperature=-1),
+    changed("reference.json", limits={}),
+    changed("reference.json", distance=-1),
+    changed("reference.json", middle=[0.0]),
+    changed("reference.json", false_alarms=7),
+    changed("calibration.json", points=[{"name": "safe"}]),
+]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +164,16 @@ def test_what_is_signed_but_wrong_is_named(world, tmp_path, name, parts):
         BundleRuntime(ModelBundle.open(tmp_path / "new.zip", world.trust))
 
 
-@pytest.mark.parametrize(("name", "data"), [("card.json", b"{"), ("card.md", b"\xff\xfe"), ("calibration.json", b"NaN"),
-                                             ("bundle.json", b"[]"), ("reference.json", b'{"distance": Infinity}')])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("card.json", b"{"),
+        ("card.md", b"\xff\xfe"),
+        ("calibration.json", b"NaN"),
+        ("bundle.json", b"[]"),
+        ("reference.json", b'{"distance": Infinity}'),
+    ],
+)
 def test_signed_files_that_cannot_be_read(world, tmp_path, name, data):
     files = {n: d for n, d in world.bundle.files.items() if n not in (CHECKSUMS_FILE, SIGNATURE_FILE)} | {name: data}
     write_zip(sign_files(files, keys.load_key(world.key)), tmp_path / "new.zip")

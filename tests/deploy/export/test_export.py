@@ -37,10 +37,15 @@ def photographs(n: int, size: int) -> np.ndarray:
     return fine.permute(0, 2, 3, 1).clamp(0, 255).to(torch.uint8).numpy().copy()
 
 
-NETS = [({"name": "cnn28"}, (1, 28, 28)), ({"name": "cnn28", "norm": "batch"}, (3, 28, 28)), ({"name": "cnn72"}, (3, 48, 48)),
-        ({"name": "mlp"}, (1, 28, 28)), ({"name": "resnet", "depth": 10}, (3, 40, 40)),
-        pytest.param({"name": "densenet"}, (3, 32, 32), marks=pytest.mark.slow),
-        pytest.param({"name": "efficientnet"}, (3, 32, 32), marks=pytest.mark.slow)]  # fmt: skip
+NETS = [
+    ({"name": "cnn28"}, (1, 28, 28)),
+    ({"name": "cnn28", "norm": "batch"}, (3, 28, 28)),
+    ({"name": "cnn72"}, (3, 48, 48)),
+    ({"name": "mlp"}, (1, 28, 28)),
+    ({"name": "resnet", "depth": 10}, (3, 40, 40)),
+    pytest.param({"name": "densenet"}, (3, 32, 32), marks=pytest.mark.slow),
+    pytest.param({"name": "efficientnet"}, (3, 32, 32), marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(
@@ -155,8 +160,18 @@ def test_monai_reads_the_metadata(world):
     from monai.bundle import ConfigParser
 
     meta = ConfigParser.load_config_file(str(world.made.folder / "metadata.json"))
-    needed = {"version", "changelog", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors",
-              "copyright", "network_data_format"}  # fmt: skip
+    needed = {
+        "version",
+        "changelog",
+        "monai_version",
+        "pytorch_version",
+        "numpy_version",
+        "task",
+        "description",
+        "authors",
+        "copyright",
+        "network_data_format",
+    }
     assert needed <= meta.keys()
     assert meta["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "other", "1": "schistocyte"}
 
@@ -211,11 +226,15 @@ def test_points_have_no_bundle(go, tmp_path):
 
 def small(**sections):
     table = {
-        "name": "tiny", "rounds": 1, "seed": 1, "sites": {"count": 2}, "model": "cnn72",
+        "name": "tiny",
+        "rounds": 1,
+        "seed": 1,
+        "sites": {"count": 2},
+        "model": "cnn72",
         "data": {"name": "synthetic_smear", "cells": 200, "patients": 20, "size": 40, "schistocytes": 0.3, "val": 0.3},
         "local": {"lr": 0.01, "batch_size": 16, "epochs": 1},
         "evaluation": {"evaluate_at": "sites", "positive_class": "schistocyte"},
-    }  # fmt: skip
+    }
     return Study.model_validate(table | sections)
 
 
@@ -230,8 +249,10 @@ def exported(study: Study, name: str, tmp_path):
     return folder, made, ModelBundle.open(made.folder, trust)
 
 
-@pytest.mark.parametrize(("strategy", "name"), [({"name": "ifca"}, "group/"), ({"name": "fedper"}, "site/site-01"),
-                                                 ({"name": "fedper"}, "global")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [({"name": "ifca"}, "group/"), ({"name": "fedper"}, "site/site-01"), ({"name": "fedper"}, "global")],
+)
 def test_groups_and_sites_have_bundles_of_their_own(strategy, name, tmp_path):
     study = small(strategy=strategy)
     folder = RunFolder.create(tmp_path / "run", study)

@@ -26,19 +26,39 @@ from tests.support.dicom_files import file, image, jpeg, noise, packed, shipped,
 SLOWEST = 20.0  # seconds for one small picture
 MEMORY = 6 * 2**30
 SHIPPED = (
-    "MR_small_RLE.dcm", "MR_small_jp2klossless.dcm", "MR_small_jpeg_ls_lossless.dcm", "MR_small_implicit.dcm",
-    "MR_small_bigendian.dcm", "SC_rgb_jpeg_gdcm.dcm", "SC_rgb_rle_2frame.dcm", "SC_rgb_rle_16bit.dcm",
-    "SC_rgb_gdcm_KY.dcm", "SC_rgb_dcmtk_+eb+cr.dcm", "SC_rgb_jls_lossy_line.dcm", "JPGExtended.dcm", "JPEG2000.dcm",
-    "image_dfl.dcm", "SC_rgb_small_odd_jpeg.dcm", "693_J2KI.dcm", "no_meta.dcm", "test-SR.dcm",
-)  # fmt: skip
+    "MR_small_RLE.dcm",
+    "MR_small_jp2klossless.dcm",
+    "MR_small_jpeg_ls_lossless.dcm",
+    "MR_small_implicit.dcm",
+    "MR_small_bigendian.dcm",
+    "SC_rgb_jpeg_gdcm.dcm",
+    "SC_rgb_rle_2frame.dcm",
+    "SC_rgb_rle_16bit.dcm",
+    "SC_rgb_gdcm_KY.dcm",
+    "SC_rgb_dcmtk_+eb+cr.dcm",
+    "SC_rgb_jls_lossy_line.dcm",
+    "JPGExtended.dcm",
+    "JPEG2000.dcm",
+    "image_dfl.dcm",
+    "SC_rgb_small_odd_jpeg.dcm",
+    "693_J2KI.dcm",
+    "no_meta.dcm",
+    "test-SR.dcm",
+)
 
 
 def seeds(folder: Path) -> list[bytes]:
     small = Image.fromarray(smooth(16, 16))
     ways: list[tuple[str, dict[str, object]]] = [
-        ("a.png", {}), ("b.jpg", {}), ("c.bmp", {}), ("d.tif", {}), ("e.tif", {"compression": "tiff_lzw"}),
-        ("f.tif", {"compression": "jpeg"}), ("g.tif", {"compression": "tiff_adobe_deflate"}), ("h.jpg", {"progressive": True}),
-    ]  # fmt: skip
+        ("a.png", {}),
+        ("b.jpg", {}),
+        ("c.bmp", {}),
+        ("d.tif", {}),
+        ("e.tif", {"compression": "tiff_lzw"}),
+        ("f.tif", {"compression": "jpeg"}),
+        ("g.tif", {"compression": "tiff_adobe_deflate"}),
+        ("h.jpg", {"progressive": True}),
+    ]
     for name, how in ways:
         small.save(folder / name, **how)
     small.convert("CMYK").save(folder / "i.jpg")
@@ -47,11 +67,21 @@ def seeds(folder: Path) -> list[bytes]:
     return [
         *(name.read_bytes() for name in sorted(folder.iterdir())),
         *(shipped(name) for name in SHIPPED),
-        file(image(grey, "MONOCHROME1", BitsStored=12, WindowCenter="900", WindowWidth="99", RescaleSlope="2", RescaleIntercept="1")),
+        file(
+            image(
+                grey,
+                "MONOCHROME1",
+                BitsStored=12,
+                WindowCenter="900",
+                WindowWidth="99",
+                RescaleSlope="2",
+                RescaleIntercept="1",
+            )
+        ),
         file(image(np.concatenate([rgb, rgb])), uid.DeflatedExplicitVRLittleEndian),
         file(wrap(image(np.concatenate([rgb, rgb]), "YBR_FULL_422"), [jpeg(rgb[0])] * 2), uid.JPEGBaseline8Bit),
         packed(image(rgb), uid.RLELossless),
-    ]  # fmt: skip
+    ]
 
 
 ODD = (

@@ -116,7 +116,7 @@ def test_a_model_of_single_images_refuses_fields(runtime, world, monkeypatch):
     plain = BundleRuntime(world.bundle)
     manifest = plain.bundle.manifest.model_copy(update={"window": None})
     monkeypatch.setitem(plain.bundle.__dict__, "manifest", manifest)
-    with pytest.raises(IncompatibleStudyError, match="--window"):
+    with pytest.raises(IncompatibleStudyError, match="--crop-px"):
         SlideReader(plain, None, "field").read_image(InputImage("f", render_field(1).image))
 
 

@@ -64,8 +64,11 @@ def test_touching_cells_are_separated_and_the_gap_between_four_is_no_cell() -> N
 def test_small_red_fragments_stay_platelets_white_cells_and_cut_cells_are_set_apart() -> None:
     others = ((60, 250, 11, RED), (130, 250, 5, PURPLE), (220, 250, 34, PURPLE), (399, 250, 20, RED))
     assert kinds(find_cells(drawn(*ROW, *others, size=(320, 400)))) == {
-        "red": 16, "platelet": 1, "white": 1, "border": 1,
-    }  # fmt: skip
+        "red": 16,
+        "platelet": 1,
+        "white": 1,
+        "border": 1,
+    }
 
 
 def test_platelets_in_a_clump_are_no_broken_cell() -> None:

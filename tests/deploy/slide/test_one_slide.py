@@ -41,8 +41,8 @@ def test_what_speaks_against_a_verdict():
 @pytest.mark.parametrize(("given", "wrong"), [(38, False), (55, True), (26, True)])
 def test_a_wrong_diameter_decides_nothing(hemofed, bundle, field, tmp_path, given, wrong):
     Image.fromarray(field).save(tmp_path / "f.png")
-    told = json.loads(hemofed("predict", bundle, "f.png", "--diameter", given, "--json"))["slide"]
-    assert any("leave --diameter out" in why for why in told["doubts"]) == wrong
+    told = json.loads(hemofed("predict", bundle, "f.png", "--rbc-diameter-px", given, "--json"))["slide"]
+    assert any("leave --rbc-diameter-px out" in why for why in told["doubts"]) == wrong
 
 
 def patients(folder: Path, field: np.ndarray, **each: tuple[str, str]) -> None:
@@ -108,7 +108,7 @@ def test_a_whole_field_is_no_labelled_cell(hemofed, bundle, field, images, tmp_p
     (tmp_path / "mine" / "other").mkdir(parents=True)
     Image.fromarray(field).save(tmp_path / "mine" / "other" / "field.png")
     Image.fromarray(images[0]).save(tmp_path / "mine" / "other" / "cell.png")
-    said = hemofed("edge", "verify", bundle, "--data", "mine", "--dry")
+    said = hemofed("edge", "calibrate", bundle, "--data", "mine", "--dry-run")
     assert "a whole field; cut single cells out of it" in said.replace("\n", " ")
     assert "cell diameters about its middle" in hemofed("edge", "show", bundle).replace("\n", " ")
 
@@ -119,10 +119,12 @@ def test_what_a_lab_found_against_a_model_is_remembered(hemofed, bundle, field, 
         place = tmp_path / "mine" / ("schistocyte" if n % 4 == 0 else "other")
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(cell).save(place / f"{n}.png")
-    assert "gives no verdict by it" in hemofed("edge", "verify", bundle, "--data", "mine").replace("\n", " ")
+    assert "gives no verdict by it" in hemofed("edge", "calibrate", bundle, "--data", "mine").replace("\n", " ")
     assert "not to be used here" in hemofed("edge", "show", bundle)
     Image.fromarray(field).save(tmp_path / "f.png")
     told = json.loads(hemofed("predict", bundle, "f.png", "--json"))["slide"]
     assert "do not use this model here" in told["doubts"][0]
     assert told["verdict"] == "cannot decide"
-    assert json.loads(hemofed("predict", bundle, "f.png", "--json", "--as-delivered"))["slide"]["doubts"] == []
+    assert (
+        json.loads(hemofed("predict", bundle, "f.png", "--json", "--ignore-local-calibration"))["slide"]["doubts"] == []
+    )

@@ -87,8 +87,13 @@ def test_cells_csv_and_stdin(hemofed, bundle, images, tmp_path, trusted):
         Image.fromarray(images[n]).save(tmp_path / f"{n}.png")
     lines = list(csv.DictReader(io.StringIO(hemofed("predict", bundle, tmp_path, "--csv"))))
     assert len(lines) == 3
-    done = subprocess.run([sys.executable, "-m", "pipeline.cli.main", "predict", str(bundle), "-", "--json"], capture_output=True,
-                          input=(tmp_path / "0.png").read_bytes(), env=trusted, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli.main", "predict", str(bundle), "-", "--json"],
+        capture_output=True,
+        input=(tmp_path / "0.png").read_bytes(),
+        env=trusted,
+        check=True,
+    )
     (one,) = json.loads(done.stdout)["images"]
     assert one["path"] == "-"
     assert one["probability"] == pytest.approx(float(lines[0]["probability"]), abs=1e-5)
@@ -109,14 +114,17 @@ def test_the_rest_of_a_batch_goes_on(hemofed, bundle, images, tmp_path):
 
 def test_operating_points(hemofed, bundle, slide):
     few, many = (
-        json.loads(hemofed("predict", bundle, slide, "--json", "--point", p))["slide"] for p in ("safe", "even")
+        json.loads(hemofed("predict", bundle, slide, "--json", "--operating-point", p))["slide"]
+        for p in ("safe", "even")
     )
     assert few["flagged"] <= many["flagged"]
     assert many["operating_point"]["name"] == "even"
-    by_value = json.loads(hemofed("predict", bundle, slide, "--json", "--point", "0.5"))["slide"]["operating_point"]
+    by_value = json.loads(hemofed("predict", bundle, slide, "--json", "--operating-point", "0.5"))["slide"][
+        "operating_point"
+    ]
     assert by_value["probability"] >= 0.5
     with pytest.raises(Exception, match="no such operating point; valid: safe"):
-        hemofed("predict", bundle, slide, "--point", "sure")
+        hemofed("predict", bundle, slide, "--operating-point", "sure")
 
 
 def test_a_formula_in_a_files_name_stays_text(hemofed, bundle, images, tmp_path):
@@ -176,7 +184,7 @@ def lab_cells(tmp_path_factory) -> Path:
 
 
 def test_a_lab_measures_a_bundle_for_itself(hemofed, world, bundle, lab_cells, slide):
-    told = json.loads(hemofed("edge", "verify", bundle, "--data", lab_cells, "--json"))
+    told = json.loads(hemofed("edge", "calibrate", bundle, "--data", lab_cells, "--json"))
     assert told["cells"] == 900
     assert 0.5 < told["auroc"] <= 1
     assert told["notice"] == NOTICE
@@ -189,7 +197,7 @@ def test_a_lab_measures_a_bundle_for_itself(hemofed, world, bundle, lab_cells, s
     assert after["bundle"]["lab"]
     assert "labelled cells of this lab" in after["bundle"]["calibrated"]
     assert after["slide"]["operating_point"]["log_odds"] == safe.log_odds
-    assert not json.loads(hemofed("predict", bundle, slide, "--json", "--as-delivered"))["bundle"]["lab"]
+    assert not json.loads(hemofed("predict", bundle, slide, "--json", "--ignore-local-calibration"))["bundle"]["lab"]
 
 
 def test_a_lab_with_few_cells_only_learns_how_good_it_is(hemofed, world, bundle, lab_cells, tmp_path):
@@ -197,7 +205,7 @@ def test_a_lab_with_few_cells_only_learns_how_good_it_is(hemofed, world, bundle,
         (tmp_path / "few" / name).mkdir(parents=True)
         for file in sorted((lab_cells / name).iterdir())[: MIN_LABELED_CELLS[True] - 5]:
             shutil.copy(file, tmp_path / "few" / name)
-    said = hemofed("edge", "verify", bundle, "--data", tmp_path / "few")
+    said = hemofed("edge", "calibrate", bundle, "--data", tmp_path / "few")
     assert "too few labelled cells" in said
     assert load_local_calibration(world.bundle) is None
 
@@ -206,28 +214,28 @@ def test_a_list_of_labelled_cells_and_what_is_wrong_with_it(hemofed, bundle, lab
     files = sorted((lab_cells / "other").iterdir())[:3]
     table = tmp_path / "cells.csv"
     table.write_text("path,label\n" + "".join(f"{f},other\n" for f in files) + "gone.png,other\n")
-    told = json.loads(hemofed("edge", "verify", bundle, "--data", table, "--json", "--dry"))
+    told = json.loads(hemofed("edge", "calibrate", bundle, "--data", table, "--json", "--dry-run"))
     assert told["cells"] == 3
     assert "gone.png" in told["skipped"][0]
     table.write_text("path,label\nx.png,broken\n")
     with pytest.raises(Exception, match="'broken' is no class"):
-        hemofed("edge", "verify", bundle, "--data", table)
+        hemofed("edge", "calibrate", bundle, "--data", table)
     table.write_text("file,kind\n")
     with pytest.raises(Exception, match="columns path and label"):
-        hemofed("edge", "verify", bundle, "--data", table)
+        hemofed("edge", "calibrate", bundle, "--data", table)
     (tmp_path / "none").mkdir()
     table.write_text("path,label\n,other\n")
     with pytest.raises(Exception, match="line 2: no path"):
-        hemofed("edge", "verify", bundle, "--data", table)
+        hemofed("edge", "calibrate", bundle, "--data", table)
     shutil.copy(files[0], tmp_path / "twin.png")
     table.write_text(f"path,label\n{files[0]},other\ntwin.png,schistocyte\n")
     with pytest.raises(Exception, match="the same image, once other and once schistocyte"):
-        hemofed("edge", "verify", bundle, "--data", table)
+        hemofed("edge", "calibrate", bundle, "--data", table)
     (tmp_path / "odd" / "schistocytes").mkdir(parents=True)
     with pytest.raises(Exception, match="schistocytes is no class"):
-        hemofed("edge", "verify", bundle, "--data", tmp_path / "odd")
+        hemofed("edge", "calibrate", bundle, "--data", tmp_path / "odd")
     with pytest.raises(Exception, match="no labelled images"):
-        hemofed("edge", "verify", bundle, "--data", tmp_path / "none")
+        hemofed("edge", "calibrate", bundle, "--data", tmp_path / "none")
 
 
 def test_labels_that_say_nothing_set_no_thresholds(hemofed, world, bundle, lab_cells, tmp_path):
@@ -236,7 +244,7 @@ def test_labels_that_say_nothing_set_no_thresholds(hemofed, world, bundle, lab_c
     table = tmp_path / "cells.csv"
     rows = [f"{files[n]},{'schistocyte' if place < 100 else 'other'}" for place, n in enumerate(dice)]
     table.write_text("path,label\n" + "\n".join(rows) + "\n")
-    told = json.loads(hemofed("edge", "verify", bundle, "--data", table, "--json"))
+    told = json.loads(hemofed("edge", "calibrate", bundle, "--data", table, "--json"))
     assert "too low for any threshold" in told["why_not"]
     own = load_local_calibration(world.bundle)
     assert own is not None
@@ -245,13 +253,13 @@ def test_labels_that_say_nothing_set_no_thresholds(hemofed, world, bundle, lab_c
 
 
 def test_a_measurement_holds_for_its_precision(hemofed, world, bundle, lab_cells):
-    hemofed("edge", "verify", bundle, "--data", lab_cells, "--precision", "int8")
+    hemofed("edge", "calibrate", bundle, "--data", lab_cells, "--precision", "int8")
     assert load_local_calibration(world.bundle) is None
     assert load_local_calibration(world.bundle, "int8") is not None
 
 
 def test_a_damaged_measurement_is_not_used(hemofed, world, bundle, lab_cells, slide, trusted):
-    hemofed("edge", "verify", bundle, "--data", lab_cells)
+    hemofed("edge", "calibrate", bundle, "--data", lab_cells)
     (file,) = Path(trusted["HEMOFED_LABS"]).iterdir()
     own = LocalCalibration.model_validate_json(file.read_bytes())
     file.write_text(own.model_copy(update={"bundle": "0" * 64}).model_dump_json())
@@ -266,7 +274,7 @@ def test_from_dicom_to_dicom(hemofed, bundle, tmp_path):
     import pydicom
 
     hemofed("demo", "slide", "slide", "--cells", 60, "--schistocytes", 0.2, "--dicom")
-    told = json.loads(hemofed("predict", bundle, "slide", "--dicom", "out", "--point", "even", "--json"))
+    told = json.loads(hemofed("predict", bundle, "slide", "--dicom", "out", "--operating-point", "even", "--json"))
     report = pydicom.dcmread(tmp_path / "out" / "report.dcm")
     source = pydicom.dcmread(tmp_path / "slide" / "field-01.dcm")
     assert report.PatientID == source.PatientID

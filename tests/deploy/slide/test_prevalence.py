@@ -143,4 +143,4 @@ def test_more_labelled_cells_make_it_surer():
 
 def test_nothing_counted_and_nothing_measured():
     assert assess_prevalence(0, 0, point(0.5, 0.99)).reason == "no cell was counted"
-    assert "edge verify" in assess_prevalence(100, 3, None).reason
+    assert "edge calibrate" in assess_prevalence(100, 3, None).reason

@@ -101,9 +101,13 @@ def test_leaks_conflicts_and_odd_images(site, tmp_path, capsys):
     page = Reader((site / "check.html").read_text("utf-8"))
     assert "must not leave the hospital" in page.texts("header")[0]
     assert page.texts("h2") == [
-        "What was found", "How much there is", "Images that stand out", "The same image more than once",
-        "Who could be recognised, beside the pixels", "Images of each class",
-    ]  # fmt: skip
+        "What was found",
+        "How much there is",
+        "Images that stand out",
+        "The same image more than once",
+        "Who could be recognised, beside the pixels",
+        "Images of each class",
+    ]
     names = [tag.attributes.get("title") for tag in page.all("span")]
     assert "normal/blank.png" in names
     assert "normal/000.png = schistocyte/copy.png" in names

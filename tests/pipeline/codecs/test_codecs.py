@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.codecs.base import REMAINDER_KEY, VectorLayout, decode_vector, encode_vector, has_error_feedback
+from pipeline.codecs.base import (
+    REMAINDER_KEY,
+    EncodedVector,
+    VectorLayout,
+    decode_vector,
+    encode_vector,
+    has_error_feedback,
+)
 from pipeline.codecs.fixed_point import FixedPointCodec, QuantizationGrid, decode_fixed_point, encode_fixed_point
 from pipeline.codecs.fp16 import Fp16Codec
 from pipeline.codecs.qsgd import Qsgd
@@ -17,7 +24,6 @@ from pipeline.codecs.randk import RandK
 from pipeline.codecs.stochastic_rounding import CHUNK_SIZE
 from pipeline.codecs.topk import TopK
 from pipeline.core.errors import MessageError
-from pipeline.protocol.messages import EncodedVector
 
 PLAIN = VectorLayout()
 CHAINS = {

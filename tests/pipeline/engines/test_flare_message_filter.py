@@ -19,9 +19,12 @@ from pipeline.engines.flare_message_filter import rejection_reason
 
 def message(channel, topic, target="server", origin="north", kind=MessageType.REQ, **more):
     said = {
-        MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.DESTINATION: target, MessageHeaderKey.MSG_TYPE: kind,
-        MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic,
-    }  # fmt: skip
+        MessageHeaderKey.ORIGIN: origin,
+        MessageHeaderKey.DESTINATION: target,
+        MessageHeaderKey.MSG_TYPE: kind,
+        MessageHeaderKey.CHANNEL: channel,
+        MessageHeaderKey.TOPIC: topic,
+    }
     return Message(said | more, b"")
 
 
@@ -34,11 +37,15 @@ def streamed(channel, topic, target="server", as_topic=STREAM_DATA_TOPIC, **more
 @pytest.mark.parametrize(
     ("channel", "topic", "target"),
     [
-        ("task", "register", "server"), ("task", "heart_beat", "server"), ("cellnet.channel", "bye", "server"),
-        ("server_command", "get_task", "server.job"), ("server_command", "submit_update", "server.job"),
-        ("aux_communication", "hemofed.receipt", "server.job"), ("return_only", "any", "server"),
+        ("task", "register", "server"),
+        ("task", "heart_beat", "server"),
+        ("cellnet.channel", "bye", "server"),
+        ("server_command", "get_task", "server.job"),
+        ("server_command", "submit_update", "server.job"),
+        ("aux_communication", "hemofed.receipt", "server.job"),
+        ("return_only", "any", "server"),
     ],
-)  # fmt: skip
+)
 def test_what_a_run_needs_passes(wrap, channel, topic, target):
     assert rejection_reason("north", wrap(channel, topic, target)) == ""
     assert rejection_reason("north", wrap(channel, topic, target, origin="north.job")) == ""
@@ -48,13 +55,21 @@ def test_what_a_run_needs_passes(wrap, channel, topic, target):
 @pytest.mark.parametrize(
     ("channel", "topic", "target"),
     [
-        ("admin", "sys.shell", "south"), ("client_command", "abort", "south.job"), ("task", "register", "south"),
-        ("return_only", "any", "south"), ("aux_communication", "x", "south.job"), ("aux_communication", "x", "server"),
-        ("server_command", "abort", "server.job"), ("server_command", "handle_dead_job", "server.job"),
-        ("server_command", "get_task", "server"), ("server_parent_listener", "get_clients", "server"),
-        ("_net_manager", "stop_cell", "server"), ("cellnet.channel", "bulk", "server"), ("hci_channel", "x", "server"),
+        ("admin", "sys.shell", "south"),
+        ("client_command", "abort", "south.job"),
+        ("task", "register", "south"),
+        ("return_only", "any", "south"),
+        ("aux_communication", "x", "south.job"),
+        ("aux_communication", "x", "server"),
+        ("server_command", "abort", "server.job"),
+        ("server_command", "handle_dead_job", "server.job"),
+        ("server_command", "get_task", "server"),
+        ("server_parent_listener", "get_clients", "server"),
+        ("_net_manager", "stop_cell", "server"),
+        ("cellnet.channel", "bulk", "server"),
+        ("hci_channel", "x", "server"),
     ],
-)  # fmt: skip
+)
 def test_the_rest_does_not(wrap, channel, topic, target):
     assert rejection_reason("north", wrap(channel, topic, target))
 

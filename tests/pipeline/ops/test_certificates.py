@@ -105,7 +105,9 @@ def test_what_a_site_may_do_stands_in_its_certificate(authority):
 def test_an_administrator_has_a_role_and_a_site_has_none(authority):
     admin = certificate(authority.issue_client("admin@hemofed", "project_admin").certificate)
     assert admin.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)[0].value == "project_admin"
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a"), x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, "project_admin")])  # fmt: skip
+    subject = x509.Name(
+        [x509.NameAttribute(NameOID.COMMON_NAME, "a"), x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, "project_admin")]
+    )
     from cryptography.hazmat.primitives import hashes
 
     sly = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(RSA, hashes.SHA256())

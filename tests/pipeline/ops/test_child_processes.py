@@ -162,9 +162,12 @@ def test_a_child_of_a_kept_keeper_carries_both_marks(here, mark):
 def test_a_module_runs_with_its_arguments_and_its_output_is_kept(tmp_path, mark):
     (tmp_path / "said.py").write_text("import sys; print(__name__, sys.argv[1:]); sys.exit(3)")
     kept = ChildProcess.start(
-        [sys.executable, "-m", "pipeline.ops.child_processes", "said", "a", "--b"], tmp_path,
-        os.environ | {"PYTHONPATH": str(tmp_path)}, tmp_path / "log", mark,
-    )  # fmt: skip
+        [sys.executable, "-m", "pipeline.ops.child_processes", "said", "a", "--b"],
+        tmp_path,
+        os.environ | {"PYTHONPATH": str(tmp_path)},
+        tmp_path / "log",
+        mark,
+    )
     assert kept.process.wait(20) == 3
     kept.stop(0)
     assert kept.log_path.read_text() == "__main__ ['a', '--b']\n"

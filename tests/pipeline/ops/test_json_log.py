@@ -20,9 +20,24 @@ def test_an_event_is_a_line_with_its_fields(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["token", "Token_sha256", "credential", "password", "Authorization", "key", "api_key", "public-key", "keys", "proof",
-     "cookie", "set-cookie", "csr", "client_secret", "key_pem"],
-)  # fmt: skip
+    [
+        "token",
+        "Token_sha256",
+        "credential",
+        "password",
+        "Authorization",
+        "key",
+        "api_key",
+        "public-key",
+        "keys",
+        "proof",
+        "cookie",
+        "set-cookie",
+        "csr",
+        "client_secret",
+        "key_pem",
+    ],
+)
 def test_secrets_are_masked_by_name_at_any_depth(tmp_path, name):
     log = open_log(tmp_path / "a.jsonl")
     log.write_event("x", about={"list": [{name: "s3cret"}]}, **{name: ["s3cret"]})

@@ -15,8 +15,8 @@ from pipeline.reports.run.contact_sheets import (
     write_contact_sheets,
 )
 from pipeline.reports.run.report import write_report
+from sites.data.pool import ExamplePool, SplitIndices
 from sites.population.simulated_sites import FederatedDataset
-from sites.training.base import ExamplePool, SplitIndices
 
 
 def population(sites, classes, shape=(3, 40, 40), holds=None):

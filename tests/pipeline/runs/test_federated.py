@@ -35,9 +35,19 @@ def test_sites_that_agree_are_believed():
 
 @pytest.mark.parametrize(
     "odd",
-    [{"shape": [3]}, {"classes": ["b", "a"]}, {"shape": [10**9]}, {"shape": []}, {"shape": "2"}, {"classes": ["a"]},
-     {"classes": "ab"}, {"examples": {"train": -1}}, {"examples": {"train": 10**12}}, {"examples": {"more": 1}}],
-)  # fmt: skip
+    [
+        {"shape": [3]},
+        {"classes": ["b", "a"]},
+        {"shape": [10**9]},
+        {"shape": []},
+        {"shape": "2"},
+        {"classes": ["a"]},
+        {"classes": "ab"},
+        {"examples": {"train": -1}},
+        {"examples": {"train": 10**12}},
+        {"examples": {"more": 1}},
+    ],
+)
 def test_a_site_that_says_what_cannot_be_is_named(odd):
     with pytest.raises(ReplyError, match=r"^b "):
         _agree_on_data_format({"a": ABOUT, "b": ABOUT | odd})

@@ -94,10 +94,20 @@ def test_what_is_in_it(world: World, site, tmp_path):
     found = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     (receipt,) = world.home.receipts_folder.glob("*.json")
     assert found == {
-        "coordinator.toml", "key.pem", "ca.pem", "ca.key", "web.crt", "web.key", "lead.token", "hemofed.db",
-        "runs/run-1/study.toml", "runs/run-1/rounds.jsonl", "runs/run-1/checkpoint/attempt.json",
-        "runs/run-1/checkpoint/round-000004.safetensors", f"receipts/{receipt.name}",
-    }  # fmt: skip
+        "coordinator.toml",
+        "key.pem",
+        "ca.pem",
+        "ca.key",
+        "web.crt",
+        "web.key",
+        "lead.token",
+        "hemofed.db",
+        "runs/run-1/study.toml",
+        "runs/run-1/rounds.jsonl",
+        "runs/run-1/checkpoint/attempt.json",
+        "runs/run-1/checkpoint/round-000004.safetensors",
+        f"receipts/{receipt.name}",
+    }
     assert rows(tmp_path / "out", "SELECT name FROM sites") == [("north",)]
 
 

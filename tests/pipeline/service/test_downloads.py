@@ -59,9 +59,15 @@ def test_the_list_is_all_there_is(world, done):
     run, _ = done
     listed = {f["path"]: f for f in world.person("viewer").get(f"/api/runs/{run}/files").json()}
     assert set(listed) == {
-        "models/global.safetensors", "models/group/0.safetensors", "models/group/1.safetensors", "report.html",
-        "plots/curve.png", "results.json", "rounds.jsonl", "study.toml",
-    }  # fmt: skip
+        "models/global.safetensors",
+        "models/group/0.safetensors",
+        "models/group/1.safetensors",
+        "report.html",
+        "plots/curve.png",
+        "results.json",
+        "rounds.jsonl",
+        "study.toml",
+    }
     assert listed["models/global.safetensors"] == {"path": "models/global.safetensors", "bytes": 6, "kind": "model"}
     for path in listed:
         told = world.lead.get(f"/api/runs/{run}/files/{path}")
@@ -70,10 +76,24 @@ def test_the_list_is_all_there_is(world, done):
 
 @pytest.mark.parametrize(
     "path",
-    ["models/site/a.safetensors", "cells/patient.png", "checkpoint/round-2.safetensors", "control.json", "offer.json",
-     "%2e%2e/%2e%2e/lead.token", "..%2f..%2flead.token", "models/..%2f..%2f..%2f..%2flead.token", "%2fetc%2fpasswd", "",
-     "models", "report.html%00.png", "plots/link.png", "plots/%2e/curve.png", "models//global.safetensors"],
-)  # fmt: skip
+    [
+        "models/site/a.safetensors",
+        "cells/patient.png",
+        "checkpoint/round-2.safetensors",
+        "control.json",
+        "offer.json",
+        "%2e%2e/%2e%2e/lead.token",
+        "..%2f..%2flead.token",
+        "models/..%2f..%2f..%2f..%2flead.token",
+        "%2fetc%2fpasswd",
+        "",
+        "models",
+        "report.html%00.png",
+        "plots/link.png",
+        "plots/%2e/curve.png",
+        "models//global.safetensors",
+    ],
+)
 def test_what_is_not_listed_is_not_sent(world, done, path):
     run, _ = done
     (world.home.runs / run / "plots" / "link.png").symlink_to(world.home.token)
@@ -108,9 +128,19 @@ def test_a_site_gets_the_common_model_and_its_groups(world, done):
 
 @pytest.mark.parametrize(
     "name",
-    ["group/1", "site/a", "site/b", "group/..%2fsite%2fb", "..%2f..%2f..%2flead.token", "%2e%2e/checkpoint/round-2", "nothing",
-     "global.safetensors", "global%00", "Global"],
-)  # fmt: skip
+    [
+        "group/1",
+        "site/a",
+        "site/b",
+        "group/..%2fsite%2fb",
+        "..%2f..%2f..%2flead.token",
+        "%2e%2e/checkpoint/round-2",
+        "nothing",
+        "global.safetensors",
+        "global%00",
+        "Global",
+    ],
+)
 def test_a_site_gets_nothing_else(world, done, name):
     run, sites = done
     assert sites["a"].get(f"/site/runs/{run}/models/{name}").status_code == 404

@@ -42,8 +42,9 @@ def test_a_home_is_never_made_over_something(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "host", "port"), [('a"b', "h", 1), ("", "h", 1), ("a\n", "h", 1), ("a", 'h"', 1), ("a", "h", 0), ("a", "h", 70000)]
-)  # fmt: skip
+    ("name", "host", "port"),
+    [('a"b', "h", 1), ("", "h", 1), ("a\n", "h", 1), ("a", 'h"', 1), ("a", "h", 0), ("a", "h", 70000)],
+)
 def test_names_that_would_break_files_are_refused(tmp_path, name, host, port):
     with pytest.raises(RunFolderError):
         CoordinatorHome.create(tmp_path / "home", name, host, port)

@@ -4,8 +4,14 @@ import pytest
 
 from pipeline.service.web.app import ROUTES
 
-PATHS = [(method, path.replace("{id}", "x").replace("{name}", "x").replace("{path:path}", "x").replace("{name:path}", "x"), need)
-         for method, path, need, _ in ROUTES]  # fmt: skip
+PATHS = [
+    (
+        method,
+        path.replace("{id}", "x").replace("{name}", "x").replace("{path:path}", "x").replace("{name:path}", "x"),
+        need,
+    )
+    for method, path, need, _ in ROUTES
+]
 CLOSED = [(m, p, n) for m, p, n in PATHS if n != "anyone"]
 BODIES = {"/api/runs": {"study": "x"}, "/api/users": {"name": "x", "role": "lead"}, "/site/beat": {"version": "1"}}
 
@@ -26,8 +32,14 @@ def test_no_route_is_without_a_role(world):
 
 def test_only_these_are_open():
     assert {p for _, p, n in PATHS if n == "anyone"} == {
-        "/", "/health", "/ca.pem", "/api/openapi.json", "/api/login", "/api/logout", "/site/enrol"
-    }  # fmt: skip
+        "/",
+        "/health",
+        "/ca.pem",
+        "/api/openapi.json",
+        "/api/login",
+        "/api/logout",
+        "/site/enrol",
+    }
 
 
 @pytest.mark.parametrize(("method", "path", "need"), CLOSED)

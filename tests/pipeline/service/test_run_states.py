@@ -157,6 +157,15 @@ def test_a_runs_name_is_no_path(world, sites, id):
 
 
 def test_a_study_in_plain_words():
-    lines = describe_study({"rounds": 3, "strategy": {"name": "fedavg"}, "model": {"name": "cnn"}, "data": {"name": "folder"}, "client_sampling": {"fraction": 0.5}, "privacy": {}})  # fmt: skip
+    lines = describe_study(
+        {
+            "rounds": 3,
+            "strategy": {"name": "fedavg"},
+            "model": {"name": "cnn"},
+            "data": {"name": "folder"},
+            "client_sampling": {"fraction": 0.5},
+            "privacy": {},
+        }
+    )
     assert any("50% of the sites" in line for line in lines)
     assert any("No privacy budget" in line for line in lines)

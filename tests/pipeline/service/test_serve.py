@@ -20,8 +20,16 @@ from pipeline.service.storage.store import CoordinatorStore
 from pipeline.service.web.app import create_app
 from tests.pipeline.service.conftest import STUDY, beating, enrolment
 
-ROUND = {"lr": 0.1, "asked": ["a"], "counted": ["a"], "missed": {}, "bytes": {"up": 1, "down": 1}, "seconds": {"train": 0.1},
-         "void": None, "metrics": {"val": {"pooled": {"accuracy": 0.75, "loss": 0.5}}}}  # fmt: skip
+ROUND = {
+    "lr": 0.1,
+    "asked": ["a"],
+    "counted": ["a"],
+    "missed": {},
+    "bytes": {"up": 1, "down": 1},
+    "seconds": {"train": 0.1},
+    "void": None,
+    "metrics": {"val": {"pooled": {"accuracy": 0.75, "loss": 0.5}}},
+}
 
 
 @dataclass
@@ -33,7 +41,9 @@ class Served:
 
     def client(self, token=""):
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=f"https://localhost:{self.home.port}", verify=self.context, headers=headers, trust_env=False)  # fmt: skip
+        return httpx.Client(
+            base_url=f"https://localhost:{self.home.port}", verify=self.context, headers=headers, trust_env=False
+        )
 
 
 @pytest.fixture
@@ -49,9 +59,15 @@ def served(tmp_path, capsys):
     app = create_app(home, store)
     app.state.parts.event_stream.poll_seconds = 0.05
     server = uvicorn.Server(
-        uvicorn.Config(app, ssl_certfile=home.path / "web.crt", ssl_keyfile=home.path / "web.key", log_level="error",
-                       access_log=False, timeout_graceful_shutdown=2)
-    )  # fmt: skip
+        uvicorn.Config(
+            app,
+            ssl_certfile=home.path / "web.crt",
+            ssl_keyfile=home.path / "web.key",
+            log_level="error",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+        )
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     while not server.started:

@@ -39,7 +39,15 @@ async def gather(stream, most=1000):
 
 
 def test_rounds_come_once_in_order_and_then_the_end():
-    fake = Fake([("running", 0, None), ("running", 2, {"round": 2}), ("running", 2, {"round": 2}), ("running", 3, {"round": 3}), ("finished", 4, None)])  # fmt: skip
+    fake = Fake(
+        [
+            ("running", 0, None),
+            ("running", 2, {"round": 2}),
+            ("running", 2, {"round": 2}),
+            ("running", 3, {"round": 3}),
+            ("finished", 4, None),
+        ]
+    )
     told = list(
         parsed(asyncio.run(gather(EventStream(poll_seconds=0).stream_run(fake.run, fake.rounds, -1, lambda: True))))
     )

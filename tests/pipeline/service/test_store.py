@@ -26,8 +26,16 @@ def store(tmp_path, clock):
     for number, site in enumerate("abc"):
         token, _ = made.accounts.create_invitation(site, 1, "lead")
         made.accounts.enrol_site(token, EnrolmentRequest(site, f"{number}" * 64, "f" * 64, "1"))
-    made.add_run("r", name="r", strategy="fedavg", rounds=4, digest=DIGEST, min_sites=2, actor="lead",
-                 sites={s.name: s.key for s in made.list_sites()})  # fmt: skip
+    made.add_run(
+        "r",
+        name="r",
+        strategy="fedavg",
+        rounds=4,
+        digest=DIGEST,
+        min_sites=2,
+        actor="lead",
+        sites={s.name: s.key for s in made.list_sites()},
+    )
     yield made
     made.close()
 
@@ -115,8 +123,15 @@ MOVES = {
     "begin": {"offered": "starting"},
     "pause": {"starting": "pausing", "running": "pausing", "waiting": "pausing"},
     "resume": {"paused": "starting", "stopped": "starting", "failed": "starting"},
-    "stop": {"offered": "stopped", "starting": "stopping", "running": "stopping", "waiting": "stopping", "pausing": "stopping", "paused": "stopped"},
-}  # fmt: skip
+    "stop": {
+        "offered": "stopped",
+        "starting": "stopping",
+        "running": "stopping",
+        "waiting": "stopping",
+        "pausing": "stopping",
+        "paused": "stopped",
+    },
+}
 
 
 @pytest.mark.parametrize("action", sorted(RUN_ACTIONS))

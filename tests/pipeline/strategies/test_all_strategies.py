@@ -71,7 +71,7 @@ def model_of(folder: RunFolder) -> torch.Tensor:
     """The only common model, whatever it is called."""
     if (folder.path / "models" / "global.safetensors").exists():
         return final_weights(folder)
-    from pipeline.coordinator.checkpoint import load_tensors
+    from pipeline.core.tensor_io import load_tensors
 
     return load_tensors(folder.path / "models" / "group" / "0.safetensors")[1]["weights"]
 

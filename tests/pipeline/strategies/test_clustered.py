@@ -350,8 +350,12 @@ def test_new_clusters_take_the_names_of_those_they_share_most_with():
     )
     # b moves, the names stay; e's group is gone and a new one takes the first free name
     assert match_cluster_names({"a": 1, "b": 2, "c": 2, "d": 2, "new": 3}, before) == {
-        "a": "0", "b": "1", "c": "1", "d": "1", "new": "2"
-    }  # fmt: skip
+        "a": "0",
+        "b": "1",
+        "c": "1",
+        "d": "1",
+        "new": "2",
+    }
     assert match_cluster_names({"a": 5, "b": 6}, {}) == {"a": "0", "b": "1"}
 
 
@@ -371,9 +375,13 @@ def test_a_tree_of_three_levels():
     # up: 0 3 15 24 (amplified once), 1.5 and 19.5, 10.5; down: each half its parent's
     assert first(state) == {
         "0": 10.5,
-        "0.0": (10.5 + 1.5) / 2, "0.1": (10.5 + 19.5) / 2,
-        "0.0.0": (6 + 0) / 2, "0.0.1": (6 + 3) / 2, "0.1.0": (15 + 15) / 2, "0.1.1": (15 + 24) / 2,
-    }  # fmt: skip
+        "0.0": (10.5 + 1.5) / 2,
+        "0.1": (10.5 + 19.5) / 2,
+        "0.0.0": (6 + 0) / 2,
+        "0.0.1": (6 + 3) / 2,
+        "0.1.0": (15 + 15) / 2,
+        "0.1.1": (15 + 24) / 2,
+    }
     assert {s: float(w[0]) for s, w in state.latest_weights.items()} == {
         "a": 0,
         "b": 2,

@@ -20,15 +20,8 @@ from pipeline.strategies.fedrep import FedRep
 from pipeline.strategies.finetune import FineTune
 from pipeline.strategies.perfedavg import PerFedAvg
 from pipeline.strategies.pfedme import PFedMe
-from sites.training.base import (
-    ExamplePool,
-    SplitIndices,
-    StepBudget,
-    TrainerContext,
-    TrainingConfig,
-    TrainRequest,
-    iterate_batches,
-)
+from sites.data.pool import ExamplePool, SplitIndices
+from sites.training.base import StepBudget, TrainerContext, TrainingConfig, TrainRequest, iterate_batches
 from sites.training.sequential import SequentialTrainer
 from sites.training.stacked import StackedTrainer
 

@@ -27,7 +27,8 @@ from privacy.attacks.canaries import (
     p_value,
 )
 from privacy.dpsgd.secure_rng import SecureRandom
-from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig, TrainRequest
+from sites.data.pool import ExamplePool, SplitIndices
+from sites.training.base import TrainerContext, TrainingConfig, TrainRequest
 from sites.training.sequential import SequentialTrainer
 
 SHAPE, CLASSES = (1, 12, 12), 3

@@ -30,8 +30,9 @@ from privacy.attacks.inversion_figure import (
     render_image_row,
 )
 from privacy.dpsgd.secure_rng import SecureRandom
+from sites.data.pool import ExamplePool, SplitIndices
 from sites.data.synthetic_smear import SyntheticSmear
-from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig, TrainRequest
+from sites.training.base import TrainerContext, TrainingConfig, TrainRequest
 from sites.training.sequential import SequentialTrainer
 
 CLASSES = 12
@@ -183,9 +184,11 @@ def test_by_the_gradient_alone_where_algebra_finds_nothing():
     """No biases and a wide kernel: only matching gradients is left, and it finds a simple image."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 8, 3, padding=1, bias=False), torch.nn.Sigmoid(), torch.nn.Flatten(),
+        torch.nn.Conv2d(1, 8, 3, padding=1, bias=False),
+        torch.nn.Sigmoid(),
+        torch.nn.Flatten(),
         torch.nn.Linear(8 * 64, 4, bias=False),
-    )  # fmt: skip
+    )
     x = torch.full((1, 1, 8, 8), 0.8)
     x[..., 2:6, 3:7] = 0.2
     y = torch.tensor([2])

@@ -34,7 +34,9 @@ def test_auc_is_scikit_learns_also_with_ties(members, others):
 @given(few, few)
 def test_hits_at_a_rate_of_false_alarms_are_on_the_curve(members, others):
     found = evaluate_membership(torch.tensor(members), torch.tensor(others), false_positive_rates=(0.5, 0.2, 0.05))
-    fpr, tpr, _ = roc_curve([1] * len(members) + [0] * len(others), [-v for v in members + others], drop_intermediate=False)  # fmt: skip
+    fpr, tpr, _ = roc_curve(
+        [1] * len(members) + [0] * len(others), [-v for v in members + others], drop_intermediate=False
+    )
     assert set(found.tpr_at_fpr) == {rate for rate in (0.5, 0.2, 0.05) if rate * len(others) >= 1}
     for rate, hits in found.tpr_at_fpr.items():
         assert hits == pytest.approx(tpr[fpr <= rate + 1e-9].max())

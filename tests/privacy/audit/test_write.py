@@ -27,10 +27,26 @@ def audited(tmp_path_factory):
     (folder.path / "attacks").mkdir()
     Image.new("RGB", (60, 20), "red").save(folder.path / "attacks" / "inversion.png")
     tried = {
-        "membership": {"auc": 0.53, "low": 0.44, "high": 0.62, "unit": "patient", "members": 15, "others": 6, "words": "By loss."},
-        "canaries": {"epsilon_low": 0.4, "confidence": 0.95, "epsilon_promised": 4.3, "delta": 1e-5, "m": 64, "guesses": 20, "correct": 14},
+        "membership": {
+            "auc": 0.53,
+            "low": 0.44,
+            "high": 0.62,
+            "unit": "patient",
+            "members": 15,
+            "others": 6,
+            "words": "By loss.",
+        },
+        "canaries": {
+            "epsilon_low": 0.4,
+            "confidence": 0.95,
+            "epsilon_promised": 4.3,
+            "delta": 1e-5,
+            "m": 64,
+            "guesses": 20,
+            "correct": 14,
+        },
         "inversion": {"picture": "attacks/inversion.png", "cases": [{"name": "as it is", "ssim": 0.9, "psnr": 24.0}]},
-    }  # fmt: skip
+    }
     (folder.path / "attacks.json").write_text(json.dumps(tried))
     return folder, collect_facts(folder, datetime(2026, 1, 2, tzinfo=UTC))
 
@@ -73,8 +89,15 @@ def test_the_pdf_has_the_officers_page_first_and_alone(audited, written, tmp_pat
     one = replace(whole, notice=80 * "not in order; ", chapters=whole.chapters[:1])
     assert pages(write_pdf(one, tmp_path / "one.pdf")) == 1
     text = printed(whole)
-    for words in ("For the data protection officer", "The unit is the patient", "AUC 0.530 (0.440 to 0.620)", "0.5 is chance",
-                  "epsilon at least 0.400 with 95 % confidence", "SSIM 0.90", facts["data"]["fingerprint"]):  # fmt: skip
+    for words in (
+        "For the data protection officer",
+        "The unit is the patient",
+        "AUC 0.530 (0.440 to 0.620)",
+        "0.5 is chance",
+        "epsilon at least 0.400 with 95 % confidence",
+        "SSIM 0.90",
+        facts["data"]["fingerprint"],
+    ):
         assert words in text, words
 
 

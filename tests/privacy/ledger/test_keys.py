@@ -62,8 +62,9 @@ def test_openssl_reads_what_we_save(tmp_path):
     path = save_key(key, tmp_path / "agent.pem", "secret words")
     said = subprocess.run(
         ["openssl", "pkey", "-in", path, "-passin", "pass:secret words", "-pubout", "-outform", "DER"],
-        capture_output=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        check=True,
+    )
     assert said.stdout[-32:] == public_bytes(key)
 
 

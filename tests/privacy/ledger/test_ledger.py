@@ -75,8 +75,9 @@ def test_a_line_by_hand(world):
     public.write_bytes(world.agent.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     said = subprocess.run(
         ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin", "-in", message, "-sigfile", signature],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert "Verified Successfully" in said.stdout, said
 
 
@@ -253,8 +254,19 @@ def test_new_data_reset_nothing(world):
     assert [c.epsilon for c in world.reopen().spent_events()] == [1.5]
 
 
-@pytest.mark.parametrize("field", [{"noise": float("nan")}, {"epsilon": float("inf")}, {"steps": 0}, {"rate": 1.5}, {"turn": -1},
-                                   {"study": ""}, {"steps": 1.5}, {"colour": "red"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"noise": float("nan")},
+        {"epsilon": float("inf")},
+        {"steps": 0},
+        {"rate": 1.5},
+        {"turn": -1},
+        {"study": ""},
+        {"steps": 1.5},
+        {"colour": "red"},
+    ],
+)
 def test_a_charge_has_sensible_numbers(field):
     with pytest.raises(ValidationError):
         charge(**({"turn": 0, "epsilon": 1.0} | field))

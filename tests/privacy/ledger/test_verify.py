@@ -203,14 +203,37 @@ def respelt(data, dice):
     """The same JSON, written another way."""
     lines = data.split(b"\n")[:-1]
     at = dice.randrange(len(lines))
-    ways = [lines[at] + b" ", b" " + lines[at], lines[at] + b"\r", json.dumps(json.loads(lines[at])).encode(),
-            lines[at][:-1] + b',"kind":"charge"}', b""]  # fmt: skip
+    ways = [
+        lines[at] + b" ",
+        b" " + lines[at],
+        lines[at] + b"\r",
+        json.dumps(json.loads(lines[at])).encode(),
+        lines[at][:-1] + b',"kind":"charge"}',
+        b"",
+    ]
     lines[at] = dice.choice(ways)
     return b"\n".join(lines) + b"\n"
 
 
-WAYS = (edited, edited_and_chained, flipped, dropped, dropped_and_chained, reordered, renumbered, doubled, inserted, cut,
-        cut_after_an_entry, swapped_signatures, swapped_decisions, undecided, signed_by_another, other_fields, respelt)  # fmt: skip
+WAYS = (
+    edited,
+    edited_and_chained,
+    flipped,
+    dropped,
+    dropped_and_chained,
+    reordered,
+    renumbered,
+    doubled,
+    inserted,
+    cut,
+    cut_after_an_entry,
+    swapped_signatures,
+    swapped_decisions,
+    undecided,
+    signed_by_another,
+    other_fields,
+    respelt,
+)
 
 
 SHORTER = (dropped, dropped_and_chained, cut, cut_after_an_entry)  # if at the end, found by an anchor alone
@@ -242,8 +265,21 @@ def test_a_manipulated_ledger_is_neither_opened_nor_mended(year, tmp_path, way):
         assert file.read_bytes() == bad
 
 
-@pytest.mark.parametrize("junk", [b"", b"\n", b"\xff\xfe\n", b"[]\n", b"null\n", b'{"index":' + b"9" * 5000 + b"}\n", b"[" * 100_000,
-                                  b'{"a":"\\ud800"}\n', b"{}\n" * 3, b'{"format":"hemofed-ledger-export/1"}\n'])  # fmt: skip
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"",
+        b"\n",
+        b"\xff\xfe\n",
+        b"[]\n",
+        b"null\n",
+        b'{"index":' + b"9" * 5000 + b"}\n",
+        b"[" * 100_000,
+        b'{"a":"\\ud800"}\n',
+        b"{}\n" * 3,
+        b'{"format":"hemofed-ledger-export/1"}\n',
+    ],
+)
 def test_junk_is_no_ledger_and_no_crash(tmp_path, junk):
     file = tmp_path / "ledger.jsonl"
     file.write_bytes(junk)

@@ -56,7 +56,14 @@ def link(port):
 
 
 def an_offer(run="run-1", **changed) -> dict:
-    said = {"run": run, "study": "", "plan": "a" * 64, "sites": {"north": "b" * 64}, "coordinator": "c" * 64, "version": "0.1.0"}  # fmt: skip
+    said = {
+        "run": run,
+        "study": "",
+        "plan": "a" * 64,
+        "sites": {"north": "b" * 64},
+        "coordinator": "c" * 64,
+        "version": "0.1.0",
+    }
     return said | changed
 
 

@@ -65,7 +65,10 @@ def test_a_site_enrols_and_its_private_keys_stay(home, stage, url):
     assert member.coordinator.key == about_key(stage)
     kit = home.path / "kit"
     assert {p.relative_to(kit).as_posix() for p in kit.rglob("*") if p.is_file()} == {
-        "startup/client.key", "startup/client.crt", "startup/rootCA.pem"}  # nothing of what the coordinator sent along  # fmt: skip
+        "startup/client.key",
+        "startup/client.crt",
+        "startup/rootCA.pem",
+    }  # nothing of what the coordinator sent along
     for private in (home.path / "membership.json", *(p for p in kit.rglob("*") if p.is_file())):
         assert stat.S_IMODE(private.stat().st_mode) == 0o600, private
     assert stat.S_IMODE(kit.stat().st_mode) == 0o700

@@ -80,9 +80,13 @@ def test_nothing_to_look_at(tmp_path):
 
 def test_a_rehearsal_takes_one_sites_part(tmp_path):
     study = Study.model_validate(
-        {"name": "s", "data": {"name": "synthetic_smear", "cells": 120, "patients": 12, "size": 24},
-         "model": "cnn28", "sites": {"count": 3}}
-    )  # fmt: skip
+        {
+            "name": "s",
+            "data": {"name": "synthetic_smear", "cells": 120, "patients": 12, "size": 24},
+            "model": "cnn28",
+            "sites": {"count": 3},
+        }
+    )
     parts = [
         load_examples(resolve_source(study.data, s), study, s, None)[0]
         for s in map(_plays, ("site-01", "site-02", "site-03"))

@@ -26,9 +26,14 @@ def test_a_file_is_what_it_contains(tmp_path):
     picture(tmp_path / ".cache" / "b.png", pixels)
     found = survey_files(tmp_path)
     assert kinds(found) == {
-        "a/png_called.jpg": "image", "a/right.jpg": "image", "a/deep.tif": "image", "scan": "dicom",
-        "notes.txt": "other", "empty.png": "unreadable", "broken.png": "unreadable",
-    }  # fmt: skip
+        "a/png_called.jpg": "image",
+        "a/right.jpg": "image",
+        "a/deep.tif": "image",
+        "scan": "dicom",
+        "notes.txt": "other",
+        "empty.png": "unreadable",
+        "broken.png": "unreadable",
+    }
     assert [seen.path for seen in found.files if seen.is_misnamed] == ["a/png_called.jpg"]
     assert [(seen.path, seen.size) for seen in found.files if seen.is_16_bit] == [("a/deep.tif", (9, 8))]
     assert found.num_hidden == 2

@@ -47,8 +47,13 @@ def test_each_kind_of_odd_image_is_found():
         )
     )
     assert found == {
-        "black": [194], "blank": [195], "over-exposed": [196], "blurred": [197], "noisy": [198], "odd-coloured": [199],
-    }  # fmt: skip
+        "black": [194],
+        "blank": [195],
+        "over-exposed": [196],
+        "blurred": [197],
+        "noisy": [198],
+        "odd-coloured": [199],
+    }
 
 
 def test_dark_and_bright_are_told_against_the_sites_own():

@@ -21,9 +21,15 @@ def told(folder):
 
 def test_tags_are_named_and_counted_and_never_quoted(tmp_path):
     everything = {
-        "PatientName": NAME, "PatientID": NUMBER, "PatientBirthDate": "19610203", "InstitutionName": "St Elsewhere",
-        "ImageComments": "a whisper", "ReferringPhysicianName": "Holm^Per", "PatientSex": "F", "AccessionNumber": "",
-    }  # fmt: skip
+        "PatientName": NAME,
+        "PatientID": NUMBER,
+        "PatientBirthDate": "19610203",
+        "InstitutionName": "St Elsewhere",
+        "ImageComments": "a whisper",
+        "ReferringPhysicianName": "Holm^Per",
+        "PatientSex": "F",
+        "AccessionNumber": "",
+    }
     dicom(tmp_path / "a.dcm", private="hush", **everything)
     dicom(tmp_path / "b.dcm", PatientID="other-77123", BurnedInAnnotation="NO")
     who, found = told(tmp_path)

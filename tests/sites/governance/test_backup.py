@@ -25,10 +25,15 @@ from tests.support.ledger_factory import small_disk
 def hospital(tmp_path):
     made = Hospital(tmp_path)
     for name, text in {
-        "kit/startup/client.key": "secret", "kit/local/resources.json": "{}", "kit/0815/log.txt": "cache",
-        "log/agent.jsonl": "log", "runs/run-1/memory.safetensors": "memory", "models/run-1/own.safetensors": "model",
-        "outbox/update.safetensors": "old answer", "images/a.png": "image",
-    }.items():  # fmt: skip
+        "kit/startup/client.key": "secret",
+        "kit/local/resources.json": "{}",
+        "kit/0815/log.txt": "cache",
+        "log/agent.jsonl": "log",
+        "runs/run-1/memory.safetensors": "memory",
+        "models/run-1/own.safetensors": "model",
+        "outbox/update.safetensors": "old answer",
+        "images/a.png": "image",
+    }.items():
         file = made.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -55,10 +60,17 @@ def test_what_is_in_it(hospital, copy, tmp_path):
     about = unpack_archive(copy, tmp_path / "out", None)
     found = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     assert found == {
-        "agent.pem", "salt", "ledger.jsonl", "membership.json", "site.toml", "kit/startup/client.key",
-        "kit/local/resources.json", "runs/run-1/memory.safetensors", "models/run-1/own.safetensors",
+        "agent.pem",
+        "salt",
+        "ledger.jsonl",
+        "membership.json",
+        "site.toml",
+        "kit/startup/client.key",
+        "kit/local/resources.json",
+        "runs/run-1/memory.safetensors",
+        "models/run-1/own.safetensors",
         "outbox/update.safetensors",
-    }  # fmt: skip
+    }
     assert (about["kind"], about["site"], about["dataset_id"]) == ("site", "st-anne", "smears-2024")
     assert copy.stat().st_mode & 0o777 == 0o600
 

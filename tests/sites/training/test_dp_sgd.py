@@ -15,8 +15,9 @@ from pipeline.core.errors import IncompatibleStudyError
 from pipeline.core.parameters import ParameterRole, ParameterSpec
 from pipeline.protocol.tasks import GradientJob, LocalRegularizer, TrainJob, proximal_term
 from privacy.dpsgd.secure_rng import SecureRandom
+from sites.data.pool import ExamplePool, SplitIndices
 from sites.training.augmentation import BatchAugmentation
-from sites.training.base import ExamplePool, SplitIndices, TrainerContext, TrainingConfig, TrainRequest
+from sites.training.base import TrainerContext, TrainingConfig, TrainRequest
 from sites.training.dp_sgd import DpSgdTrainer, split_by_unit
 from sites.training.sequential import SequentialTrainer
 from sites.training.unit_clipping import ClippingMode, DpSgdParams, select_clipping
@@ -50,10 +51,15 @@ def bench(
     rows = torch.arange(12)
     settings = {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0} | recipe
     return TrainerContext(
-        make, ParameterSpec.from_module(make()), ExamplePool(x, y, torch.device("cpu"), UNIT),
+        make,
+        ParameterSpec.from_module(make()),
+        ExamplePool(x, y, torch.device("cpu"), UNIT),
         {"a": SplitIndices(rows, rows[:2], rows[:2]), "coordinator": SplitIndices(rows[:0], rows[:0], rows[:0])},
-        TrainingConfig(batch, lr_schedule=lambda turn: lr, **settings), 3, 0, public,
-    )  # fmt: skip
+        TrainingConfig(batch, lr_schedule=lambda turn: lr, **settings),
+        3,
+        0,
+        public,
+    )
 
 
 def terms(noise: float = 0.0, clip: float = 1e9, rate: float = 1.0, unit: str = "patient") -> DpSgdParams:
@@ -111,9 +117,9 @@ def test_examples_as_units(mode: ClippingMode) -> None:
 def test_physical_batches_never_split_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     private = DpSgdTrainer(bench(), {"a": terms(clip=0.3)}, "grad_sample")
     private.clipping.max_examples = 3  # type: ignore[union-attr]
-    assert [[len(u) for u in piece] for piece in private.clipping.split_batches(split_by_unit(torch.arange(12), UNIT))] == [
-        [3], [1, 2], [4], [1, 1]
-    ]  # fmt: skip
+    assert [
+        [len(u) for u in piece] for piece in private.clipping.split_batches(split_by_unit(torch.arange(12), UNIT))
+    ] == [[3], [1, 2], [4], [1, 1]]
     torch.testing.assert_close(
         fit(private, TrainJob(start(), steps=1)), clipped_step(network, 0.3, PATIENTS, 0.5), rtol=1e-4, atol=1e-6
     )

@@ -129,8 +129,10 @@ def test_measures_say_what_they_are_called():
     noisy = (cell + 0.2 * torch.randn(cell.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
     red = cell * torch.tensor([1.0, 0.6, 0.6]).view(1, 3, 1, 1)
     names = list(QUALITY_MEASURES)
-    by = {name: dict(zip(names, measure_image_quality(x)[0].tolist(), strict=True)) for name, x in
-          {"flat": flat, "cell": cell, "noisy": noisy, "red": red, "dark": cell * 0.3}.items()}  # fmt: skip
+    by = {
+        name: dict(zip(names, measure_image_quality(x)[0].tolist(), strict=True))
+        for name, x in {"flat": flat, "cell": cell, "noisy": noisy, "red": red, "dark": cell * 0.3}.items()
+    }
     assert by["dark"]["brightness"] < by["cell"]["brightness"] < by["flat"]["brightness"]
     assert by["flat"]["contrast"] == pytest.approx(0, abs=1e-6)
     assert by["noisy"]["sharpness"] > by["cell"]["sharpness"]

@@ -1,4 +1,4 @@
-"""`hemofed site offers`, `site approve`, `site withdraw` and `site policy`: what the officer sees and decides."""
+"""`hemofed site offers`, `site approve`, `site revoke-approval` and `site require-cosigner`: what the officer sees and decides."""
 
 from __future__ import annotations
 
@@ -50,8 +50,14 @@ def _study_name(offer: StudyOffer) -> str:
 
 def _offer_to_dict(offer: StudyOffer, approval_status: ApprovalStatus) -> dict[str, Any]:
     expires = approval_status.terms.expires.isoformat() if approval_status.terms else None
-    return {"run": offer.run, "offer": offer.digest, "plan": offer.study_hash, "state": approval_status.state, "expires": expires,
-            "reason": approval_status.reason}  # fmt: skip
+    return {
+        "run": offer.run,
+        "offer": offer.digest,
+        "plan": offer.study_hash,
+        "state": approval_status.state,
+        "expires": expires,
+        "reason": approval_status.reason,
+    }
 
 
 def approve_command(

@@ -1,4 +1,4 @@
-"""`hemofed site backup`, `site restore`, `site ledger continue`, `site key new` and `site key officer`."""
+"""`hemofed site backup`, `site restore`, `site ledger recover`, `site key new` and `site key officer`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:
         return
     console.print(f"written: {file} ({format_bytes(backup_info['bytes'])}), no images", soft_wrap=True)
     if not encrypt:
-        console.print("It holds this site's private keys in the clear: keep it where only its owner reads it, or use --encrypt.")  # fmt: skip
+        console.print(
+            "It holds this site's private keys in the clear: keep it where only its owner reads it, or use --encrypt."
+        )
 
 
 def restore_command(file: Path, home: Path, json: bool) -> None:
@@ -42,13 +44,16 @@ def restore_command(file: Path, home: Path, json: bool) -> None:
         )
         return
     ledger = "the ledger that was here is newer, and stays" if result.kept_own_ledger else "the ledger is the backup's"
-    console.print(f"{format_count(result.num_files, 'file')} restored to {home}; {ledger}, with {result.last_entry_index + 1} entries", soft_wrap=True)  # fmt: skip
+    console.print(
+        f"{format_count(result.num_files, 'file')} restored to {home}; {ledger}, with {result.last_entry_index + 1} entries",
+        soft_wrap=True,
+    )
     for problem in result.problems:
         console.print(problem, style="red")
     if not result.kept_own_ledger:
         console.print(
             "If work was done after this backup, the coordinator refuses its ledger, and says where it ended: then the "
-            "officer continues it with `hemofed site ledger continue`. Patients who withdrew since must be named again."
+            "officer continues it with `hemofed site ledger recover`. Patients who withdrew since must be named again."
         )
 
 
@@ -68,13 +73,29 @@ def recover_command(
         raise RunFolderError("--index and --head go together; the coordinator's refusal names both")
     end_position = LedgerPosition(last_index, last_hash) if last_index is not None and last_hash is not None else None
     recovery = recover_ledger(
-        home, load_private_key(officer_key_path), end_position, ledger_id, lost_charges, lost_epsilon, drop_cosigner
+        home=home,
+        officer_key=load_private_key(officer_key_path),
+        end_position=end_position,
+        ledger_id=ledger_id,
+        num_lost_charges=lost_charges,
+        lost_epsilon=lost_epsilon,
+        drop_cosigner=drop_cosigner,
     )
     if json:
-        print_json({"ledger": recovery.ledger.id, "aside": str(recovery.old_ledger_path), "missing": recovery.num_missing_entries, "reckoned": len(recovery.lost_charges),
-                    "spent": recovery.lost_charges[-1].total_epsilon if recovery.lost_charges else None})  # fmt: skip
+        print_json(
+            {
+                "ledger": recovery.ledger.id,
+                "aside": str(recovery.old_ledger_path),
+                "missing": recovery.num_missing_entries,
+                "reckoned": len(recovery.lost_charges),
+                "spent": recovery.lost_charges[-1].total_epsilon if recovery.lost_charges else None,
+            }
+        )
         return
-    console.print(f"a new ledger, {recovery.ledger.id[:16]}…, continues the old one, which is now {recovery.old_ledger_path}", soft_wrap=True)  # fmt: skip
+    console.print(
+        f"a new ledger, {recovery.ledger.id[:16]}…, continues the old one, which is now {recovery.old_ledger_path}",
+        soft_wrap=True,
+    )
     if recovery.num_missing_entries or recovery.lost_charges:
         spent_text = (
             f"; spent in all now epsilon {recovery.lost_charges[-1].total_epsilon:.4g}" if recovery.lost_charges else ""
@@ -89,7 +110,7 @@ def recover_command(
     )
     console.print(
         "Approvals are not carried over: the officer approves again. Patients who withdrew in what is lost must be named "
-        "again: hemofed site forget"
+        "again: hemofed site exclude-patient"
     )
 
 

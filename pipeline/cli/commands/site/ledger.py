@@ -1,4 +1,4 @@
-"""`hemofed site init`, `site ledger`, `site key`, `site budget` and `site forget`: what a site keeps about privacy."""
+"""`hemofed site init`, `site ledger`, `site key`, `site budget` and `site exclude-patient`: what a site keeps about privacy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,12 @@ def init_command(
         ResourceLimits(min_free_disk_gb=0.1) if simulate_site else ResourceLimits()
     )  # a rehearsal keeps next to nothing
     SiteSettings(data=data and data.resolve(), simulated_site=simulate_site, limits=limits).save(home)
-    home_info = {"home": str(home), "site": site, "dataset_id": dataset_id, "fingerprint": keys.fingerprint(keys.public_bytes(site_home.agent_key))}  # fmt: skip
+    home_info = {
+        "home": str(home),
+        "site": site,
+        "dataset_id": dataset_id,
+        "fingerprint": keys.fingerprint(keys.public_bytes(site_home.agent_key)),
+    }
     if json:
         print_json(home_info)
         return
@@ -98,7 +103,7 @@ def show_command(home: Path, json: bool) -> None:
 def summarize_ledger(ledger: Ledger) -> dict[str, Any]:
     """Spent as the ledger says; what is left for the plans so far."""
     from privacy.accounting.privacy_filter import compute_spent
-    from sites.privacy.budget_guard import charge_history, filter_budget, planned_spending  # they bring torch along
+    from privacy.ledger.summary import charge_history, filter_budget, planned_spending
 
     opening = ledger.state.opening
     spent_epsilon = compute_spent(charge_history(ledger), planned_spending(ledger), filter_budget(ledger)).epsilon
@@ -197,7 +202,9 @@ def exclude_patient_command(home: Path, patient: str, reason: str, json: bool) -
             "data. To be rid of that too, withdraw the models or train them anew."
         )
     else:
-        console.print("Nothing was trained with a privacy budget here before. Models trained without one hold what they hold.")  # fmt: skip
+        console.print(
+            "Nothing was trained with a privacy budget here before. Models trained without one hold what they hold."
+        )
 
 
 def rotate_command(home: Path, officer_key_path: Path | None) -> None:

@@ -53,10 +53,15 @@ def plot_baseline_dots(
         if positions:
             is_federated = result.name == "federated"
             axes.scatter(
-                [x for x, _ in positions], [y for _, y in positions],
-                s=62 if is_federated else 44, marker=result.style.marker, color=result.style.color, linewidths=0,
-                label=result.style.label, zorder=4 if is_federated else 3,
-            )  # fmt: skip
+                [x for x, _ in positions],
+                [y for _, y in positions],
+                s=62 if is_federated else 44,
+                marker=result.style.marker,
+                color=result.style.color,
+                linewidths=0,
+                label=result.style.label,
+                zorder=4 if is_federated else 3,
+            )
     num_overall_rows = sum(row.is_overall for row in rows)
     if 0 < num_overall_rows < len(rows):
         axes.axhline(num_overall_rows - 0.5, color=INK_COLOR, alpha=0.35, linewidth=0.8)
@@ -80,9 +85,13 @@ def plot_roc_overlay(results: Sequence[BaselineResult], areas: Mapping[str, floa
         area = areas.get(result.name)
         is_federated = result.name == "federated"
         axes.plot(
-            curve["fpr"], curve["tpr"], color=result.style.color, zorder=4 if is_federated else 3,
-            linewidth=2.2 if is_federated else 1.3, linestyle="-" if is_federated else {"centralized": "--"}.get(result.name, "-."),
+            curve["fpr"],
+            curve["tpr"],
+            color=result.style.color,
+            zorder=4 if is_federated else 3,
+            linewidth=2.2 if is_federated else 1.3,
+            linestyle="-" if is_federated else {"centralized": "--"}.get(result.name, "-."),
             label=shorten_text(result.style.label, 30) + (f"  {area:.3f}" if area is not None else ""),
-        )  # fmt: skip
+        )
     axes.legend(loc="lower right", fontsize=8)
     return figure

@@ -120,7 +120,14 @@ def _baseline_result(name: str, entry: JsonObject, evaluated_at: str, record: Ru
         style = replace(style, description="this run, every site by its own model")
     metric = str(entry.get("metric") or "accuracy")
     return BaselineResult(
-        name, style, entry.get("test") or {}, curve, metric, intervals, evaluated_at, has_several_models
+        name=name,
+        style=style,
+        test_scores=entry.get("test") or {},
+        curve=curve,
+        curve_metric=metric,
+        intervals=intervals,
+        evaluated_at=evaluated_at,
+        has_several_models=has_several_models,
     )
 
 

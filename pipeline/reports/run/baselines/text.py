@@ -211,10 +211,14 @@ def describe_gains(gains: Mapping[str, float]) -> str:
     worse = {site: gain for site, gain in gains.items() if gain <= -NEGLIGIBLE_GAIN}
     num_unchanged = len(gains) - len(better) - len(worse)
     parts = [
-        f"better at {len(better)} (most at {max(better, key=better.__getitem__)}, {format_points(max(better.values()))})" if better else "",
-        f"worse at {len(worse)} (most at {min(worse, key=worse.__getitem__)}, {format_points(min(worse.values()))})" if worse else "",
+        f"better at {len(better)} (most at {max(better, key=better.__getitem__)}, {format_points(max(better.values()))})"
+        if better
+        else "",
+        f"worse at {len(worse)} (most at {min(worse, key=worse.__getitem__)}, {format_points(min(worse.values()))})"
+        if worse
+        else "",
         f"about the same at {num_unchanged}" if num_unchanged else "",
-    ]  # fmt: skip
+    ]
     verb = "gains" if mean_gain >= NEGLIGIBLE_GAIN else "loses" if mean_gain <= -NEGLIGIBLE_GAIN else "changes"
     size_text = format_points(mean_gain) if abs(mean_gain) < NEGLIGIBLE_GAIN else f"{abs(100 * mean_gain):.1f}"
     return f"{verb} {size_text} points {_mean_basis_text(gains)}: {join_names([part for part in parts if part])}"

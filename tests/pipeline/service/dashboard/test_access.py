@@ -33,9 +33,11 @@ LINEAR = {
 }
 WIDEST = """Math.max(document.documentElement.scrollWidth,
   ...[...document.querySelectorAll("main button, main .button")].map((n) => n.getBoundingClientRect().right))"""
-PAIRS = [(ink, ground) for ground, inks in LINEAR.items() for ink in inks] + [
-    (tone, f"{tone}-ground") for tone in ("good", "busy", "warn", "bad", "still")
-] + [("on-accent", "accent")]  # fmt: skip
+PAIRS = (
+    [(ink, ground) for ground, inks in LINEAR.items() for ink in inks]
+    + [(tone, f"{tone}-ground") for tone in ("good", "busy", "warn", "bad", "still")]
+    + [("on-accent", "accent")]
+)
 
 
 def each_page(page) -> Iterator[str]:
