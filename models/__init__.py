@@ -1,1 +1,1 @@
-"""Networks that are trained, and the probe that measures what a network is shown."""
+"""Networks for training, and the probe that measures images and their features."""

@@ -1,4 +1,4 @@
-"""Small worlds that tests share."""
+"""Fixtures that tests of several packages share; functions and constants are in tests/support."""
 
 from __future__ import annotations
 
@@ -22,36 +22,14 @@ from pipeline.study.schema import Study
 from sites.data.pool import ExamplePool, SplitIndices
 from sites.training.augmentation import NO_AUGMENTATION, BatchAugmentation
 from sites.training.base import TrainerContext, TrainingConfig
+from tests.support.studies import moons_study
 
 ROOT = Path(__file__).parents[1]
 # two halves of the tests share a machine: how long an example takes to draw or to check says nothing about the code
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-PLACES = (os.environ.get("HEMOFED_DATA"), Path(__file__).parents[2] / "shared" / "data")  # `own_cache` hides the first
-REAL_CELLS = next((Path(p) for p in PLACES if p and (Path(p) / "chula_rbc12.npz").is_file()), None)
-needs_real_cells = pytest.mark.skipif(
-    REAL_CELLS is None, reason="chula_rbc12.npz is neither in HEMOFED_DATA nor in ../shared/data: name its folder there"
-)
 CHROMIUM = Path("/usr/bin/chromium")
-FASHION = Path("/usr/share/datasets/fashion-mnist")
-needs_fashion = pytest.mark.skipif(
-    not FASHION.is_dir(), reason="Fashion-MNIST is not installed: apt-get install dataset-fashion-mnist"
-)
-
-
-def moons_study(**sections: Any) -> Study:
-    raw: dict[str, Any] = {
-        "name": "test",
-        "rounds": 6,
-        "seed": 3,
-        "data": {"name": "moons", "points": 200, "val": 0.2},
-        "sites": {"count": 4},
-        "model": "moons_net",
-        "local": {"lr": 0.1, "batch_size": 8, "epochs": 1},
-        "evaluation": {"evaluate_at": "sites"},
-    }
-    return Study.model_validate(raw | sections)
 
 
 @pytest.fixture
@@ -68,12 +46,6 @@ def go(tmp_path: Path) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
         return folder, run_simulation(study, folder)
 
     return start
-
-
-def final_weights(folder: RunFolder) -> torch.Tensor:
-    from pipeline.core.tensor_io import load_tensors
-
-    return load_tensors(folder.path / "models" / "global.safetensors")[1]["weights"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The page for the bedside as a web service: its files, three routes, and how errors are told."""
+"""The edge app as a web service: static files, three API routes, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pipeline.core.errors import HemofedError
 
 MAX_REQUEST_BYTES = 200_000_000
 WEB_FOLDER = Path(__file__).parent / "static"
-# not by the machine's own table, which may call a script plain text: browsers then refuse it
+# fixed: the machine's own table may map scripts to text/plain, which browsers refuse
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 def create_app(runtime: BundleRuntime, max_bytes: int = MAX_REQUEST_BYTES) -> FastAPI:
-    """`most`: bytes of a picture."""
+    """`max_bytes`: limit of a request, hence of an image file."""
     handlers = EdgeHandlers(runtime, max_bytes)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.over = handlers.shutdown_event  # whoever ends the service sets it first
+    app.state.shutdown_event = handlers.shutdown_event  # the server sets it before it stops
     app.add_middleware(LocalOnlyMiddleware, max_bytes=max_bytes)
 
     @app.exception_handler(HTTPException)
@@ -43,30 +43,30 @@ def create_app(runtime: BundleRuntime, max_bytes: int = MAX_REQUEST_BYTES) -> Fa
         first = error.errors()[0]
         return JSONResponse({"error": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, 422)
 
-    @app.get("/api/about")
-    def get_description() -> JSONResponse:
+    @app.get("/api/model")
+    def get_model() -> JSONResponse:
         return JSONResponse(handlers.describe_model())
 
-    @app.post("/api/read")
-    async def post_read(
-        request: Request, name: Annotated[str, Query(max_length=500)] = "picture", drawn: bool = False
+    @app.post("/api/images")
+    async def post_images(
+        request: Request, name: Annotated[str, Query(max_length=500)] = "image", include_pixels: bool = False
     ) -> JSONResponse:
         try:
             data = await request.body()
-        except ClientDisconnect:  # nobody is left to be told
-            raise HTTPException(400, "the picture did not arrive whole; send it again") from None
+        except ClientDisconnect:  # the response has no recipient
+            raise HTTPException(400, "the image was sent incompletely; send it again") from None
         try:
-            return JSONResponse({"pictures": await run_in_threadpool(handlers.read_images, data, name, drawn)})
+            return JSONResponse({"images": await run_in_threadpool(handlers.read_images, data, name, include_pixels)})
         except HemofedError:
             raise
-        except Exception as error:  # its text may hold what is in the file, and would end up in a log
+        except Exception as error:  # leave its text out: it may quote the file, and would end up in a log
             error_type = type(error).__name__
             raise HTTPException(
                 500, f"a fault in hemofed ({error_type}); `hemofed predict` on this file shows more"
             ) from None
 
-    @app.post("/api/verdict")
-    def post_verdict(counts: SlideCountsRequest) -> JSONResponse:
+    @app.post("/api/prevalence")
+    def post_prevalence(counts: SlideCountsRequest) -> JSONResponse:
         return JSONResponse(handlers.assess_counts(counts))
 
     for file in sorted(WEB_FOLDER.iterdir()):

@@ -1,6 +1,6 @@
-"""What the page for the bedside asks for: a bundle's description, pictures read, counts judged.
+"""Handlers of the edge app's API: describe the model, read images, estimate the prevalence from counts.
 
-Nothing is kept here and nothing is written: the page holds a slide's readings, and all statistics are computed here.
+They are stateless and write nothing: the page holds the images' results, the handlers compute all statistics.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
-from deploy.bundle.ood_guard import MIN_SAMPLES as ENOUGH_CELLS
+from deploy.bundle.ood_guard import MIN_SAMPLES
 from deploy.bundle.operating_points import MIN_PROBABILITY, OperatingPoint
 from deploy.imaging.images import InputImage, read_image_bytes
 from deploy.inference.runtime import BundleRuntime
@@ -34,11 +34,11 @@ from pipeline.core.errors import DataError, HemofedError, IncompatibleStudyError
 BROWSER_IMAGE_MAGICS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")
 VERDICT_TONES = {VERDICT_ABOVE: "above", VERDICT_BELOW: "below"}
 JsonDict = dict[str, Any]
-MAX_COUNT = 10**9  # of anything that is counted
+MAX_COUNT = 10**9
 
 
 class FeatureMean(BaseModel):
-    """Of a picture's counted cells."""
+    """Mean of the whitened features of an image's counted cells."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -47,53 +47,53 @@ class FeatureMean(BaseModel):
 
 
 class SlideCountsRequest(BaseModel):
-    """Of a whole slide, at one operating point."""
+    """Counts over all images of a slide, at one operating point."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     num_counted: int = Field(ge=0, le=MAX_COUNT)
     num_flagged: int = Field(ge=0, le=MAX_COUNT)
-    log_odds: float | None = None  # the default point
+    log_odds: float | None = None  # of the operating point; None: the default one
     num_found: int | None = Field(default=None, ge=0, le=MAX_COUNT)
     excluded: dict[Annotated[str, Field(max_length=200)], Annotated[int, Field(ge=0, le=MAX_COUNT)]] = {}
     feature_means: list[FeatureMean] = []
     rbc_diameters_px: list[Annotated[float, Field(gt=0, le=1e4)]] = []  # of a red cell, in each field
-    num_single_cells: int = Field(default=0, ge=0, le=MAX_COUNT)  # pictures of one cell
+    num_single_cells: int = Field(default=0, ge=0, le=MAX_COUNT)  # images of one cell
 
 
 @dataclass(frozen=True)
 class EdgeHandlers:
     runtime: BundleRuntime
-    max_bytes: int
-    _read_lock: threading.Lock = field(default_factory=threading.Lock)  # pictures are read one at a time
+    max_bytes: int  # of one image file
+    _read_lock: threading.Lock = field(default_factory=threading.Lock)  # one file at a time
     shutdown_event: threading.Event = field(default_factory=threading.Event)
 
     def describe_model(self) -> JsonDict:
         bundle, calibration = self.runtime.bundle, self.runtime.calibration
         default_point = calibration.find_point()
         return self.runtime.describe_model() | {
-            "positive": calibration.positive_class,
+            "positive_class": calibration.positive_class,
             "curve": [p.to_dict() for p in calibration.sorted_points],
-            "points": [p.to_dict() for p in calibration.operating_points],
-            "default": default_point.to_dict() if default_point else None,
-            "line": SUSPICION_THRESHOLD,
-            "enough": RECOMMENDED_CELLS,
+            "operating_points": [p.to_dict() for p in calibration.operating_points],
+            "default_point": default_point.to_dict() if default_point else None,
+            "suspicion_threshold": SUSPICION_THRESHOLD,
+            "recommended_cells": RECOMMENDED_CELLS,
             "notice": RESEARCH_USE_NOTICE,
-            "most": self.max_bytes,
+            "max_bytes": self.max_bytes,
             "card": bundle.files["card.md"].decode(),
         }
 
     def read_images(self, data: bytes, name: str, include_pixels: bool) -> list[JsonDict]:
-        """Every picture in a file; one that cannot be read does not stop the others."""
+        """Every image in a file; an unreadable frame gives an error entry. Raises if all are unreadable."""
         with self._read_lock:
             reader = SlideReader(self.runtime, self.runtime.calibration.find_point())
             include_pixels = include_pixels or not data.startswith(BROWSER_IMAGE_MAGICS)
             results = []
             for input_image in read_image_bytes(data, name):
                 if self.shutdown_event.is_set():
-                    raise IncompatibleStudyError("the service was ended; start it again")
+                    raise IncompatibleStudyError("the service was stopped; start it again")
                 results.append(self._read_image(reader, input_image, include_pixels))
-        if all("error" in input_image for input_image in results):
+        if all("error" in result for result in results):
             raise DataError(results[0]["error"])
         return results
 
@@ -104,13 +104,13 @@ class EdgeHandlers:
             return {"path": input_image.name, "error": str(error)}
         return {
             **image_result_to_dict(image_result, self.runtime),
-            "image": encode_data_url(input_image) if include_pixels else None,
+            "data_url": encode_data_url(input_image) if include_pixels else None,
         }
 
     def assess_counts(self, request: SlideCountsRequest) -> JsonDict:
         if request.num_flagged > request.num_counted:
             raise DataError(
-                f"{request.num_flagged} flagged of {request.num_counted} counted; flagged cells are counted ones"
+                f"{request.num_flagged} flagged of {request.num_counted} counted; flagged cells must be among the counted"
             )
         operating_point = self._find_operating_point(request.log_odds)
         num_found = request.num_counted if request.num_found is None else request.num_found
@@ -131,7 +131,7 @@ class EdgeHandlers:
             **slide_record,
             "headline": format_headline(slide_record),
             "rows": build_rows(slide_record, self.describe_model()),
-            "warnings": slide_record["doubts"],
+            "warnings": slide_record["reliability_warnings"],
             "tone": VERDICT_TONES.get(slide_record["verdict"], "open"),
         }
 
@@ -143,27 +143,29 @@ class EdgeHandlers:
             None,
         )
         if operating_point is None:
-            raise DataError(f"no operating point at log-odds {log_odds:g}; take one of /api/about's curve")
+            raise DataError(f"no operating point at log-odds {log_odds:g}; take one of the curve in /api/model")
         return operating_point
 
     def _compute_drift(self, feature_means: list[FeatureMean]) -> float | None:
-        """From means a picture, weighted: the same as from all cells at once."""
+        """The slide's drift from the images' means, weighted by cells; None for fewer than MIN_SAMPLES cells."""
         ood_reference = self.runtime.ood_reference
         if ood_reference is None or not feature_means:
             return None
         if any(len(entry.mean) != len(ood_reference.feature_mean) for entry in feature_means):
-            raise DataError(f"traits must have {len(ood_reference.feature_mean)} numbers, as /api/read gives them")
+            raise DataError(
+                f"feature_means must have {len(ood_reference.feature_mean)} numbers each; send those that /api/images gives"
+            )
         mean = np.average([entry.mean for entry in feature_means], 0, [entry.n for entry in feature_means])
-        return ood_reference.drift_of_mean(mean) if sum(entry.n for entry in feature_means) >= ENOUGH_CELLS else None
+        return ood_reference.drift_of_mean(mean) if sum(entry.n for entry in feature_means) >= MIN_SAMPLES else None
 
 
 def image_result_to_dict(image_result: ImageResult, runtime: BundleRuntime) -> JsonDict:
-    """What `hemofed predict --json` tells, and what a page needs to decide anew at another point."""
+    """The record of `hemofed predict --json`, plus what the page needs for another operating point."""
     width, height = image_result.image_size
     cells = [{**cell.to_dict(), "log_odds": cell_log_odds(cell, runtime)} for cell in image_result.cells]
     features = image_result.features
     feature_mean = {"n": len(features), "mean": features.mean(0, dtype=np.float64).tolist()} if features.size else None
-    return {**image_result.to_dict(), "width": width, "height": height, "cells": cells, "traits": feature_mean}
+    return {**image_result.to_dict(), "width": width, "height": height, "cells": cells, "feature_mean": feature_mean}
 
 
 def cell_log_odds(cell: CellResult, runtime: BundleRuntime) -> float | None:

@@ -1,7 +1,7 @@
-"""Who may ask the bedside page's service: this machine's own browser, showing this service's own page.
+"""Admits only requests that this machine's browser sends from the edge app's own page.
 
-A port on loopback can be reached by every page that the browser shows. A foreign name that points here (DNS rebinding)
-is told by its Host header, a foreign page's request by its Origin.
+Threat model: every page in the browser can reach a loopback port. The Host header reveals a foreign name that resolves
+to this machine (DNS rebinding), the Origin header a request of a foreign page.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def rejection_reason(scope: Scope) -> str | None:
     allowed_hosts = {f"{name}:{port}" for name in LOOPBACK_NAMES} | (set(LOOPBACK_NAMES) if port == 80 else set())
     host = headers.get("host", "")
     if host not in allowed_hosts or len(headers.getlist("host")) != 1:
-        return f"this service answers only as {LOOPBACK_NAMES[0]}:{port}; open the address that `hemofed edge serve` printed"
+        return f"this service only answers at {LOOPBACK_NAMES[0]}:{port}; open the address that `hemofed edge serve` printed"
     origins = headers.getlist("origin")
     if scope["method"] not in ("GET", "HEAD") and any(origin != f"http://{host}" for origin in origins):
-        return "this request comes from another page; use the page that this service shows"
+        return "this request comes from another page; use the page of this service"
     return None

@@ -1,4 +1,4 @@
-"""`hemofed edge serve`: the page for the bedside, on this machine and for nobody else."""
+"""`hemofed edge serve`: serves the edge app on this machine's loopback interface only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy.app.app import create_app
 from deploy.inference.runtime import BundleRuntime
 from pipeline.core.errors import ServiceError
 
-SHUTDOWN_GRACE_SECONDS = 30  # seconds that a picture may still take after Ctrl-C; a second one does not wait
+SHUTDOWN_GRACE_SECONDS = 30  # for the current image after Ctrl-C; a second Ctrl-C stops at once
 
 
 class _EdgeServer(uvicorn.Server):
@@ -24,15 +24,15 @@ class _EdgeServer(uvicorn.Server):
         self._shutdown_event = shutdown_event
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._shutdown_event.set()  # of a file with many pictures only the one that is being read is finished
+        self._shutdown_event.set()  # the handler stops after the current frame of a file
         await super().shutdown(sockets)
 
 
 def serve_edge_app(runtime: BundleRuntime, host: str, port: int, on_ready: Callable[[str], None]) -> None:
-    """Until Ctrl-C. `ready` is told the address as soon as connections are taken; port 0: any free one."""
+    """Serves until Ctrl-C. Calls `on_ready` with the URL once the port is open; port 0 takes any free port."""
     app = create_app(runtime)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _raise_interrupt)  # a service manager's way to say Ctrl-C
+        signal.signal(signal.SIGTERM, _raise_interrupt)  # service managers send SIGTERM instead of Ctrl-C
     with contextlib.closing(_open_listener(host, port)) as listener:
         config = uvicorn.Config(
             app,
@@ -44,10 +44,10 @@ def serve_edge_app(runtime: BundleRuntime, host: str, port: int, on_ready: Calla
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
         )
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has stopped
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises it after it has stopped
             url_host = f"[{host}]" if ":" in host else host
             on_ready(f"http://{url_host}:{listener.getsockname()[1]}/")
-            _EdgeServer(config, app.state.over).run(sockets=[listener])
+            _EdgeServer(config, app.state.shutdown_event).run(sockets=[listener])
 
 
 def _raise_interrupt(*_: object) -> None:
@@ -56,11 +56,11 @@ def _raise_interrupt(*_: object) -> None:
 
 def _open_listener(host: str, port: int) -> socket.socket:
     if not ipaddress.ip_address(host).is_loopback:
-        raise ServiceError(f"{host} can be reached by others, and this page knows no passwords; use 127.0.0.1")
+        raise ServiceError(f"other machines can reach {host}, and this page has no login; use 127.0.0.1")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ServiceError(
-            f"port {port} cannot be opened ({error.strerror}); is the page served already? --port 0 takes a free one"
+            f"cannot open port {port} ({error.strerror}); if the page is already being served, --port 0 takes a free port"
         ) from error

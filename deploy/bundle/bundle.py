@@ -1,11 +1,12 @@
-"""A model as it goes to a bedside machine: a folder, or the same in one zip file, checked byte by byte before it is used.
+"""A model bundle for edge machines: a folder, or the same files in a zip file, verified before use.
 
-model.onnx        uint8 images (N, H, W, 3) in; probabilities, traits and measures out
-model.int8.onnx   the same, quantised; where it was asked for and lost little
-bundle.json       what a machine has to know to use it
-calibration.json  temperature and operating points; reference.json: what the guard holds images against
-card.json card.md what a person has to know; metadata.json: the same as MONAI's bundles say it
-SHA256SUMS        of all of these; SIGNATURE.json: an Ed25519 signature under it
+model.onnx        input: uint8 images (N, H, W, 3); outputs: probabilities, features, quality_measures
+model.int8.onnx   the same graph, quantized to int8 (optional)
+bundle.json       the manifest: what the runtime needs
+calibration.json  temperature and operating points
+reference.json    the reference of the out-of-distribution guard (optional)
+card.json card.md the model card; metadata.json: the same in the format of MONAI's bundles
+SHA256SUMS        digests of all of these; SIGNATURE.json: an Ed25519 signature of SHA256SUMS
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Protocol, Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -35,10 +36,11 @@ CHECKSUMS_FILE, SIGNATURE_FILE = "SHA256SUMS", "SIGNATURE.json"
 REQUIRED_FILES = frozenset({"model.onnx", "bundle.json", "calibration.json", "card.json", "card.md", "metadata.json"})
 OPTIONAL_FILES = frozenset({"model.int8.onnx", "reference.json"})
 KNOWN_FILES = REQUIRED_FILES | OPTIONAL_FILES | {CHECKSUMS_FILE, SIGNATURE_FILE}
-MAX_BUNDLE_BYTES = 1 << 30  # bytes in all
-MAX_SIGNATURE_BYTES = 1 << 16  # bytes of signature and sums, which are read before anybody is trusted
+FORMAT_VERSION: Final = 2
+MAX_BUNDLE_BYTES = 1 << 30  # unpacked
+MAX_SIGNATURE_BYTES = 1 << 16  # of SIGNATURE.json and SHA256SUMS, which are read before the signer is verified
 CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9._-]+)")
-# what a runtime can do to colours, and the numbers that each needs
+# color normalizations that a runtime supports, and the numbers that each needs
 RUNTIME_NORMALIZATIONS: Mapping[str, tuple[str, ...]] = {
     "none": (), "image": ("mean", "std"), "site": ("mean", "std"), "background": ("level", "density"),
 }  # fmt: skip
@@ -52,17 +54,17 @@ class BundleManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    format: Literal[1] = 1
+    format: Literal[2] = FORMAT_VERSION
     name: str
     model: str
     classes: tuple[str, ...] = Field(min_length=2, max_length=10_000)
-    input_size: tuple[SidePixels, SidePixels]  # height, width of an image as the network takes it
-    resize: Literal["area", "triangle"]  # how larger images become this small
-    num_tta_views: Literal[1, 8]  # answers are means over so many ways to lay an image down
-    normalization: dict[str, Any]  # as the study has it; "none" and "image" are inside the graph
-    # of a whole field, what is cut about each cell, in diameters of a red one; None: single images only
+    input_size: tuple[SidePixels, SidePixels]  # height, width of the network's input
+    resize: Literal["area", "triangle"]  # how larger images are reduced to it
+    num_tta_views: Literal[1, 8]  # orientations of test-time augmentation
+    normalization: dict[str, Any]  # the study's; "none" and "image" are inside the graph
+    # side of the crop around a cell of a field, in diameters of a red cell; None: single images only
     crop_diameters: float | None = Field(gt=0.5, lt=20)
-    rbc_diameter_px: float | None = Field(gt=3, lt=1000)  # pixels of a red cell in the fields that it learnt from
+    rbc_diameter_px: float | None = Field(gt=3, lt=1000)  # of a red cell in the training fields
     precisions: tuple[Precision, ...] = Field(min_length=1)
     opset: int
     created: str
@@ -71,14 +73,14 @@ class BundleManifest(BaseModel):
     @model_validator(mode="after")
     def _validate_consistency(self) -> Self:
         if len(set(self.classes)) != len(self.classes):
-            raise ValueError("a class stands twice")
+            raise ValueError("a class is listed twice")
         if (self.crop_diameters is None) != (self.rbc_diameter_px is None):
-            raise ValueError("window and diameter go together")
+            raise ValueError("crop_diameters and rbc_diameter_px must be given together")
         required_keys = RUNTIME_NORMALIZATIONS.get(self.normalization.get("name", ""))
         if required_keys is None or any(
             not isinstance(self.normalization.get(key), float | int) for key in required_keys
         ):
-            raise ValueError(f"normalise must be one of {', '.join(RUNTIME_NORMALIZATIONS)}, with its numbers")
+            raise ValueError(f"normalization must be one of {', '.join(RUNTIME_NORMALIZATIONS)}, with its numbers")
         return self
 
 
@@ -91,23 +93,23 @@ class BundleSignature(BaseModel):
 
 @dataclass(frozen=True)
 class ModelBundle:
-    """Verified, and in memory: a file that is changed on disk later changes nothing."""
+    """A verified bundle in memory, so that later changes on disk have no effect."""
 
     origin: Path
     files: Mapping[str, bytes]
     signer: str  # the name under which its key is pinned
-    digest: str  # of SHA256SUMS: names this bundle and no other
+    digest: str  # of SHA256SUMS: identifies the bundle
 
     @classmethod
     def open(cls, path: Path, trust_store: TrustStore) -> ModelBundle:
-        """Who signed it is asked before anything large is read."""
+        """Verifies the signer before it reads anything large."""
         with _open_files(path) as bundle_files:
             key, checksums = verify_signature(path, bundle_files)
             signer = trust_store.find_name(key)
             if signer is None:
                 raise BundleError(
-                    f"{path} is signed by {fingerprint(bytes.fromhex(key))}, which is not pinned on this machine. Ask its maker for "
-                    "the key by another way; if it is this one: hemofed trust add NAME " + key
+                    f"{path} is signed by {fingerprint(bytes.fromhex(key))}, which is not pinned on this machine. Compare the key "
+                    "with its owner over another channel; if it matches: hemofed trust add NAME " + key
                 )
             files = _read_verified_files(path, bundle_files, checksums)
         bundle = cls(path, files, signer, hashlib.sha256(checksums.encode()).hexdigest())
@@ -115,18 +117,20 @@ class ModelBundle:
         return bundle
 
     def validate(self) -> None:
-        """Every part can be read, and they speak of the same model."""
+        """Checks that every part can be parsed and that the parts are consistent."""
         manifest, calibration = self.manifest, self.calibration
         _ = self.ood_reference, self.model_card
         if calibration.positive_class is not None and calibration.positive_class not in manifest.classes:
             raise BundleError(
-                f"{self.origin}: calibration.json is about {calibration.positive_class}, which is no class of it"
+                f"{self.origin}: calibration.json has the positive class {calibration.positive_class}, which bundle.json lacks; "
+                "export it again"
             )
         if ("int8" in manifest.precisions) != ("model.int8.onnx" in self.files):
-            raise BundleError(f"{self.origin}: bundle.json and the files do not agree about int8; export it anew")
+            raise BundleError(f"{self.origin}: bundle.json and the files disagree about int8; export it again")
 
     @cached_property
     def manifest(self) -> BundleManifest:
+        self._check_format()
         return self._parse_json("bundle.json", BundleManifest)
 
     @cached_property
@@ -143,7 +147,7 @@ class ModelBundle:
             card: dict[str, Any] = json.loads(self.files["card.json"])
             self.files["card.md"].decode()
         except ValueError as error:
-            raise BundleError(f"{self.origin}: its card cannot be read ({error}); export it anew") from error
+            raise BundleError(f"{self.origin}: its card cannot be read ({error}); export it again") from error
         return card
 
     @property
@@ -155,25 +159,37 @@ class ModelBundle:
             raise BundleError(f"{self.origin} has no {precision} model; it has {', '.join(self.manifest.precisions)}")
         return self.files["model.onnx" if precision == "fp32" else "model.int8.onnx"]
 
+    def _check_format(self) -> None:
+        """Refuses another format in one sentence, before its renamed keys give a confusing error."""
+        try:
+            manifest = json.loads(self.files["bundle.json"])
+        except ValueError:
+            return  # `_parse_json` reports it
+        version = manifest.get("format") if isinstance(manifest, dict) else None
+        if isinstance(version, int) and version != FORMAT_VERSION:
+            raise BundleError(
+                f"{self.origin} has bundle format {version}, but this hemofed reads format {FORMAT_VERSION}; export the run again "
+                "with this version, or install the one that made it"
+            )
+
     def _parse_json(self, name: str, model_type: type[ParsedModel]) -> ParsedModel:
         try:
             return model_type.model_validate_json(self.files[name])
         except ValidationError as error:
             first_error = error.errors()[0]
             raise BundleError(
-                f"{self.origin}: {name}: {'.'.join(map(str, first_error['loc']))}: {first_error['msg']}; it was made by another version "
-                "of hemofed: install that one, or export anew"
+                f"{self.origin}: {name}: {'.'.join(map(str, first_error['loc']))}: {first_error['msg']}; export it again"
             ) from error
 
 
 def read_signer_key(path: Path) -> str:
-    """The public key that a bundle says it is signed by, and is; whether to believe it is another question."""
+    """The public key whose signature the bundle carries; the signature is valid, the key need not be trusted."""
     with _open_files(path) as bundle_files:
         return verify_signature(path, bundle_files)[0]
 
 
 def sign_files(files: Mapping[str, bytes], signing_key: Ed25519PrivateKey) -> dict[str, bytes]:
-    """With sums and signature."""
+    """The files together with SHA256SUMS and SIGNATURE.json."""
     checksums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items()))
     signature = BundleSignature(key=public_hex(signing_key), signature=sign(signing_key, "bundle", checksums))
     return {
@@ -184,19 +200,21 @@ def sign_files(files: Mapping[str, bytes], signing_key: Ed25519PrivateKey) -> di
 
 
 def write_zip(files: Mapping[str, bytes], path: Path) -> None:
-    """The same files give the same bytes."""
+    """Writes a reproducible zip file: the same files give the same bytes."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(files.items()):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
 
 
 class BundleFiles(Protocol):
-    """A folder's or a zip's files: their sizes as told, and at most so many bytes of one."""
+    """The files of a folder or of a zip file."""
 
     @property
-    def sizes(self) -> Mapping[str, int]: ...
+    def sizes(self) -> Mapping[str, int]:
+        """Sizes as declared, not verified."""
 
-    def read(self, name: str, max_bytes: int) -> bytes: ...
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """At most max_bytes + 1 bytes."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +226,7 @@ class FolderFiles:
         paths = {p.name: p for p in sorted(self.path.iterdir())}
         if unexpected := [n for n, p in paths.items() if n not in KNOWN_FILES or p.is_symlink() or not p.is_file()]:
             raise BundleError(
-                f"{self.path} is no bundle, or has been added to: remove {', '.join(unexpected[:3])}, or use its zip file"
+                f"{self.path} is not a bundle, or has extra files: remove {', '.join(unexpected[:3])}, or use its zip file"
             )
         return {name: p.stat().st_size for name, p in paths.items()}
 
@@ -227,7 +245,7 @@ class ZipFiles:
         names = [info.filename for info in self.archive.infolist()]
         if len(set(names)) != len(names) or not set(names) <= KNOWN_FILES:
             unexpected = ", ".join(n for n in names if n not in KNOWN_FILES)[:80]
-            raise BundleError(f"{self.path} is no bundle: it holds {unexpected or 'a file twice'}")
+            raise BundleError(f"{self.path} is not a bundle: it holds {unexpected or 'a file twice'}; fetch it again")
         return {info.filename: info.file_size for info in self.archive.infolist()}
 
     def read(self, name: str, max_bytes: int) -> bytes:
@@ -246,11 +264,11 @@ def _open_files(path: Path) -> Iterator[BundleFiles]:
         with zipfile.ZipFile(path) as archive:
             yield ZipFiles(path, archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, OSError) as error:
-        raise BundleError(f"{path} is no bundle, or a damaged one ({error}); fetch it again") from error
+        raise BundleError(f"{path} is not a bundle, or is damaged ({error}); fetch it again") from error
 
 
 def verify_signature(path: Path, bundle_files: BundleFiles) -> tuple[str, str]:
-    """The public key whose owner signed the sums, and the sums."""
+    """The signer's public key and the signed text of SHA256SUMS."""
     sizes = bundle_files.sizes
     if SIGNATURE_FILE not in sizes or CHECKSUMS_FILE not in sizes:
         raise BundleError(f"{path} is not signed; make a bundle with `hemofed export RUN -o BUNDLE`")
@@ -266,21 +284,25 @@ def verify_signature(path: Path, bundle_files: BundleFiles) -> tuple[str, str]:
     except (ValidationError, UnicodeDecodeError) as error:
         raise BundleError(f"{path}: {SIGNATURE_FILE} or {CHECKSUMS_FILE} is damaged; fetch the bundle again") from error
     if not is_valid_signature(signature.key, "bundle", checksums, signature.signature):
-        raise BundleError(f"{path}: the signature does not fit; it was changed after it was signed. Do not use it")
+        raise BundleError(
+            f"{path}: the signature is invalid; the bundle was changed after it was signed. Do not use it"
+        )
     return signature.key, checksums
 
 
 def _read_verified_files(path: Path, bundle_files: BundleFiles, checksums: str) -> dict[str, bytes]:
-    """All files, each of which has the digest that was signed."""
+    """Reads all files and checks each against its signed digest."""
     line_matches = [CHECKSUM_LINE.fullmatch(line) for line in checksums.splitlines()]
     digests = {line_match[2]: line_match[1] for line_match in line_matches if line_match}
     sizes = bundle_files.sizes
     if len(digests) != len(line_matches) or sizes.keys() - {CHECKSUMS_FILE, SIGNATURE_FILE} != digests.keys():
-        raise BundleError(f"{path}: {CHECKSUMS_FILE} does not list just the files that are there; do not use it")
+        raise BundleError(f"{path}: {CHECKSUMS_FILE} does not list exactly the files of the bundle; do not use it")
     if missing := REQUIRED_FILES - digests.keys():
-        raise BundleError(f"{path} lacks {', '.join(sorted(missing))}")
+        raise BundleError(f"{path} lacks {', '.join(sorted(missing))}; fetch it again")
     if sum(sizes.values()) > MAX_BUNDLE_BYTES:
-        raise BundleError(f"{path} unpacks to more than {MAX_BUNDLE_BYTES >> 20} MB; no bundle does")
+        raise BundleError(
+            f"{path} unpacks to more than {MAX_BUNDLE_BYTES >> 20} MB, the limit of a bundle; do not use it"
+        )
     files = {name: bundle_files.read(name, sizes[name]) for name in digests}
     for name, digest in digests.items():
         if hashlib.sha256(files[name]).hexdigest() != digest:

@@ -1,4 +1,4 @@
-"""When not to answer: images that are unlike those the model was validated on, or too poor to be judged."""
+"""Out-of-distribution guard: rejects images of poor quality, or with features unlike those of the validation images."""
 
 from __future__ import annotations
 
@@ -11,48 +11,44 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.probe.feature_names import NEUTRAL_MEASURES, QUALITY_MEASURES
 
-OUT_OF_DISTRIBUTION = "outside what the model has seen"
-DISTANCE_FALSE_ALARM_RATE = 0.005  # of a class's validation images may be called foreign by the distance ...
-MEASURE_FALSE_ALARM_RATE = 0.001  # ... and of all by each end of each measure
-LIMIT_MARGIN = 4 / 3  # measures may go so many times beyond: images come by the slide, and validation saw few slides
-MIN_SAMPLES = 20  # images of a class by which a distance can be set, cells of a slide that tell its drift
-MIN_LOG2_DISTANCE, MAX_LOG2_DISTANCE = (
-    -3.0,
-    5.0,
-)  # as sites/training/validation_profile.py bins distances: binary logarithms
-MAX_DRIFT = 1.0  # the slide's mean lies farther out than sites' images do
+OUT_OF_DISTRIBUTION = "out of distribution"
+DISTANCE_FALSE_ALARM_RATE = 0.005  # fraction of a class's validation images that the distance limit may reject
+MEASURE_FALSE_ALARM_RATE = 0.001  # fraction of all validation images that each limit of each measure may reject
+LIMIT_MARGIN = 4 / 3  # widens the limits of measures: they vary by slide, and validation covers few slides
+MIN_SAMPLES = 20  # images of a class needed for a distance limit, cells of a slide needed for its drift
+MIN_LOG2_DISTANCE, MAX_LOG2_DISTANCE = -3.0, 5.0  # range of the bins in sites/training/validation_profile.py
+MAX_DRIFT = 1.0  # a slide's mean is farther out than the images of the study's sites
 
 
 class OodReference(BaseModel):
-    """What validation images looked like, from sums over sites, and how often the guard errs."""
+    """Statistics of the validation images, from sums over sites, and the guard's own error rates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     num_images: int = Field(ge=0, le=10**9)
-    class_centers: tuple[tuple[float, ...], ...] = Field(min_length=1)  # of the classes, in whitened traits
-    feature_mean: tuple[float, ...]  # of all images, likewise; slides drift from here
-    max_distance: float = Field(gt=0)  # from the nearest centre, the farthest that is answered for
-    quality_limits: dict[str, tuple[float, float]]
+    class_centers: tuple[tuple[float, ...], ...] = Field(min_length=1)  # (C, D) in whitened features
+    feature_mean: tuple[float, ...]  # (D,) of all images; the drift of a slide is measured from here
+    max_distance: float = Field(gt=0)  # from the nearest center
+    quality_limits: dict[str, tuple[float, float]]  # by measure: lowest and highest accepted value
     quality_moments: dict[str, tuple[float, float]] = Field(default_factory=dict)  # mean and standard deviation
-    false_alarm_rate: float = Field(ge=0, le=1)  # at most this share of validation images is refused
-    detection_rates: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
-        default_factory=dict
-    )  # such images that are refused
+    false_alarm_rate: float = Field(ge=0, le=1)  # upper bound of the fraction of validation images rejected
+    # by corruption: the fraction of such images rejected
+    detection_rates: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _validate_consistency(self) -> Self:
         if self.quality_limits.keys() != QUALITY_MEASURES.keys() or any(
             low >= high for low, high in self.quality_limits.values()
         ):
-            raise ValueError("limits must be a lower and a higher number for each measure")
+            raise ValueError("quality_limits must have a lower and a higher number for each measure")
         if len({len(self.feature_mean), *map(len, self.class_centers)}) != 1:
-            raise ValueError("middle and centres must have as many numbers")
+            raise ValueError("feature_mean and each of class_centers must have the same length")
         return self
 
     def rejection_reasons(
         self, features: NDArray[np.float32], quality_measures: NDArray[np.float32]
     ) -> list[str | None]:
-        """(N, D) whitened traits, (N, Q) measures -> why each image is not answered for, or None."""
+        """(N, D) whitened features, (N, Q) quality measures -> why each image is rejected, or None."""
         reasons: list[list[str]] = [[] for _ in features]
         for column, name in enumerate(QUALITY_MEASURES):
             low, high = self.quality_limits[name]
@@ -65,13 +61,13 @@ class OodReference(BaseModel):
         return [f"{OUT_OF_DISTRIBUTION}: {', '.join(row_reasons)}" if row_reasons else None for row_reasons in reasons]
 
     def nearest_center_distances(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Root mean square from the nearest centre: about 1 for images like those measured."""
+        """Root mean square distance from the nearest center: about 1 for images like the validation images."""
         centers = np.array(self.class_centers, np.float64)
         squared_distances = np.square(features.astype(np.float64)[:, None] - centers).mean(2)  # (N, C)
         return np.asarray(np.sqrt(squared_distances.min(1)))
 
     def compute_drift(self, features: NDArray[np.float32]) -> float | None:
-        """How far a slide's mean lies from the middle: sites' own images lie within about 1. None of too few cells."""
+        """Distance of a slide's mean from `feature_mean`, about 1 at most for the study's sites; None for too few cells."""
         if len(features) < MIN_SAMPLES:
             return None
         return self.drift_of_mean(features.mean(0, dtype=np.float64))
@@ -86,9 +82,9 @@ def build_ood_reference(
     distance_counts: NDArray[np.int64],
     measure_counts: NDArray[np.int64],
 ) -> OodReference:
-    """From (C, D) centres, (C, bins) counts by distance and (Q, bins) counts by measure."""
+    """Sets the limits from (C, D) centers, (C, bins) counts by distance and (Q, bins) counts by measure."""
     num_bins, num_features = distance_counts.shape[1], class_centers.shape[1]
-    # of the class that lies farthest out: a rare one must not be refused for being rare
+    # the largest limit of all classes, so that a rare class is not rejected
     bin_index = max(
         _upper_bin(row, DISTANCE_FALSE_ALARM_RATE)
         for row in (
@@ -98,7 +94,7 @@ def build_ood_reference(
         )
     )
     max_distance = 2 ** (MIN_LOG2_DISTANCE + (bin_index + 1) / num_bins * (MAX_LOG2_DISTANCE - MIN_LOG2_DISTANCE))
-    # the middle and spread were taken from these very images, so others lie farther out: leave-one-out, by leverage
+    # centers and whitening were fitted to these images, so new ones are farther out: leave-one-out, by leverage
     leverage = min(0.5, max_distance**2 * num_features / max(num_images, 1))
     limits, moments = {}, {}
     num_false_alarms = float(distance_counts[:, bin_index + 1 :].sum())
@@ -128,12 +124,12 @@ def _has_min_samples(distance_counts: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _extend_limit(end: float, name: str, side: int) -> float:
-    """An end of a measure, ROOM times as far out."""
+    """A limit of a measure, moved LIMIT_MARGIN times as far from the neutral value."""
     neutral = NEUTRAL_MEASURES.get(name, 0.0)
     return neutral + (end - neutral) * (LIMIT_MARGIN if side * (end - neutral) > 0 else 1 / LIMIT_MARGIN)
 
 
 def _upper_bin(counts: NDArray[np.int64], rate: float) -> int:
-    """The bin above which at most a share `rate` lies."""
+    """The bin above which at most a fraction `rate` of the counts is."""
     above = counts.sum() - np.cumsum(counts)
     return int(np.argmax(above <= rate * counts.sum()))

@@ -1,7 +1,7 @@
-"""Operating points: at which score a cell is called positive, and how often that was right on images with labels.
+"""Operating points: thresholds on the score of the positive class, with their error counts on labelled images.
 
-Scores are log-odds of one class against the rest at the model's temperature. Sites told how many of their validation
-images fall into which of 4,096 bins of them, even in asinh(log-odds); thresholds are bins' lower edges.
+A score is the log-odds of one class against the rest at the model's temperature. Sites report their validation images
+as counts in 4,096 bins of equal width in asinh(log-odds); thresholds are lower edges of bins.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipeline.core.errors import StudyError
 
 MAX_ASINH_LOG_ODDS = 10.0  # as sites/training/evaluation.py bins scores
-SAFE_SPECIFICITY, SCREENING_SPECIFICITY = (
-    0.998,
-    0.98,
-)  # specificities; at 0.98 nearly every healthy slide passes the line of 1 %
-MAX_CURVE_POINTS = 48  # points of the curve that a bundle tells
+SAFE_SPECIFICITY, SCREENING_SPECIFICITY = 0.998, 0.98  # at 0.98 nearly every healthy slide shows more than 1 %
+MAX_CURVE_POINTS = 48  # in a bundle
 MIN_PROBABILITY = 1e-12
 BoundedCount = Annotated[int, Field(ge=0, le=10**9)]
 
 
 class OperatingPoint(BaseModel):
-    """A threshold and what came of it: counts of labelled images."""
+    """A threshold and the confusion counts of labelled images at it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -37,7 +34,7 @@ class OperatingPoint(BaseModel):
     fn: BoundedCount
     tn: BoundedCount
     fp: BoundedCount
-    # standard deviations of sensitivity and specificity between sites, beyond chance; 0 where one place was measured
+    # standard deviations of sensitivity and specificity between sites, beyond chance; 0 if one site was measured
     sensitivity_spread: float = Field(default=0.0, ge=0, le=1)
     specificity_spread: float = Field(default=0.0, ge=0, le=1)
 
@@ -63,15 +60,15 @@ class OperatingPoint(BaseModel):
 
 
 class ModelCalibration(BaseModel):
-    """How probabilities and decisions follow from a model's answers; a lab may have its own."""
+    """The temperature and the operating points of a model; a local calibration has its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     temperature: float = Field(gt=1e-3, lt=1e3)
     positive_class: str | None
-    operating_points: tuple[OperatingPoint, ...]  # named ones, the first is the default
+    operating_points: tuple[OperatingPoint, ...]  # the named ones; the first is the default
     curve: tuple[OperatingPoint, ...] = ()  # from strict to lenient
-    measured_on: str  # in words
+    measured_on: str  # a text
     loss: float | None = None  # mean, at the temperature
     loss_before: float | None = None  # at temperature 1
 
@@ -82,18 +79,18 @@ class ModelCalibration(BaseModel):
 
     @property
     def sorted_points(self) -> list[OperatingPoint]:
-        """All that a slider can stand at, from strict to lenient: the curve is thinned and need not hold the named ones."""
+        """Named points and curve, from strict to lenient; the thinned curve may lack the named points."""
         points_by_log_odds = {p.log_odds: p for p in (*self.curve, *reversed(self.operating_points))}
         return sorted(points_by_log_odds.values(), key=lambda p: -p.log_odds)
 
     def point_at_probability(self, probability: float) -> OperatingPoint:
-        """The measured point with the threshold next above a probability."""
+        """The measured point with the lowest threshold at or above a probability."""
         min_log_odds = math.log(max(probability, MIN_PROBABILITY) / max(1 - probability, MIN_PROBABILITY))
         above = [p for p in self.sorted_points if p.log_odds >= min_log_odds - 1e-9]
         if not above:
             highest = self.sorted_points[0].probability if self.sorted_points else 0.0
             raise StudyError(
-                f"nothing was measured at a probability of {probability:g} or above; the highest is {highest:.4f}"
+                f"no operating point was measured at a probability of {probability:g} or above; the highest is {highest:.4f}"
             )
         return above[-1]
 
@@ -104,7 +101,7 @@ def bin_lower_edge(bin_index: int, num_bins: int) -> float:
 
 
 def compute_log_odds(probabilities: NDArray[np.float32], class_index: int) -> NDArray[np.float64]:
-    """(N, C) -> (N,) of one class; 1 - p is summed over the others, so that it does not cancel near 1."""
+    """(N, C) -> (N,) of one class; sums 1 - p over the others, which avoids cancellation near 1."""
     p = probabilities.astype(np.float64)
     others = np.delete(p, class_index, 1).sum(1)
     return np.asarray(
@@ -113,7 +110,7 @@ def compute_log_odds(probabilities: NDArray[np.float32], class_index: int) -> ND
 
 
 def rescale_temperature(probabilities: NDArray[np.float32], ratio: float) -> NDArray[np.float32]:
-    """(N, C) as they would be at another temperature: logits times `ratio`."""
+    """(N, C) at another temperature: softmax of the logits times `ratio`."""
     if ratio == 1:
         return probabilities
     logits = np.log(np.maximum(probabilities.astype(np.float64), 1e-30)) * ratio
@@ -122,7 +119,7 @@ def rescale_temperature(probabilities: NDArray[np.float32], ratio: float) -> NDA
 
 
 def bin_scores(log_odds: NDArray[np.float64], is_positive: NDArray[np.bool_], num_bins: int) -> NDArray[np.int64]:
-    """(2, bins) counts of [others, class], as sites make them."""
+    """(2, bins) counts of [others, class], binned as at the sites."""
     bin_indices = (
         ((np.arcsinh(log_odds) + MAX_ASINH_LOG_ODDS) / (2 * MAX_ASINH_LOG_ODDS) * num_bins)
         .astype(np.int64)
@@ -136,9 +133,9 @@ def bin_scores(log_odds: NDArray[np.float64], is_positive: NDArray[np.bool_], nu
 def build_operating_points(
     scores: NDArray[np.int64], between_site_variance: NDArray[np.float64] | None = None
 ) -> tuple[tuple[OperatingPoint, ...], tuple[OperatingPoint, ...]]:
-    """Named points and the curve, from (2, bins) counts of [others, class]; none where one of both is missing.
+    """Named points and the curve from (2, bins) counts of [others, class]; none if either row is empty.
 
-    `between`: variances between sites of the shares that score at least so much, alike in shape.
+    `between_site_variance`: (2, bins) variance between sites of the fraction that scores at least the bin's lower edge.
     """
     negatives, positives = scores
     if not positives.sum() or not negatives.sum():
@@ -162,15 +159,15 @@ def build_operating_points(
 def _iter_points(
     positives: NDArray[np.int64], negatives: NDArray[np.int64], spread: NDArray[np.float64]
 ) -> Iterator[OperatingPoint]:
-    """From strict to lenient, each at the score of one of the others.
+    """Points from strict to lenient, each at the score of one of the negatives.
 
-    Were they between two of these, so that k of n others score higher, then of others to come (k + 1) / (n + 1) would on
-    average; at the k-th score itself it is k / (n + 1), as counted.
+    Between two of these scores, k of n negatives score higher, and new negatives would do so with an expected rate of
+    (k + 1) / (n + 1); at the k-th score itself the rate is k / (n + 1), close to the counted one.
     """
     true_positives, false_positives = (
         np.cumsum(counts[::-1])[::-1] for counts in (positives, negatives)
-    )  # at a bin's lower edge or above
-    highest = int(np.flatnonzero(negatives)[-1]) + 1  # just above all of them
+    )  # at or above a bin's lower edge
+    highest = int(np.flatnonzero(negatives)[-1]) + 1  # just above all negatives
     for bin_index in (highest, *(int(index) for index in reversed(np.flatnonzero(negatives)))):
         tp, fp = (
             int(counts[bin_index]) if bin_index < len(positives) else 0 for counts in (true_positives, false_positives)
@@ -189,12 +186,12 @@ def _iter_points(
 
 
 def _most_lenient_point(all_points: list[OperatingPoint], min_specificity: float) -> OperatingPoint:
-    """The most lenient that keeps it."""
+    """The most lenient point with at least this specificity."""
     return [p for p in all_points if (p.specificity or 0) >= min_specificity][-1]
 
 
 def _thin_curve(all_points: list[OperatingPoint]) -> tuple[OperatingPoint, ...]:
-    """A bundle goes to everybody: some dozens of points, not one an image. Strict ones matter most."""
+    """Reduces the curve to MAX_CURVE_POINTS, mostly strict ones, so that a bundle does not disclose single scores."""
     if len(all_points) <= MAX_CURVE_POINTS:
         return tuple(all_points)
     indices = np.unique(np.round(np.geomspace(1, len(all_points), MAX_CURVE_POINTS)).astype(int) - 1)

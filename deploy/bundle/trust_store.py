@@ -1,4 +1,4 @@
-"""Whose bundles this machine believes: public keys that somebody pinned by hand."""
+"""The trust store: public keys, pinned by hand, of the signers whose bundles this machine accepts."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class TrustStore:
         try:
             table = json.loads(self.path.read_text("utf-8"))
             if not isinstance(table, dict) or not all(PUBLIC_KEY_HEX.fullmatch(str(key)) for key in table.values()):
-                raise ValueError("it is no table of names and keys")
+                raise ValueError("it does not map names to keys")
             return {str(name): str(key) for name, key in table.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, UnicodeDecodeError) as error:
-            raise KeyFileError(f"{self.path} is damaged ({error}); move it away and pin keys anew") from error
+            raise KeyFileError(f"{self.path} is damaged ({error}); move it away and pin the keys again") from error
 
     def find_name(self, key: str) -> str | None:
         return next((name for name, known in self.load_keys().items() if known == key), None)
@@ -47,18 +47,18 @@ class TrustStore:
     def add(self, name: str, key: str) -> None:
         pinned = self.load_keys()
         if not KEY_NAME.fullmatch(name):
-            raise KeyFileError(f"{name!r} is no name for a key; use letters, digits, spaces and . _ @ -")
+            raise KeyFileError(f"{name!r} is not a valid name for a key; use letters, digits, spaces and . _ @ -")
         if pinned.get(name, key) != key:
             raise KeyFileError(
-                f"{name} is pinned with the key {fingerprint(bytes.fromhex(pinned[name]))}; "
-                f"if it has a new one, first: hemofed trust remove '{name}'"
+                f"{name} is pinned with another key, {fingerprint(bytes.fromhex(pinned[name]))}; "
+                f"to replace it, first: hemofed trust remove '{name}'"
             )
         self._save(pinned | {name: key})
 
     def remove(self, name: str) -> None:
         pinned = self.load_keys()
         if name not in pinned:
-            raise KeyFileError(f"no key is pinned as {name!r}; pinned: {', '.join(pinned) or 'none'}")
+            raise KeyFileError(f"no key is pinned as {name!r}; pinned keys: {', '.join(pinned) or 'none'}")
         self._save({n: k for n, k in pinned.items() if n != name})
 
     def _save(self, pinned: dict[str, str]) -> None:
@@ -66,7 +66,7 @@ class TrustStore:
 
 
 def read_public_key(source: str) -> str:
-    """64 hex digits, a file that begins with them, or a bundle that the key has signed."""
+    """A public key from 64 hex digits, from a file that begins with them, or from a bundle that it signed."""
     text, path = source.strip().lower(), Path(source)
     if PUBLIC_KEY_HEX.fullmatch(text):
         return text
@@ -75,7 +75,7 @@ def read_public_key(source: str) -> str:
 
         return read_signer_key(path)
     if not path.is_file():
-        raise KeyFileError(f"{source} is neither a public key (64 hex digits) nor a file or bundle that holds one")
+        raise KeyFileError(f"{source} is neither a public key nor a file or bundle that holds one; give 64 hex digits")
     with path.open("rb") as file:
         text = file.read(64).decode("ascii", "replace").lower()
     if not PUBLIC_KEY_HEX.fullmatch(text):

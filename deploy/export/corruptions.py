@@ -1,4 +1,4 @@
-"""Images that no model should answer for, made of good ones: how often the guard notices is measured with them."""
+"""Corruptions of good images, on which the export measures the detection rates of the out-of-distribution guard."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.inference.resize import resize_images
-
-ImageBatch = NDArray[np.uint8]  # (N, H, W, 3)
+from deploy.inference.resize import ImageBatch, resize_images
 
 
 def _apply_as_float(
@@ -19,7 +17,7 @@ def _apply_as_float(
 
 
 def _defocus(images: ImageBatch) -> ImageBatch:
-    """As far out of focus as if it had an eighth of the pixels."""
+    """Blurs to an eighth of the resolution."""
     height, width = images.shape[1:3]
     return resize_images(
         resize_images(images, (max(2, height // 8), max(2, width // 8)), "area"), (height, width), "area"
@@ -27,7 +25,7 @@ def _defocus(images: ImageBatch) -> ImageBatch:
 
 
 def _empty_glass(images: ImageBatch) -> ImageBatch:
-    """Nothing there: the corner's colour everywhere, with a camera's noise."""
+    """The color of the image's corner with camera noise, without a cell."""
     noise = np.random.default_rng(1).normal(0, 2, images.shape)
     return np.asarray((images[:, :1, :1] + noise).clip(0, 255), np.uint8)
 
@@ -42,12 +40,12 @@ def _draw_stripes(images: ImageBatch) -> ImageBatch:
 
 
 CORRUPTIONS: Mapping[str, Callable[[ImageBatch], ImageBatch]] = {
-    "rendered cell, as it is": lambda images: images,
+    "rendered cell, unchanged": lambda images: images,
     "far out of focus": _defocus,
     "nearly dark": _apply_as_float(lambda x: x * 0.15),
     "over-exposed": _apply_as_float(lambda x: x * 2.5),
     "camera noise": _apply_as_float(lambda x: x + np.random.default_rng(3).normal(0, 40, x.shape)),
-    "colours swapped": lambda images: np.ascontiguousarray(images[..., ::-1] // 2 + images[..., [1, 2, 0]] // 2),
+    "colors swapped": lambda images: np.ascontiguousarray(images[..., ::-1] // 2 + images[..., [1, 2, 0]] // 2),
     "negative": lambda images: 255 - images,
     "empty glass": _empty_glass,
     "noise alone": _uniform_noise,

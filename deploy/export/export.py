@@ -1,4 +1,4 @@
-"""A finished run -> a signed bundle. No patient's image is looked at: what the model knows of them it has from sums."""
+"""Exports a finished run as a signed bundle, from the run's sums over validation images; it reads no patient's image."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from pipeline.study.schema import Study
 from privacy.ledger.keys import public_hex
 
 NUM_PARITY_IMAGES = 500
-NUM_RENDERED_CELLS = 1200  # cells, made for this: nobody's
+NUM_RENDERED_CELLS = 1200  # synthetic, for parity, int8 scales and detection rates
 RENDER_SEED = 0xED6E
-LICENSE_NOT_STATED = "not stated: ask whoever gave it to you"
+LICENSE_NOT_STATED = "not stated; ask the study lead"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class SyntheticCells:
-    """Rendered cells in the size that the network takes; labels where it tells apart what the renderer does."""
+    """Rendered cells in the network's input size; labels if the renderer knows the network's classes."""
 
     images: NDArray[np.uint8]  # (N, H, W, 3)
     labels: NDArray[np.int64] | None
@@ -73,24 +73,27 @@ def export_bundle(
     crop_and_diameter_px: tuple[float | None, float | None] = (None, None),
     report_progress: Callable[[str], None] = lambda text: None,
 ) -> ExportResult:
-    """`name`: global, group/2, site/S; `scale`: pixels of a field that one training image shows, and of a red cell there,
-    where the data do not tell."""
+    """Writes OUTPUT_FOLDER and OUTPUT_FOLDER.zip.
+
+    `model_name`: global, group/2 or site/S. `crop_and_diameter_px`: side of a training image and diameter of a red cell,
+    in pixels of a field, if the study's data do not define them.
+    """
     crop_diameters, rbc_diameter_px = _resolve_scale(run_folder.load_study(), crop_and_diameter_px)
     zip_path = output_folder.with_name(f"{output_folder.name}.zip")
     for path in (output_folder, zip_path):
         if path.exists():
-            raise RunFolderError(f"{path} exists and is not overwritten; choose another -o, or move it away")
+            raise RunFolderError(f"{path} exists and is not overwritten; choose another -o, or move it")
     study = run_folder.load_study()
     if study.normalization.name not in RUNTIME_NORMALIZATIONS:
         raise IncompatibleStudyError(
-            f"normalise {study.normalization.name!r} comes from a plugin, which bedside machines do not have; train without it"
+            f"normalization {study.normalization.name!r} comes from a plugin, which edge machines lack; train without it"
         )
     model_kind, _, site = model_name.partition("/")
     module, header = load_model(run_folder, f"site/{quote(site, safe='')}" if model_kind == "site" else model_name)
     input_shape, classes = tuple(header["shape"]), tuple(header["classes"])
     if len(input_shape) != 3:
         raise IncompatibleStudyError(
-            f"{model_name} takes {input_shape} numbers, and bundles are for images; export a study of images"
+            f"{model_name} takes inputs of shape {input_shape}, but bundles are for images; export a study of images"
         )
     profile = read_profile(run_folder.path, model_name)
     whitening, warnings = (
@@ -98,15 +101,15 @@ def export_bundle(
         [] if profile else [_missing_profile_warning(study, model_name)],
     )
     positive_class = study.evaluation.positive_class
-    report_progress("drawing the graph")
+    report_progress("building the graph")
     export_module = ExportModule(module, input_shape, whitening, study.normalization.model_dump())
     graph = to_onnx(export_module, (input_shape[1], input_shape[2]))
-    report_progress("comparing it with the network")
+    report_progress("comparing the graph with the network")
     synthetic_cells = render_cells((input_shape[1], input_shape[2]), classes)
     max_difference = check_parity(export_module, module, graph, synthetic_cells.images[:NUM_PARITY_IMAGES])
     int8_model = None
     if with_int8:
-        report_progress("quantising")
+        report_progress("quantizing")
         int8_model = quantize_model(
             graph,
             synthetic_cells.images,
@@ -166,9 +169,8 @@ def render_cells(input_size: tuple[int, int], classes: tuple[str, ...]) -> Synth
     from sites.data.synthetic_smear import SyntheticSmear
 
     data = SyntheticSmear(cells=NUM_RENDERED_CELLS, size=72, patients=60, task="types").load(None, RENDER_SEED)
-    order = np.random.default_rng(RENDER_SEED).permutation(
-        NUM_RENDERED_CELLS
-    )  # calibration and judging see all patients
+    # shuffled, so that int8 calibration and int8 evaluation both see all patients
+    order = np.random.default_rng(RENDER_SEED).permutation(NUM_RENDERED_CELLS)
     images = np.ascontiguousarray(data.x.permute(0, 2, 3, 1).numpy()[order])
     types = data.y.numpy()[order]
     labels = None
@@ -216,7 +218,7 @@ def _profile_operating_points(
 def _measure_ood_reference(
     profile: ModelProfile, graph: bytes, synthetic_cells: SyntheticCells, num_tta_views: int
 ) -> OodReference:
-    """With the guard's own error rates, on rendered cells spoiled on purpose."""
+    """The guard's reference, with its detection rates on corrupted rendered cells."""
     sums, whitening = profile.sums, profile.whitening
     counts = sums.distances.numpy().astype(np.int64), sums.image_measures.numpy().astype(np.int64)
     ood_reference = build_ood_reference(int(sums.n), whitening.class_centers.numpy().astype(np.float64), *counts)
@@ -233,14 +235,14 @@ def _measure_ood_reference(
 def _resolve_scale(
     study: Study, crop_and_diameter_px: tuple[float | None, float | None]
 ) -> tuple[float | None, float | None]:
-    """What is cut about a cell of a field, in diameters of a red cell, and that diameter in pixels; none: single images."""
+    """Side of a cell's crop in diameters of a red cell, and that diameter in pixels; (None, None): single images only."""
     crop_px, rbc_diameter_px = (
         crop_and_diameter_px[0] or study.data.window_pixels,
         crop_and_diameter_px[1] or study.data.cell_pixels,
     )
     if (crop_px is None) != (rbc_diameter_px is None):
         raise IncompatibleStudyError(
-            "how cells are cut out of fields follows from both --crop-px and --rbc-diameter-px; give both, or none"
+            "cutting cells out of fields needs both --crop-px and --rbc-diameter-px; give both, or neither"
         )
     return (None, None) if crop_px is None or rbc_diameter_px is None else (crop_px / rbc_diameter_px, rbc_diameter_px)
 
@@ -252,8 +254,8 @@ def _missing_profile_warning(study: Study, model_name: str) -> str:
         else f"the run has no profile of {model_name}"
     )
     return (
-        f"{reason}, so there are no calibrated probabilities, no operating points and no guard. Run the study (anew) with "
-        "evaluation.validation_profile = true and validation images, or measure it on your own: hemofed edge calibrate"
+        f"{reason}, so there are no calibrated probabilities, no operating points and no out-of-distribution guard. Run the study "
+        "with evaluation.validation_profile = true and validation images, or calibrate it locally: hemofed edge calibrate"
     )
 
 
@@ -265,7 +267,7 @@ def _export_record(
         int8_text = (
             f"The int8 model was left out: {int8_model.reason}."
             if int8_model.reason
-            else "The int8 model answers alike."
+            else "The int8 model passed the comparison."
         )
         int8_record = {**int8_model.metrics, "reason": int8_model.reason, "words": int8_text}
     return {
@@ -288,7 +290,7 @@ def _write_bundle(
     ood_reference: OodReference | None,
     warnings: tuple[str, ...],
 ) -> ExportResult:
-    """Both appear whole or not at all."""
+    """Writes the folder and the zip file atomically."""
     with raise_no_space(output_folder):
         output_folder.parent.mkdir(parents=True, exist_ok=True)
         temp_folder = Path(tempfile.mkdtemp(dir=output_folder.parent, prefix=f".{output_folder.name}."))

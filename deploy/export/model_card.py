@@ -1,4 +1,4 @@
-"""What a person has to know of a model before using it: card.json, the same in words, and as MONAI's bundles say it."""
+"""The model card: card.json, the same as Markdown, and metadata.json in the format of MONAI's bundles."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ JsonDict = dict[str, Any]
 CARD_METRICS = ("n", "accuracy", "balanced_accuracy", "auroc", "positive_auroc", "positive_auprc", "sensitivity_at_specificity",
          "calibration_error")  # fmt: skip
 INTENDED_USE = (
-    "To help a trained person look: cells that the model points out are to be looked at by that person, who decides. "
-    "Never the only ground for or against a diagnosis."
+    "To support a trained person, who looks at the cells that the model flags and decides. "
+    "Never the only reason for or against a diagnosis."
 )
 LIMITATIONS = (
     (
-        "It knows only what its sites showed it: other stains, cameras, magnifications and diseases are outside. Measure it "
+        "It was trained on its sites' images only: it is not valid for other stains, cameras, magnifications and diseases. Measure it "
         "on labelled cells of your own (`hemofed edge calibrate`) before you use it."
     ),
-    "Its probabilities belong to the mix of cells that it was validated on; on a slide with fewer of a kind they are too high.",
     (
-        "Error rates of operating points were read from the images by which the threshold was chosen, so they are a little "
-        "too good."
+        "Its probabilities hold for the class frequencies of the validation images; on a slide where a class is rarer they are "
+        "too high."
+    ),
+    (
+        "Error rates of operating points were measured on the images by which the threshold was chosen, so they are slightly "
+        "optimistic."
     ),
     "Labels of single cells differ between experts: of cells labelled twice in a public set, 12 % got two labels.",
 )
 
 
 def build_card(run_folder: RunFolder, model_name: str, header: Mapping[str, Any], license_text: str) -> JsonDict:
-    """Of the run; what the export itself measured is added to it."""
+    """The card of the run; `export_bundle` adds its own measurements."""
     study, results, sites = (
         run_folder.load_study(),
         run_folder.read_json("results.json"),
@@ -42,12 +45,12 @@ def build_card(run_folder: RunFolder, model_name: str, header: Mapping[str, Any]
     )
     return {
         "name": study.name,
-        "about": study.description,
+        "description": study.description,
         "model": model_name,
         "notice": RESEARCH_USE_NOTICE,
         "task": {
             "classes": list(header["classes"]),
-            "positive": study.evaluation.positive_class,
+            "positive_class": study.evaluation.positive_class,
             "data": study.data.name,
         },
         "data": {site: _count_by_split(site_data) for site, site_data in sites["sites"].items()},
@@ -59,25 +62,25 @@ def build_card(run_folder: RunFolder, model_name: str, header: Mapping[str, Any]
             "best_round": results["best_round"],
             "chosen_by": results["chosen_by"],
             "study": study.hash,
-            "normalise": study.normalization.name,
+            "normalization": study.normalization.name,
         },
         "metrics": _collect_metrics(results["test"], model_name),
         "privacy": _describe_privacy(run_folder),
         "intended_use": INTENDED_USE,
         "limits": list(LIMITATIONS),
-        "licence": license_text,
+        "license": license_text,
         "software": results["software"],
     }
 
 
 def _count_by_split(site_data: Mapping[str, Any]) -> dict[str, Any]:
-    """Images by split, and by class where a site tells."""
+    """Images by split, and by class if the site reports that."""
     examples = site_data.get("examples", site_data)
     return {split: examples[split] for split in ("train", "val", "test") if split in examples}
 
 
 def _collect_metrics(test_results: Mapping[str, Any], model_name: str) -> JsonDict:
-    """On test images, which were looked at once: of this model where it is the common one, else as its sites saw theirs."""
+    """Test metrics: of the global model, or else of the models that the sites evaluated."""
     view = (
         test_results.get("views", {}).get("global", {})
         if model_name == "global" and "views" in test_results
@@ -96,16 +99,18 @@ def _select_metrics(metrics: Mapping[str, Any]) -> JsonDict:
 def _describe_privacy(run_folder: RunFolder) -> JsonDict:
     privacy = run_folder.load_study().privacy
     if privacy == PrivacyConfig():
-        return {"promise": "none: no formal privacy was asked for"}
+        return {"guarantee": "none: the study asks for no formal privacy"}
     epsilon_by_site: JsonDict = next((r["epsilon"] for r in reversed(run_folder.load_rounds()) if r.get("epsilon")), {})
     dp_sgd = privacy.dp_sgd
     return {
-        "promise": "differential privacy of training" if dp_sgd or privacy.client_level_dp else "secure sums, no noise",
+        "guarantee": "differential privacy of training"
+        if dp_sgd or privacy.client_level_dp
+        else "secure aggregation without noise",
         "unit": dp_sgd.privacy_unit if dp_sgd else "site" if privacy.client_level_dp else None,
         "delta": dp_sgd.delta if dp_sgd else privacy.client_level_dp.delta if privacy.client_level_dp else None,
         "epsilon": epsilon_by_site,
         "secure_aggregation": privacy.secure_aggregation is not None,
-        "outside": "temperature, operating points and the guard's reference come from sums over validation images, without noise",
+        "not_covered": "temperature, operating points and the out-of-distribution reference, from sums over validation images without noise",
     }
 
 
@@ -119,14 +124,14 @@ def _render_lines(
     task, training = model_card["task"], model_card["training"]
     yield f"# {model_card['name']}: {model_card['model']}\n"
     yield f"**{model_card['notice'].capitalize()}.**\n"
-    description = model_card["about"] or "A classifier of images"
+    description = model_card["description"] or "A classifier of images"
     description += "" if description.endswith(("?", "!", ".")) else "."
-    yield f"{description} It tells apart: {', '.join(task['classes'])}." + (
-        f" What matters is {task['positive']}." if task["positive"] else ""
+    yield f"{description} Its classes are {', '.join(task['classes'])}." + (
+        f" The positive class is {task['positive_class']}." if task["positive_class"] else ""
     )
     yield f"\n## Use\n\n{model_card['intended_use']}\n\n## Limits\n"
     yield from (f"- {limit}" for limit in model_card["limits"])
-    yield "\n## Where it comes from\n"
+    yield "\n## Training\n"
     yield (
         f"{training['network']} ({training['parameters']:,} parameters), {training['strategy']}, round {training['best_round']} of "
         f"{training['rounds']} ({training['chosen_by']}); study {training['study'][:12]}.\n"
@@ -138,11 +143,11 @@ def _render_lines(
             + " | ".join(_format_total(site_counts.get(split)) for split in ("train", "val", "test"))
             + " |"
         )
-    yield "\n## How good it is\n\nOn test images, looked at once.\n"
+    yield "\n## Test metrics\n\nOn test images, evaluated once.\n"
     yield from _render_metrics_table(model_card["metrics"])
-    yield "\n## When a cell is called positive\n"
+    yield "\n## Operating points\n"
     yield from _render_operating_points(calibration)
-    yield "\n## When it does not answer\n"
+    yield "\n## Out-of-distribution guard\n"
     yield from _render_ood_guard(ood_reference)
     yield "\n## Privacy\n"
     yield from _render_privacy(model_card["privacy"])
@@ -152,7 +157,7 @@ def _render_lines(
         f"Made {export_record['made']} by hemofed {export_record['hemofed']}, opset {export_record['opset']}, onnxruntime {export_record['onnxruntime']}. The graph and "
         f"the network differ by at most {export_record['parity']['largest']:.1e} on {export_record['parity']['images']} images. {export_record['int8']['words']}"
     )
-    yield f"\nLicence: {model_card['licence']}"
+    yield f"\nLicense: {model_card['license']}"
 
 
 def _format_total(counts: Any) -> str:
@@ -162,7 +167,7 @@ def _format_total(counts: Any) -> str:
 def _render_metrics_table(metrics: JsonDict) -> Iterator[str]:
     rows = {source: metrics[source] for source in ("coordinator", "pooled") if source in metrics} | metrics["sites"]
     if not rows:
-        yield "No test figures."
+        yield "No test metrics."
         return
     columns = [key for key in CARD_METRICS if any(row.get(key) is not None for row in rows.values())]
     yield "| | " + " | ".join(key.replace("_", " ") for key in columns) + " |\n|---" + "|---" * len(columns) + "|"
@@ -173,10 +178,10 @@ def _render_metrics_table(metrics: JsonDict) -> Iterator[str]:
 
 def _render_operating_points(calibration: ModelCalibration) -> Iterator[str]:
     if not calibration.operating_points:
-        yield "There are no operating points: the study names no class that matters, or no validation image showed it."
+        yield "There are no operating points: the study names no positive class, or no validation image shows it."
         return
     yield f"Measured on {calibration.measured_on}; temperature {calibration.temperature:.3f}.\n"
-    yield "| point | probability | sensitivity | specificity | both between sites, beyond chance |\n|---|---|---|---|---|"
+    yield "| point | probability | sensitivity | specificity | spread of both between sites |\n|---|---|---|---|---|"
     for point in calibration.operating_points:
         yield f"| {point.name} | {point.probability:.4f} | {format_rate(point, True)} | {format_rate(point, False)} | {format_spread(point)} |"
 
@@ -191,31 +196,29 @@ def format_rate(operating_point: OperatingPoint, of_positives: bool) -> str:
 
 
 def format_spread(operating_point: OperatingPoint) -> str:
-    """Standard deviations between sites."""
+    """Standard deviations between sites, beyond chance."""
     return f"±{operating_point.sensitivity_spread:.2g}, ±{operating_point.specificity_spread:.2g}"
 
 
 def _render_ood_guard(ood_reference: OodReference | None) -> Iterator[str]:
     if ood_reference is None:
-        yield "It answers for every image: there is no reference to hold images against."
+        yield "The model accepts every image: the bundle has no out-of-distribution reference."
         return
     yield (
-        f"An image is refused if its features or its brightness, contrast, sharpness or colours lie outside of what {ood_reference.num_images:,} "
-        f"validation images showed. At most {100 * ood_reference.false_alarm_rate:.1f} % of those images themselves would be refused; a slide with other colours "
-        "may be refused as a whole. Of rendered images:\n"
+        f"The guard rejects an image if its features, brightness, contrast, sharpness or colors are outside the range of {ood_reference.num_images:,} "
+        f"validation images. It would reject at most {100 * ood_reference.false_alarm_rate:.1f} % of those images themselves; it may reject all cells of a slide "
+        "with other colors. Of rendered images:\n"
     )
-    yield "| image | refused |\n|---|---|"
-    yield from (
-        f"| {corruption} | {100 * share:.0f} % |" for corruption, share in ood_reference.detection_rates.items()
-    )
+    yield "| image | rejected |\n|---|---|"
+    yield from (f"| {corruption} | {100 * rate:.0f} % |" for corruption, rate in ood_reference.detection_rates.items())
 
 
 def _render_privacy(privacy: JsonDict) -> Iterator[str]:
-    yield f"{privacy['promise'].capitalize()}."
+    yield f"{privacy['guarantee'].capitalize()}."
     if privacy.get("unit"):
         max_epsilon = max(privacy["epsilon"].values(), default=None)
         epsilon_text = f"at most {max_epsilon:.4g}" if max_epsilon is not None else "see the audit report"
-        yield f"Epsilon {epsilon_text} for each {privacy['unit']}, at delta {privacy['delta']:g}. Outside of it: {privacy['outside']}."
+        yield f"Epsilon {epsilon_text} for each {privacy['unit']}, at delta {privacy['delta']:g}. Not covered: {privacy['not_covered']}."
 
 
 def build_monai_metadata(model_card: JsonDict, input_size: tuple[int, int]) -> JsonDict:
@@ -237,9 +240,9 @@ def build_monai_metadata(model_card: JsonDict, input_size: tuple[int, int]) -> J
         "task": "classification of images of single blood cells"
         if "smear" in model_card["task"]["data"]
         else "classification of images",
-        "description": model_card["about"] or model_card["name"],
+        "description": model_card["description"] or model_card["name"],
         "authors": "the study's sites",
-        "copyright": model_card["licence"],
+        "copyright": model_card["license"],
         "intended_use": f"{model_card['notice']}. {model_card['intended_use']}",
         "data_source": model_card["task"]["data"],
         "data_type": "8-bit RGB",

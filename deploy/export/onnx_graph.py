@@ -1,4 +1,4 @@
-"""A trained network -> an ONNX graph that takes pictures as cameras give them, and a proof that both agree."""
+"""Exports a trained network as an ONNX graph with preprocessing inside, and checks that both give equal probabilities."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deploy.inference.onnx_session import create_session
+from deploy.inference.runtime import OUTPUT_NAMES
 from models.probe.feature_probe import FeatureProbe
 from pipeline.core.errors import ModelError, RunFolderError
 from pipeline.protocol.tasks import FeatureWhitening
 
 OPSET = 20
 MAX_PARITY_DIFFERENCE = 1e-4
-LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # as Pillow makes grey of colours
+LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # of R, G, B, as in Pillow
 MIN_STD = 1 / 255  # as sites/population/color_normalization.py
 
 
 class ExportModule(nn.Module):
-    """uint8 (N, H, W, 3) -> probabilities (N, C), whitened traits (N, D), measures (N, Q)."""
+    """uint8 (N, H, W, 3) -> probabilities (N, C), whitened features (N, D), quality measures (N, Q)."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class ExportModule(nn.Module):
         num_features = int(self.probe.project.shape[1])
         if whitening and len(whitening.mean) != num_features:
             raise RunFolderError(
-                f"the run's profile has {len(whitening.mean)} traits and its network {num_features}: it is another version's; run the study anew"
+                f"the run's profile has {len(whitening.mean)} features and its network {num_features}: another version of hemofed made it; run the study again"
             )
         self.mean: Tensor
         self.whiten: Tensor
@@ -67,14 +68,14 @@ class ExportModule(nn.Module):
             x = x / 255
             mean = x.mean((2, 3), keepdim=True)
             std = (x - mean).square().mean((2, 3), keepdim=True).sqrt().clamp(min=MIN_STD)
-            # not rounded to grey levels as at sites: two runtimes would round the same number to different ones
+            # not rounded to gray levels as at sites: torch and onnxruntime may round the same number differently
             target_std, target_mean = float(self.normalization["std"]), float(self.normalization["mean"])
             return ((x - mean) / std * target_std + target_mean).clamp(0, 1)
         return x / 255
 
 
 def to_onnx(export_module: ExportModule, input_size: tuple[int, int]) -> bytes:
-    """Static but for the batch."""
+    """The graph as bytes; only the batch size is dynamic."""
     buffer = io.BytesIO()
     sample = torch.zeros((2, *input_size, 3), dtype=torch.uint8)
     try:
@@ -82,7 +83,7 @@ def to_onnx(export_module: ExportModule, input_size: tuple[int, int]) -> bytes:
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ModelError(
-            f"the network cannot be written as ONNX ({reason}); use another model, or another operation in yours"
+            f"the network cannot be exported to ONNX ({reason}); use another model, or replace the operation in yours"
         ) from error
     program.save(buffer)
     return buffer.getvalue()
@@ -94,7 +95,7 @@ def _export_program(export_module: ExportModule, sample: Tensor) -> Any:
             export_module.eval(),
             (sample,),
             input_names=["image"],
-            output_names=["probabilities", "traits", "measures"],
+            output_names=list(OUTPUT_NAMES),
             dynamic_shapes=({0: torch.export.Dim("n", min=1, max=1 << 16)},),
             opset_version=OPSET,
             dynamo=True,
@@ -110,9 +111,10 @@ def run_graph(graph: bytes, images: NDArray[np.uint8]) -> tuple[NDArray[np.float
 def max_probability_difference(
     export_module: ExportModule, module: nn.Module, graph: bytes, images: NDArray[np.uint8]
 ) -> float:
-    """The largest difference of a probability between the network as it was trained and the graph.
+    """The largest difference of a probability between the trained network and the graph.
 
-    The network in double: torch's own single-precision convolutions are off by up to 1e-4, a hundred times the graph's error.
+    Runs the network in double precision: torch's single-precision convolutions are off by up to 1e-4, a hundred times the
+    graph's error.
     """
     double_module = copy.deepcopy(module).eval().double()
     with torch.inference_mode():
@@ -125,15 +127,15 @@ def check_parity(export_module: ExportModule, module: nn.Module, graph: bytes, i
     difference = max_probability_difference(export_module, module, graph, images)
     if not difference <= MAX_PARITY_DIFFERENCE:
         raise ModelError(
-            f"the exported graph differs from the network by up to {difference:.2g} in a probability (at most {MAX_PARITY_DIFFERENCE:g} on "
-            f"{len(images)} images): nothing was exported; does the model use an operation that ONNX has not?"
+            f"the exported graph differs from the network by up to {difference:.2g} in a probability (limit {MAX_PARITY_DIFFERENCE:g}, on "
+            f"{len(images)} images), so nothing was exported; check the model for operations that ONNX lacks"
         )
     return difference
 
 
 @contextlib.contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """The exporter prints and warns about its own insides."""
+    """Suppresses the exporter's output and warnings about its internals."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     previous_levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), Path(os.devnull).open("w") as devnull, contextlib.redirect_stdout(devnull):

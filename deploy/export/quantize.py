@@ -1,6 +1,6 @@
-"""Whole numbers of 8 bits instead of floats in the layers that cost time: static quantisation by onnxruntime.
+"""Static int8 quantization of convolutions and dense layers by onnxruntime, with scales from rendered images.
 
-Scales are set by images that are nobody's. The result is kept only if it answers as the original does.
+The int8 model is kept only if it classifies like the fp32 model.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 from deploy.export.onnx_graph import run_graph
 from deploy.inference.metrics import compute_auroc, compute_balanced_accuracy
 from deploy.inference.onnx_session import load_onnxruntime
+from deploy.inference.resize import ImageBatch
 
-NUM_CALIBRATION_IMAGES = 256  # images
+NUM_CALIBRATION_IMAGES = 256
 MAX_BALANCED_ACCURACY_LOSS, MAX_AUROC_LOSS = 0.005, 0.005
-MAX_CHANGED_FRACTION = 0.01  # of the images may get another class, where nobody knows the right one
-ImageBatch = NDArray[np.uint8]
+MAX_CHANGED_FRACTION = 0.01  # of images with another class, where labels are unknown
 
 
 @dataclass(frozen=True)
 class QuantizedModel:
     graph: bytes | None
     metrics: dict[str, float | int | str | None]  # for the card
-    reason: str | None = None  # why there is none
+    reason: str | None = None  # why there is no graph
 
 
 def quantize_model(
     graph: bytes, images: ImageBatch, labels: NDArray[np.int64] | None, positive_index: int | None
 ) -> QuantizedModel:
-    """`labels` of the images, where they show what the model tells apart. The first ones set scales, the rest judge."""
+    """The first NUM_CALIBRATION_IMAGES set the scales, the others compare int8 with fp32; `labels` if they are known."""
     int8_graph = _quantize_static(graph, images[:NUM_CALIBRATION_IMAGES])
     test_images = images[NUM_CALIBRATION_IMAGES:]
     fp32_probabilities, int8_probabilities = run_graph(graph, test_images)[0], run_graph(int8_graph, test_images)[0]
@@ -109,7 +109,7 @@ def _quantize_static(graph: bytes, images: ImageBatch) -> bytes:
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
             op_types_to_quantize=["Conv", "Gemm"],
-            nodes_to_exclude=dense_nodes[-1:],  # the head: few numbers, and every error there is an error of the answer
+            nodes_to_exclude=dense_nodes[-1:],  # the head: it is small, and its errors go straight into the output
         )
         return int8_path.read_bytes()
 

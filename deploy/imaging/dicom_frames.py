@@ -1,8 +1,8 @@
-"""The frames of a DICOM image, one by one, after the header was checked against the pixel data itself.
+"""Decodes a DICOM image frame by frame, after checking the header against the pixel data.
 
-Offset tables are not used: a frame begins where a fragment begins with its format's first marker (RLE: at every fragment),
-so wrong tables and a compressed file's wrong Number of Frames do no harm. Uncompressed pixels carry no marks:
-there the header has to fit to the byte.
+Offset tables are ignored: a frame begins at each fragment with its format's first marker (RLE: at every fragment), so
+wrong tables or a wrong Number of Frames in a compressed file have no effect. Uncompressed pixels have no markers, so the
+header must match their length exactly.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipeline.core.errors import DataError
 from sites.data.images import MAX_PIXELS
 
 MAX_FRAMES = 2_000
-MAX_TOTAL_PIXELS = 400_000_000  # pixels of all frames
+MAX_TOTAL_PIXELS = 400_000_000  # of all frames
 EXPORT_AGAIN_HINT = "export it again"
 GRAYSCALE_INTERPRETATIONS = ("MONOCHROME1", "MONOCHROME2", "PALETTE COLOR")
 COLOR_INTERPRETATIONS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
-# One plugin for all frames: a change between them would change pixels. Those that refuse damaged streams come first.
+# One plugin decodes all frames, because plugins may give different pixels. Those that reject damaged streams come first.
 DECODER_PLUGINS = ("pyjpegls", "pydicom", "pylibjpeg", "pillow")
 
 
@@ -35,14 +35,14 @@ class PixelLayout:
     rows: int
     columns: int
     samples_per_pixel: int
-    photometric_interpretation: str  # photometric interpretation
+    photometric_interpretation: str
     bits_allocated: int
     bits_stored: int
     is_signed: bool
     planar_configuration: int
 
     def decoder_options(self) -> dict[str, Any]:
-        """As pydicom's decoders call them."""
+        """Keyword arguments for pydicom's decoders."""
         return {
             "rows": self.rows,
             "columns": self.columns,
@@ -57,7 +57,7 @@ class PixelLayout:
 
 
 def open_frames(header: Dataset) -> tuple[PixelLayout, int, Iterator[np.ndarray]]:
-    """How many, and (H, W) or (H, W, 3) arrays with colours as RGB; none is unpacked before it is asked for."""
+    """The layout, the number of frames, and a lazy iterator over frames: (H, W), or (H, W, 3) in RGB."""
     syntax, num_declared = _transfer_syntax(header), _declared_num_frames(header)
     is_encapsulated = header["PixelData"].is_undefined_length
     if is_encapsulated != syntax.is_encapsulated:
@@ -71,7 +71,7 @@ def open_frames(header: Dataset) -> tuple[PixelLayout, int, Iterator[np.ndarray]
     plugin = _select_plugin(syntax)
     streams = _split_streams(header.PixelData, syntax)
     if num_declared > len(streams):
-        raise DataError(f"cut short: {len(streams)} of {num_declared} frames are there; copy it again")
+        raise DataError(f"truncated: it has {len(streams)} of {num_declared} frames; copy it again")
     layout = _read_layout(header, None if syntax == uid.RLELossless else read_codestream_header(streams[0]))
     _check_limits(layout, len(streams))
     return layout, len(streams), _iter_compressed_frames(streams, layout, syntax, plugin)
@@ -83,8 +83,8 @@ def _check_limits(layout: PixelLayout, num_frames: int) -> None:
         raise DataError(f"more than {MAX_PIXELS // 10**6} million pixels in a frame; {EXPORT_AGAIN_HINT} as tiles")
     if num_frames > MAX_FRAMES or pixels * num_frames > MAX_TOTAL_PIXELS:
         raise DataError(
-            f"{num_frames} frames of {layout.columns} x {layout.rows} pixels; at most {MAX_FRAMES} frames "
-            f"and {MAX_TOTAL_PIXELS // 10**6} million pixels are read, so export the fields that are wanted"
+            f"{num_frames} frames of {layout.columns} x {layout.rows} pixels; the limit is {MAX_FRAMES} frames "
+            f"and {MAX_TOTAL_PIXELS // 10**6} million pixels, so export fewer fields"
         )
 
 
@@ -107,7 +107,7 @@ def _select_plugin(syntax: uid.UID) -> str:
         available = get_decoder(syntax).available_plugins
     except NotImplementedError:
         raise DataError(
-            f"{syntax.name} is not read; {EXPORT_AGAIN_HINT} uncompressed, or as JPEG or JPEG 2000"
+            f"{syntax.name} is not supported; {EXPORT_AGAIN_HINT} uncompressed, or as JPEG or JPEG 2000"
         ) from None
     if not available:
         raise DataError(
@@ -131,7 +131,7 @@ def _read_int(header: Dataset, keyword: str) -> int | None:
 
 
 def _read_layout(header: Dataset, stream_header: CodestreamHeader | None) -> PixelLayout:
-    """The header's word, mended by what the first stream says of itself where that leaves no doubt."""
+    """The layout from the header; what is missing there comes from the first stream's header if it is unambiguous."""
     attributes = {
         key: _read_int(header, key) for key in ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored")
     }
@@ -152,7 +152,7 @@ def _read_layout(header: Dataset, stream_header: CodestreamHeader | None) -> Pix
             8 if stream_header.bits_per_sample <= 8 else 16,
         )
     rows, columns, samples_per_pixel = attributes["Rows"], attributes["Columns"], attributes["SamplesPerPixel"]
-    if samples_per_pixel is None:  # types 1 of the standard, but left out by some cameras
+    if samples_per_pixel is None:  # type 1 in the standard, but some cameras leave it out
         samples_per_pixel = 3 if header.get("PhotometricInterpretation") in COLOR_INTERPRETATIONS else 1
     bits_allocated = attributes["BitsAllocated"]
     if not rows or not columns or bits_allocated is None:
@@ -167,15 +167,15 @@ def _read_layout(header: Dataset, stream_header: CodestreamHeader | None) -> Pix
     high_bit = _read_int(header, "HighBit")
     if stream_header is None and high_bit is not None and high_bit != bits_stored - 1:
         raise DataError(
-            f"High Bit is {high_bit} for {bits_stored} bits, so the values are shifted; {EXPORT_AGAIN_HINT} as secondary capture"
+            f"High Bit is {high_bit} for {bits_stored} bits (shifted values); {EXPORT_AGAIN_HINT} as secondary capture"
         )
     photometric_interpretation = _photometric_interpretation(header, samples_per_pixel, stream_header, rows * columns)
     planar_configuration = _read_int(header, "PlanarConfiguration")
     if samples_per_pixel == 3 and header["PixelData"].is_undefined_length:
-        planar_configuration = 0  # streams have an order of their own
+        planar_configuration = 0  # the stream defines the order
     if samples_per_pixel == 3 and planar_configuration not in (0, 1):
         raise DataError(
-            f"Planar Configuration is {planar_configuration}, so the order of the colours is unknown; {EXPORT_AGAIN_HINT}"
+            f"Planar Configuration is {planar_configuration}, so the order of the color channels is unknown; {EXPORT_AGAIN_HINT}"
         )
     if photometric_interpretation.startswith("YBR_FULL") and bits_stored > 8:
         raise DataError(f"{photometric_interpretation} with {bits_stored} bits; {EXPORT_AGAIN_HINT} as RGB")
@@ -206,7 +206,7 @@ def _photometric_interpretation(
         )
     if declared not in (COLOR_INTERPRETATIONS if samples_per_pixel == 3 else GRAYSCALE_INTERPRETATIONS):
         raise DataError(
-            f"{declared} with {samples_per_pixel} samples a pixel is not read; {EXPORT_AGAIN_HINT} as RGB or MONOCHROME2"
+            f"{declared} with {samples_per_pixel} samples per pixel is not supported; {EXPORT_AGAIN_HINT} as RGB or MONOCHROME2"
         )
     return "RGB" if stream_header and stream_header.has_color_transform else declared
 
@@ -219,11 +219,11 @@ def _iter_native_frames(header: Dataset, layout: PixelLayout, syntax: uid.UID, n
         num_bits = num_bits // 3 * 2
     data, num_expected_bytes = header.PixelData, (num_bits * num_frames + 7) // 8
     if len(data) < num_expected_bytes:
-        raise DataError(f"cut short: {len(data)} of {num_expected_bytes} bytes of pixels are there; copy it again")
-    # A byte that makes the length even is usual, and zeros are padding; anything else means a wrong size of the picture.
+        raise DataError(f"truncated: it has {len(data)} of {num_expected_bytes} bytes of pixels; copy it again")
+    # One byte may pad to an even length, and zeros are padding; anything else means a wrong image size.
     if len(data) - num_expected_bytes > 1 and data[num_expected_bytes:].strip(b"\0"):
         raise DataError(
-            f"{len(data)} bytes of pixels, but {num_frames} frames of {layout.columns} x {layout.rows} take {num_expected_bytes}; "
+            f"{len(data)} bytes of pixels, but {num_frames} frames of {layout.columns} x {layout.rows} need {num_expected_bytes}; "
             "correct Number of Frames, Rows and Columns, or export it again"
         )
     decoder = get_decoder(syntax)
@@ -250,9 +250,11 @@ def _iter_compressed_frames(
 ) -> Iterator[np.ndarray]:
     first_header = None if syntax == uid.RLELossless else read_codestream_header(streams[0])
     for frame_number, data in enumerate(streams, start=1):
-        # Decoders allocate what the stream says, whatever the header said.
+        # Decoders allocate the size in the stream's header, so check it for each frame.
         if first_header and (stream_header := read_codestream_header(data)) != first_header:
-            raise DataError(f"frame {frame_number} says {stream_header}, the first {first_header}; {EXPORT_AGAIN_HINT}")
+            raise DataError(
+                f"frame {frame_number} has {stream_header}, the first frame {first_header}; {EXPORT_AGAIN_HINT}"
+            )
         if syntax in (uid.JPEGBaseline8Bit, uid.JPEGExtended12Bit) and layout.bits_stored == 8:
             yield decode_jpeg(data, layout.photometric_interpretation)
             continue

@@ -1,7 +1,7 @@
-"""DICOM files to pictures: grey is windowed as the file says or scaled by its full range of bits, palettes are looked up.
+"""Decodes DICOM files to RGB: applies the file's window to gray values (or scales their bit range) and color palettes.
 
-Nothing is stretched to an image's own range, so equal values stay equal across images and hospitals.
-ICC profiles, overlays and shutters are not applied, as on the training side.
+Values are never stretched to an image's own range, so equal values stay equal across images and hospitals.
+ICC profiles, overlays and shutters are ignored, as on the training side.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from deploy.imaging.dicom_frames import EXPORT_AGAIN_HINT, MAX_TOTAL_PIXELS, Pix
 from deploy.imaging.images import WARNINGS_LOCK, InputImage
 from pipeline.core.errors import DataError
 
-OVERLAY_DERIVATION = (
-    "Cells marked by a trained model; research use only"  # how our own overlays say that they are no photographs
-)
+OVERLAY_DERIVATION = "Cells marked by a trained model; research use only"  # Derivation Description of our overlays
 
 
 def read_dicom(data: bytes | Path, name: str, path: Path | None = None) -> list[InputImage]:
-    """All frames. `path` is the file the bytes came from, for results to refer to."""
+    """All frames. `path`: the DICOM file of the bytes, to which results refer."""
     if isinstance(data, Path):
         path = data
         try:
             data = data.read_bytes()
         except OSError as error:
-            raise DataError(f"{name}: cannot be read ({error.strerror}); check its rights and the disk") from error
+            raise DataError(f"{name}: cannot be read ({error.strerror}); check its permissions and the disk") from error
     with WARNINGS_LOCK, warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         try:
@@ -47,17 +45,17 @@ def read_dicom(data: bytes | Path, name: str, path: Path | None = None) -> list[
             raise DataError(f"{name}: {error}") from error
         except MemoryError as error:
             raise DataError(f"{name}: too large for this machine's memory; export fewer frames") from error
-        except Exception as error:  # damaged bytes can raise anything inside pydicom and its plugins
+        except Exception as error:  # damaged bytes raise all kinds of exceptions in pydicom and its plugins
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise DataError(f"{name}: damaged DICOM ({reason}); {EXPORT_AGAIN_HINT}") from error
 
 
 def _check_warnings(messages: Iterable[str]) -> None:
-    """pydicom warns of what it mended (odd lengths, wrong VRs) and of a JPEG's own colours; one warning is a cut picture."""
+    """Raises for the one pydicom warning that means truncated pixels; the others are about what it repaired."""
     for text in messages:
         match = re.search(r"decoded RLE segment .* (\d+) vs\. (\d+) bytes", text)
         if match and int(match[1]) > int(match[2]) + 2:  # up to two bytes are padding
-            raise DataError(f"the compressed pixels are more than Rows and Columns say; {EXPORT_AGAIN_HINT}")
+            raise DataError(f"there are more compressed pixels than Rows and Columns say; {EXPORT_AGAIN_HINT}")
 
 
 def _parse_header(data: bytes) -> Dataset:
@@ -67,21 +65,21 @@ def _parse_header(data: bytes) -> Dataset:
     if data[128:132] != b"DICM" and not (
         sop_class.startswith("1.2.840.10008.") or ("Rows" in header and "PixelData" in header)
     ):
-        raise DataError(f"neither a picture nor DICOM; {EXPORT_AGAIN_HINT} as PNG, JPEG, TIFF, BMP or DICOM")
+        raise DataError(f"neither an image nor DICOM; {EXPORT_AGAIN_HINT} as PNG, JPEG, TIFF, BMP or DICOM")
     if not header.get("PixelData"):
-        if not sop_class:  # the parser gives up on what is cut and hands back nothing
-            raise DataError("damaged or cut DICOM, without a SOP class and pixels; copy or export it again")
+        if not sop_class:  # the parser returns an empty header for a truncated file
+            raise DataError("damaged or truncated DICOM, without a SOP class and pixels; copy or export it again")
         raise DataError(f"DICOM without pixel data ({uid.UID(sop_class).name}); give the image instances")
     image_type: Any = header.get("ImageType") or ()
     if len(image_type) > 2 and image_type[2] in ("LABEL", "OVERVIEW", "THUMBNAIL"):
         raise DataError(f"the {image_type[2].lower()} image of a slide, not a field; give the VOLUME instance")
     if str(header.get("DerivationDescription") or "") == OVERLAY_DERIVATION:
-        raise DataError("a result of hemofed with its boxes drawn in, not a field; give the images that it was made of")
+        raise DataError("an overlay drawn by hemofed, not a field; give the images that it was made of")
     return header
 
 
 def _inflate(data: bytes) -> bytes:
-    """What follows the file meta group. pydicom would unpack it without a limit, so it is not left to pydicom."""
+    """Inflates what follows the file meta group, with a size limit, which pydicom lacks."""
     offset, syntax = 132 if data[128:132] == b"DICM" else 0, b""
     while data[offset : offset + 2] == b"\2\0":
         start, size = (
@@ -94,7 +92,7 @@ def _inflate(data: bytes) -> bytes:
             syntax = data[offset + start : end].rstrip(b"\0 ")
         offset = end
     if syntax and syntax != uid.DeflatedExplicitVRLittleEndian.encode():
-        return data  # it only speaks of deflated files
+        return data  # it only mentions the UID of deflated files
     if not syntax:
         raise DataError(f"the file meta group is damaged; {EXPORT_AGAIN_HINT} uncompressed")
     limit, decompressor = 3 * MAX_TOTAL_PIXELS + 2**24, zlib.decompressobj(-zlib.MAX_WBITS)
@@ -103,7 +101,7 @@ def _inflate(data: bytes) -> bytes:
         raise DataError(
             f"unpacks to more than {limit // 2**20} MiB; split it into several instances"
             if len(inflated) == limit
-            else "cut short inside its deflated part; copy it again"
+            else "truncated inside its deflated part; copy it again"
         )
     return inflated
 
@@ -126,7 +124,7 @@ def _frame_converter(header: Dataset, layout: PixelLayout) -> Callable[[np.ndarr
         return lambda frame, _: np.ascontiguousarray(_to_uint8(frame, layout.bits_stored))
     if layout.photometric_interpretation == "PALETTE COLOR":
         table = apply_color_lut(np.arange(2**layout.bits_stored, dtype=np.uint16), header)
-        if table.dtype != np.uint8:  # some writers put 8-bit entries into 16-bit tables
+        if table.dtype != np.uint8:  # some writers store 8-bit entries in 16-bit tables
             table = (table >> 8 if table.max() > 255 else table).astype(np.uint8)
         return lambda frame, _: table[frame]
     return lambda frame, frame_number: np.repeat(
@@ -148,9 +146,9 @@ def _convert_grayscale(frame: np.ndarray, frame_number: int, header: Dataset, la
     )
     if "ModalityLUTSequence" in header or ("VOILUTSequence" in header and not window) or not slope:
         raise DataError(
-            f"grey values behind a lookup table, or with rescale slope 0; {EXPORT_AGAIN_HINT} with a window or as RGB"
+            f"gray values with a lookup table, or with rescale slope 0; {EXPORT_AGAIN_HINT} with a window or as RGB"
         )
-    if window <= 0:  # absent, or zeros that cannot be meant
+    if window <= 0:  # absent or invalid
         offset = 2 ** (layout.bits_stored - 1) if layout.is_signed else 0
         gray = _to_uint8((frame.astype(np.int32) + offset).astype(np.uint16), layout.bits_stored)
         return _invert_if(gray, (slope < 0) != (layout.photometric_interpretation == "MONOCHROME1"))
@@ -174,7 +172,7 @@ def _invert_if(gray: np.ndarray, invert: bool) -> np.ndarray:
 
 
 def _read_attribute(header: Dataset, frame_number: int, group_sequence: str, keyword: str, default: Any) -> Any:
-    """From the image, else from the functional groups of a multi-frame one; the first of several windows."""
+    """From the header, else from a multi-frame image's functional groups; the first of several values."""
     per_frame_groups = header.get("PerFrameFunctionalGroupsSequence") or []
     shared_groups = header.get("SharedFunctionalGroupsSequence") or []
     for item in (

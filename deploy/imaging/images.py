@@ -1,7 +1,7 @@
-"""Pictures on an edge machine: numpy and Pillow, and pydicom once a DICOM file is met; no torch, no OpenCV.
+"""Reads images on an edge machine with numpy and Pillow (and pydicom for DICOM files), without torch or OpenCV.
 
-What bytes hold is told by the bytes, never by a suffix. Pixels come out as the training side sees them (sites/data/images.py),
-always (H, W, 3): a grey picture has three equal channels. Whatever the bytes are, the only error is BadData.
+The content decides on the format, never the suffix. Pixels are decoded as on the training side (sites/data/images.py),
+always to (H, W, 3): a gray image has three equal channels. Invalid bytes of any kind raise DataError.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from sites.data.images import IMAGE_SUFFIXES, decode_image_stream
 
 SAVE_AGAIN_HINT = "save it again as PNG, JPEG, TIFF, BMP or DICOM"
 MAX_FILE_BYTES = 2 * 2**30
-REPORT_FILES = ("report.html", "cells.csv")  # pictures beside both are drawings of ours, not fields
-# Filters of warnings belong to the process: two threads that set and restore them would leave the wrong ones behind.
+REPORT_FILES = ("report.html", "cells.csv")  # a folder with both holds our overlays, not fields
+# Warning filters are global to the process: two threads that set and restore them would restore the wrong ones.
 WARNINGS_LOCK = threading.RLock()
 
-# What people hand over by mistake, and what to do with it.
+# (offset, magic, what it is and the cure)
 UNSUPPORTED_FORMATS = (
-    (0, b"GIF8", "a GIF; save the picture as PNG, each image of an animation as a file of its own"),
+    (0, b"GIF8", "a GIF; save the image as PNG, each frame of an animation as its own file"),
     (8, b"WEBP", "a WebP; save it as PNG"),
-    (4, b"ftyp", "a HEIC or AVIF photo or a film; save a still picture as PNG or JPEG"),
+    (4, b"ftyp", "a HEIC or AVIF photo or a video; save a still image as PNG or JPEG"),
     (0, b"\0\0\0\x0cjP", "a JPEG 2000 file; save it as PNG, or wrap it as DICOM"),
     (0, b"\xff\x4f\xff\x51", "a JPEG 2000 stream; save it as PNG, or wrap it as DICOM"),
-    (0, b"%PDF", "a PDF; export the pictures in it as PNG"),
-    (0, b"%!PS", "PostScript, which is never run; save the picture as PNG"),
+    (0, b"%PDF", "a PDF; export the images in it as PNG"),
+    (0, b"%!PS", "PostScript, which is never run; save the image as PNG"),
     (0, b"PK\x03\x04", "a zip archive; unpack it and give the folder"),
     (0, b"\x1f\x8b", "a gzip archive; unpack it first"),
-    (0, b"II\x2b\0", "a BigTIFF, mostly a whole slide; export the fields to be read as PNG or DICOM"),
-    (0, b"MM\0\x2b", "a BigTIFF, mostly a whole slide; export the fields to be read as PNG or DICOM"),
+    (0, b"II\x2b\0", "a BigTIFF, usually a whole slide; export the fields as PNG or DICOM"),
+    (0, b"MM\0\x2b", "a BigTIFF, usually a whole slide; export the fields as PNG or DICOM"),
 )
-# Of DICOM without its magic: (0002,xxxx) or (0008,xxxx) in little endian, (0008,xxxx) in big.
+# First tags of DICOM files without preamble: (0002,xxxx) or (0008,xxxx) in little endian, (0008,xxxx) in big endian.
 FILE_META_ELEMENTS, IDENTITY_ELEMENTS = (
     (0x00, 0x01, 0x02, 0x03, 0x10),
     (0x00, 0x01, 0x05, 0x06, 0x08, 0x12, 0x13, 0x14, 0x16, 0x18, 0x20),
@@ -53,37 +53,37 @@ DICOM_FIRST_TAGS = frozenset(
 
 @dataclass(frozen=True)
 class InputImage:
-    name: str  # path as given, or "-" for stdin; for frames "path#3"
+    name: str  # path as given, "-" for stdin, "path#3" for a frame
     pixels: np.ndarray  # (H, W, 3) uint8 RGB
-    dicom_path: Path | None = None  # the DICOM file it came from (results refer to it); None for others
+    dicom_path: Path | None = None  # the DICOM file that results refer to; None for other formats
     frame_number: int = 1
 
 
 def read_image_file(path: Path) -> list[InputImage]:
-    """A picture, or the frames of a DICOM file."""
+    """One image, or the frames of a DICOM file."""
     try:
-        if not path.is_file():  # reading a named pipe would wait for ever
+        if not path.is_file():  # reading a named pipe would block
             raise DataError(
-                f"{path}: not a file; give a picture" if path.exists() else f"{path}: no such file; check its name"
+                f"{path}: not a file; give an image" if path.exists() else f"{path}: no such file; check its name"
             )
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
-            raise DataError(f"{path}: {size / 2**30:.1f} GiB; split it, at most {MAX_FILE_BYTES // 2**30} GiB are read")
+            raise DataError(f"{path}: {size / 2**30:.1f} GiB; split it, the limit is {MAX_FILE_BYTES // 2**30} GiB")
         data = path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}); check its name, its rights and the disk"
+            f"{path}: cannot be read ({error.strerror}); check its name, its permissions and the disk"
         ) from error
     return _decode_images(data, printable_path(path), path)
 
 
 def printable_path(path: Path) -> str:
-    """A name that can be written down: old disks have letters in other codes."""
+    """The path as valid UTF-8; file names on old disks may have another encoding."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def read_image_bytes(data: bytes, name: str) -> list[InputImage]:
-    """As `read_path`, of bytes; results of DICOM bytes have no file to refer to."""
+    """Like `read_image_file` for bytes; results cannot refer to DICOM bytes without a file."""
     return _decode_images(data, name, None)
 
 
@@ -92,7 +92,7 @@ def _decode_images(data: bytes, name: str, path: Path | None) -> list[InputImage
         raise DataError(f"{name}: empty; export or copy it again")
     if is_dicom(data):
         try:
-            from deploy.imaging.dicom_reader import read_dicom  # pydicom is paid for by those who have DICOM
+            from deploy.imaging.dicom_reader import read_dicom  # loads pydicom only if needed
         except ImportError as error:
             raise DataError(f"{name}: DICOM needs pydicom; pip install 'hemofed[edge-smear]'") from error
         return read_dicom(data, name, path)
@@ -100,7 +100,7 @@ def _decode_images(data: bytes, name: str, path: Path | None) -> list[InputImage
         if data[offset : offset + len(magic)] == magic:
             raise DataError(f"{name}: {advice}")
     with WARNINGS_LOCK, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # odd metadata; damaged pixels raise
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata; damaged pixels raise
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             pixels = decode_image_stream(io.BytesIO(data), 3)
@@ -113,19 +113,21 @@ def _decode_images(data: bytes, name: str, path: Path | None) -> list[InputImage
 
 
 def is_dicom(data: bytes) -> bool:
-    """By its magic; without one, by a first tag that other formats and texts do not begin with."""
+    """Whether the bytes have DICOM's magic, or begin with a tag that no other format or text begins with."""
     if data[128:132] == b"DICM":
         return True
-    return data[:4] in DICOM_FIRST_TAGS and len(data) > 132  # the parser then wants a SOP class, or rows and pixels
+    return data[:4] in DICOM_FIRST_TAGS and len(data) > 132  # the parser then requires a SOP class, or rows and pixels
 
 
 def expand_paths(paths: Sequence[Path]) -> Iterator[Path]:
-    """Files as given; of folders, all that may be pictures, sorted; hidden ones and our own reports are left out."""
+    """Yields files as given, and a folder's possible images in sorted order, without hidden files and our reports."""
     for path in paths:
         try:
             candidates = sorted(p for p in path.rglob("*") if _is_candidate(p, path)) if path.is_dir() else [path]
         except OSError as error:
-            raise DataError(f"{path}: cannot be listed ({error.strerror}); check its rights and the disk") from error
+            raise DataError(
+                f"{path}: cannot be listed ({error.strerror}); check its permissions and the disk"
+            ) from error
         yield from candidates
 
 
@@ -135,7 +137,7 @@ def _is_candidate(path: Path, folder: Path) -> bool:
     if all((path.parent / name).is_file() for name in REPORT_FILES):
         return False
     if path.suffix:
-        # 1.2.840.113 is how archives name instances: what looks like a suffix is a number
+        # archives name instances by UID, such as 1.2.840.113: the suffix is a number
         return path.suffix.lower() in IMAGE_SUFFIXES | {".dcm"} or (
             path.suffix[1:].isdigit() and _has_dicom_magic(path)
         )
@@ -147,4 +149,4 @@ def _has_dicom_magic(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(132)[128:] == b"DICM"
     except OSError:
-        return True  # whoever reads it says why it cannot be read
+        return True  # reading it later gives the reason

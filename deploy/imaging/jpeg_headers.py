@@ -1,4 +1,4 @@
-"""What a compressed frame says of itself, read without unpacking it; and 8-bit JPEG, whose colours need care."""
+"""Reads the headers of JPEG, JPEG-LS and JPEG 2000 codestreams, and decodes 8-bit JPEG with the right color space."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class CodestreamHeader:
     columns: int
     samples_per_pixel: int
     bits_per_sample: int
-    has_color_transform: bool = False  # JPEG 2000: unpacking undoes a colour transform, so RGB comes out
-    is_ycbcr: bool = False  # JPEG: lossy, and its markers do not say RGB
+    has_color_transform: bool = False  # JPEG 2000: the decoder inverts the transform and returns RGB
+    is_ycbcr: bool = False  # JPEG: lossy, and its markers do not indicate RGB
 
 
 def read_codestream_header(data: bytes) -> CodestreamHeader:
-    # After the end marker only padding is allowed; without one the frame was cut.
+    # Only padding may follow the end marker; without the marker the frame is truncated.
     if b"\xff\xd9" not in data[-16:]:
-        raise DataError(f"a compressed frame is cut short; {COPY_AGAIN_HINT}")
+        raise DataError(f"a compressed frame is truncated; {COPY_AGAIN_HINT}")
     try:
         if data.startswith(b"\xff\xd8"):
             return _parse_jpeg_header(data)
@@ -50,7 +50,7 @@ def _parse_jpeg_header(data: bytes) -> CodestreamHeader:
         marker, length = data[offset + 1], _read_uint(data, offset + 2, 2)
         if data[offset] != 0xFF or length < 2 or marker == 0xDA:
             raise DataError(f"the JPEG header is damaged; {COPY_AGAIN_HINT}")
-        # SOF0 to SOF15 but DHT (C4), JPG (C8) and DAC (CC), and JPEG-LS
+        # SOF0 to SOF15 except DHT (C4), JPG (C8) and DAC (CC); JPEG-LS
         if (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)) or marker == 0xF7:
             break
         if marker == 0xEE and data[offset + 4 : offset + 9] == b"Adobe":
@@ -79,7 +79,7 @@ def _parse_j2k_header(data: bytes) -> CodestreamHeader:
     if len(set(bits_per_sample)) != 1 or any(
         data[offset + 43 + 3 * i : offset + 45 + 3 * i] != b"\1\1" for i in range(samples_per_pixel)
     ):
-        raise DataError("JPEG 2000 with unlike samples; export it again as RGB")
+        raise DataError("JPEG 2000 with samples of different size; export it again as RGB")
     cod_offset = data.find(b"\xff\x52", offset, offset + 4096)
     return CodestreamHeader(
         y1 - y0,
@@ -97,7 +97,7 @@ def _read_uint(data: bytes, offset: int, size: int) -> int:
 
 
 def decode_jpeg(data: bytes, photometric_interpretation: str) -> np.ndarray:
-    """(H, W) or (H, W, 3) RGB. Markers of the JPEG decide; where it has none, the photometric interpretation does."""
+    """(H, W) or (H, W, 3) RGB. The JPEG's markers define the color space; without any, `photometric_interpretation`."""
     with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
         if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
             raise DataError(f"a JPEG of {image.mode}; export it again as RGB")
@@ -107,9 +107,7 @@ def decode_jpeg(data: bytes, photometric_interpretation: str) -> np.ndarray:
         adobe_transform = image.info.get("adobe_transform")
         if photometric_interpretation == "RGB" and "jfif" not in image.info and adobe_transform is None:
             if component_ids.upper() != b"RGB":
-                image.draft(
-                    "YCbCr", image.size
-                )  # Pillow would take it for YCbCr; so asked, it hands out what is stored
+                image.draft("YCbCr", image.size)  # Pillow assumes YCbCr; this makes it return the stored values
             return np.asarray(image)
         if photometric_interpretation != "RGB" and adobe_transform == 0 and component_ids.upper() != b"RGB":
             return convert_color_space(np.asarray(image), "YBR_FULL", "RGB")

@@ -1,6 +1,6 @@
-"""A lab's own measurement of a bundle: how good it is there, and the temperature and thresholds that suit it.
+"""Local calibration: a lab measures a bundle on its own labelled cells and sets temperature and thresholds from them.
 
-Kept beside the bundle and not in it, for the bundle is signed: LABS/DIGEST-PRECISION.json.
+Stored outside the bundle, which is signed: FOLDER/DIGEST-PRECISION.json.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,52 +38,52 @@ from models.probe.feature_names import QUALITY_MEASURES
 from pipeline.core.errors import BundleError, DataError, MissingDataError
 from pipeline.core.files import write_atomically
 
-MIN_LABELED_CELLS = {
-    True: 20,
-    False: 500,
-}  # labelled cells that a threshold may be set by: of the class that matters, of others
-MIN_AUROC = 0.7  # AUROC below which a lab's thresholds would help nobody
+MIN_POSITIVE_CELLS, MIN_NEGATIVE_CELLS = 20, 500  # labelled cells needed to set thresholds
+MIN_AUROC = 0.7  # a lower AUROC makes any threshold useless
 NUM_SCORE_BINS = 4096
 TEMPERATURES = np.exp2(np.linspace(-3, 3, 97))
 
 
 class LocalCalibration(BaseModel):
-    """What replaces a bundle's own figures on this machine."""
+    """Replaces the bundle's calibration and out-of-distribution reference on this machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bundle_digest: str  # digest
+    format: Literal[2] = 2
+    bundle_digest: str
     precision: Precision  # with which it was measured
     created: str
     calibration: ModelCalibration
     ood_reference: OodReference | None
-    color_tables: list[list[int]] | None = None  # (3, 256): this lab's normalisation, where the study has one by site
-    unfit_reason: str | None = (
-        None  # why it must not be used here: the figures are the bundle's own, and decide nothing
-    )
+    color_tables: list[list[int]] | None = None  # (3, 256), where the study normalizes colors by site
+    # why this lab must not use the model: the figures are then the bundle's own, and no verdict is given
+    unfit_reason: str | None = None
 
 
 @dataclass(frozen=True)
 class LabeledCells:
-    images: ImageBatch  # (N, H, W, 3) as the network takes them
+    images: ImageBatch  # in the network's input size
     labels: NDArray[np.int64]
-    skipped: tuple[str, ...]
+    skipped: tuple[str, ...]  # why each file was left out
 
 
 def local_calibrations_folder() -> Path:
-    override = os.environ.get("HEMOFED_LABS")
-    return Path(override) if override else user_data_path("hemofed") / "labs"
+    """HEMOFED_LOCAL_CALIBRATIONS, or a folder in the user's data."""
+    override = os.environ.get("HEMOFED_LOCAL_CALIBRATIONS")
+    return Path(override) if override else user_data_path("hemofed") / "local-calibrations"
 
 
 def load_local_calibration(bundle: ModelBundle, precision: Precision | None = None) -> LocalCalibration | None:
-    """What was measured here with this bundle and this precision (fp32 if not said)."""
+    """The calibration of this bundle with this precision (fp32 by default); None if there is none."""
     path = _calibration_path(bundle.digest, precision or "fp32")
     try:
         local_calibration = LocalCalibration.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise BundleError(f"{path} is damaged; remove it and run `hemofed edge calibrate` again") from error
+        raise BundleError(
+            f"{path} is damaged or has the format of another hemofed version; remove it and run `hemofed edge calibrate` again"
+        ) from error
     if (local_calibration.bundle_digest, local_calibration.precision) != (bundle.digest, precision or "fp32"):
         raise BundleError(
             f"{path} belongs to another bundle or precision; remove it and run `hemofed edge calibrate` again"
@@ -105,9 +105,9 @@ def _calibration_path(digest: str, precision: Precision) -> Path:
 def read_labeled_cells(
     path: Path, bundle: ModelBundle, report_progress: Callable[[int, int], None] = lambda done, all_: None
 ) -> LabeledCells:
-    """A folder a class, named as the bundle's classes; or a CSV file with the columns path and label.
+    """Reads labelled cells from folders named after the classes, or from a CSV file with the columns path and label.
 
-    The same image counts once; the same image with two labels is refused.
+    Identical images count once; an image with two labels raises.
     """
     labeled_files = _list_from_csv(path) if path.is_file() else _list_from_folders(path, bundle.manifest.classes)
     classes, images, labels, skipped = bundle.manifest.classes, [], [], []
@@ -115,11 +115,15 @@ def read_labeled_cells(
     for n, (file, label) in enumerate(labeled_files):
         report_progress(n, len(labeled_files))
         if label not in classes:
-            raise DataError(f"{path}: {label!r} is no class of {bundle.manifest.name}; it knows {', '.join(classes)}")
+            raise DataError(
+                f"{path}: {label!r} is not a class of {bundle.manifest.name}; its classes are {', '.join(classes)}"
+            )
         try:
             (input_image,) = read_image_file(file)
         except (DataError, ValueError) as error:
-            skipped.append(str(error) if isinstance(error, DataError) else f"{file}: several frames; one cell a file")
+            skipped.append(
+                str(error) if isinstance(error, DataError) else f"{file}: several frames; give one cell per file"
+            )
             continue
         if is_field_image(bundle, input_image):
             skipped.append(f"{file}: a whole field; cut single cells out of it ({describe_crop(bundle)})")
@@ -129,7 +133,7 @@ def read_labeled_cells(
         )
         if first_label != label:
             raise DataError(
-                f"{first_file} and {file} are the same image, once {first_label} and once {label}; decide which it is"
+                f"{first_file} and {file} are the same image, once {first_label} and once {label}; correct one label"
             )
         if first_file is not file:
             skipped.append(f"{file}: the same image as {first_file}")
@@ -147,19 +151,19 @@ def read_labeled_cells(
 def measure_bundle(
     runtime: BundleRuntime, labeled_cells: LabeledCells
 ) -> tuple[dict[str, Any], LocalCalibration | str]:
-    """Figures of the bundle as it came, and what this lab should use instead, or why it should not."""
+    """Metrics of the bundle's own figures, and a local calibration or the reason why there is none."""
     bundle, positive_index = runtime.bundle, runtime.positive_index
     predictions = runtime.predict(labeled_cells.images)
     metrics = _compute_metrics(predictions, labeled_cells.labels, runtime)
     if positive_index is None:
-        return metrics, "the study names no class that matters, so there are no thresholds to set"
+        return metrics, "the study names no positive class, so there are no thresholds to set"
     is_positive = labeled_cells.labels == positive_index
     if (
         metrics["auroc"] is not None
-        and min(is_positive.sum(), (~is_positive).sum()) >= MIN_LABELED_CELLS[True]
+        and min(is_positive.sum(), (~is_positive).sum()) >= MIN_POSITIVE_CELLS
         and metrics["auroc"] < MIN_AUROC
     ):
-        reason = f"an AUROC of {metrics['auroc']:.2f} on {len(is_positive):,} labelled cells of this lab is too low for any threshold to help"
+        reason = f"an AUROC of {metrics['auroc']:.2f} on {len(is_positive):,} labelled cells of this lab is too low for any threshold"
         return metrics, LocalCalibration(
             bundle_digest=bundle.digest,
             precision=runtime.precision,
@@ -168,11 +172,11 @@ def measure_bundle(
             ood_reference=bundle.ood_reference,
             unfit_reason=reason,
         )
-    if is_positive.sum() < MIN_LABELED_CELLS[True] or (~is_positive).sum() < MIN_LABELED_CELLS[False]:
+    if is_positive.sum() < MIN_POSITIVE_CELLS or (~is_positive).sum() < MIN_NEGATIVE_CELLS:
         name = bundle.calibration.positive_class
         return (
             metrics,
-            f"too few labelled cells to set thresholds by (at least {MIN_LABELED_CELLS[True]} of {name} and {MIN_LABELED_CELLS[False]} others)",
+            f"too few labelled cells to set thresholds (at least {MIN_POSITIVE_CELLS} of {name} and {MIN_NEGATIVE_CELLS} others)",
         )
     temperature, before, after = _fit_temperature(
         predictions.probabilities, labeled_cells.labels, bundle.calibration.temperature
@@ -184,7 +188,7 @@ def measure_bundle(
     if not operating_points[0].tp:
         return (
             metrics,
-            f"at a specificity of {SAFE_SPECIFICITY} nothing is found in this lab's cells: thresholds from them would help nobody",
+            f"at a specificity of {SAFE_SPECIFICITY} the model finds none of this lab's positive cells: thresholds from them are useless",
         )
     calibration = ModelCalibration(
         temperature=temperature,
@@ -242,7 +246,7 @@ def _compute_metrics(predictions: Predictions, y: NDArray[np.int64], runtime: Bu
 
 
 def _fit_temperature(p: NDArray[np.float32], y: NDArray[np.int64], current: float) -> tuple[float, float, float]:
-    """The best temperature, and the mean loss at the present and at this one."""
+    """The temperature with the lowest mean loss, the loss at `current`, and the loss at the best."""
 
     def loss(temperature: float) -> float:
         label_probabilities = rescale_temperature(p, current / temperature)[np.arange(len(y)), y]
@@ -253,7 +257,7 @@ def _fit_temperature(p: NDArray[np.float32], y: NDArray[np.int64], current: floa
 
 
 def _widen_reference(ood_reference: OodReference, predictions: Predictions) -> OodReference:
-    """What was measured here is not foreign here: limits give way to this lab's own cells, but not to a few odd files."""
+    """Widens the limits to this lab's own cells, up to their 1 % and 99 % quantiles so that a few odd files do not count."""
     quality_limits = {}
     for column, name in enumerate(QUALITY_MEASURES):
         low, high = np.quantile(predictions.quality_measures[:, column], [0.01, 0.99])
@@ -286,12 +290,12 @@ def _list_from_csv(path: Path) -> list[tuple[Path, str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no CSV file in UTF-8 ({error}); save it as such") from error
+        raise DataError(f"{path} is not a CSV file in UTF-8 ({error}); save it as one") from error
     if not rows or not {"path", "label"} <= rows[0].keys():
-        raise DataError(f"{path} needs the columns path and label in its first line")
+        raise DataError(f"{path} needs the columns path and label in its first line; add them")
     for n, row in enumerate(rows, start=2):
         if not row["path"] or not row["label"]:
-            raise DataError(f"{path}, line {n}: no path or no label; fill it in, or remove the line")
+            raise DataError(f"{path}, line {n}: path or label is missing; fill it in, or remove the line")
     return [(path.parent / row["path"], str(row["label"])) for row in rows]
 
 
@@ -299,7 +303,5 @@ def _list_from_folders(path: Path, classes: Sequence[str]) -> list[tuple[Path, s
     if not path.is_dir():
         raise MissingDataError(f"{path} does not exist; name a folder with labelled cells")
     if unexpected := sorted(p.name for p in path.iterdir() if p.is_dir() and p.name not in classes):
-        raise DataError(
-            f"{path}: {', '.join(unexpected[:3])} is no class; folders have to be named {', '.join(classes)}"
-        )
+        raise DataError(f"{path}: {', '.join(unexpected[:3])} is not a class; name the folders {', '.join(classes)}")
     return [(file, name) for name in classes if (path / name).is_dir() for file in expand_paths([path / name])]

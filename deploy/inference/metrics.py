@@ -1,4 +1,4 @@
-"""How good answers to labelled images are; numpy alone."""
+"""Classification metrics of predictions for labelled images, in numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def compute_balanced_accuracy(p: NDArray[np.float32], y: NDArray[np.int64]) -> float:
-    """Mean recall of the classes that are there."""
+    """Mean recall of the classes that occur in `y`."""
     predicted = p.argmax(1)
     return float(np.mean([(predicted[y == c] == c).mean() for c in np.unique(y)]))
 

@@ -1,4 +1,4 @@
-"""onnxruntime, without its telemetry: by itself it writes a device's number into the user's cache and calls home."""
+"""Loads onnxruntime with its telemetry off, which would store a device id in the user's cache and send it home."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def load_onnxruntime() -> Any:
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when it is loaded, so nothing else may import it first
-    import onnxruntime as found
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read at import time, so every import must go through here
+    import onnxruntime
 
-    return found
+    return onnxruntime
 
 
 def create_session(graph: bytes, num_threads: int = 1) -> Any:

@@ -1,7 +1,7 @@
-"""Images made smaller (or larger) as the training side makes them, in two matrix products: no image library is needed.
+"""Resizes images as the training side does, by two matrix products without an image library.
 
-`area`: every new pixel is the mean of what it covers, as OpenCV's INTER_AREA; `triangle`: Pillow's BILINEAR. Larger
-images are interpolated linearly in both.
+`area`: each new pixel is the mean of the area it covers, like OpenCV's INTER_AREA; `triangle`: like Pillow's BILINEAR.
+Both enlarge by linear interpolation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ResizeRule = Literal["area", "triangle"]
-ImageBatch = NDArray[np.uint8]
+ImageBatch = NDArray[np.uint8]  # (N, H, W, 3), RGB
 
 
 def resize_images(images: ImageBatch, size: tuple[int, int], rule: ResizeRule) -> ImageBatch:
@@ -29,7 +29,7 @@ def resize_images(images: ImageBatch, size: tuple[int, int], rule: ResizeRule) -
 
 @lru_cache(32)
 def interpolation_weights(old_size: int, new_size: int, rule: ResizeRule) -> NDArray[np.float32]:
-    """(new, old), rows add up to 1."""
+    """(new, old); each row sums to 1."""
     scale = old_size / new_size
     if scale < 1 or rule == "triangle":
         centers = (np.arange(new_size) + 0.5) * scale - 0.5

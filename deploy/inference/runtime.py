@@ -1,4 +1,4 @@
-"""A verified bundle at work: onnxruntime and numpy, no torch."""
+"""Runs a verified bundle with onnxruntime and numpy, without torch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pipeline.core.errors import BundleError
 if TYPE_CHECKING:
     from deploy.inference.local_calibration import LocalCalibration
 
-BATCH_SIZE = 256  # images at once
-OUTPUT_NAMES = ["probabilities", "traits", "measures"]
+BATCH_SIZE = 256
+OUTPUT_NAMES = ["probabilities", "features", "quality_measures"]  # of the ONNX graph
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of N images."""
+    """The model's outputs for N images."""
 
     probabilities: NDArray[np.float32]  # (N, C), calibrated
-    rejection_reasons: tuple[str | None, ...]  # why one is not answered for
+    rejection_reasons: tuple[str | None, ...]  # of the out-of-distribution guard; None: accepted
     features: NDArray[np.float32]  # (N, D), whitened
     quality_measures: NDArray[np.float32]  # (N, Q)
 
@@ -41,22 +41,23 @@ class BundleRuntime:
         num_threads: int = 1,
         local_calibration: LocalCalibration | None = None,
     ) -> None:
-        """`precision`: fp32 if not said; `lab`: what this lab measured for itself."""
+        """`precision`: fp32 by default, with which the card's rates were measured."""
         self.bundle, self.local_calibration = bundle, local_calibration
-        self.precision: Precision = precision or "fp32"  # with which the stated rates were measured
+        self.precision: Precision = precision or "fp32"
         try:
             self._session = create_session(bundle.onnx_graph(self.precision), num_threads)
         except BundleError:
             raise
-        except Exception as error:  # onnxruntime's own classes, which differ between versions
+        except Exception as error:  # onnxruntime's exception classes differ between versions
             built_with = bundle.manifest.software.get("onnxruntime", "another version")
             raise BundleError(
-                f"onnxruntime {load_onnxruntime().__version__} cannot load {bundle.origin} ({error}); it was made with {built_with}"
+                f"onnxruntime {load_onnxruntime().__version__} cannot load {bundle.origin} ({error}); install onnxruntime "
+                f"{built_with}, with which it was made, or export it again"
             ) from error
         self._check_graph()
 
     def _check_graph(self) -> None:
-        """A signature says who made a bundle, not that its parts fit together."""
+        """Checks the graph's inputs and outputs against the manifest: a valid signature does not imply consistency."""
         manifest, ood_reference = self.bundle.manifest, self.ood_reference
         shapes = {output.name: output.shape for output in self._session.get_outputs()}
         (image,) = self._session.get_inputs()
@@ -64,11 +65,11 @@ class BundleRuntime:
             (image.name, image.type, list(image.shape[1:])) == ("image", "tensor(uint8)", [*manifest.input_size, 3])
             and set(OUTPUT_NAMES) <= shapes.keys()
             and shapes["probabilities"][1] == len(manifest.classes)
-            and (ood_reference is None or shapes["traits"][1] == len(ood_reference.feature_mean))
+            and (ood_reference is None or shapes["features"][1] == len(ood_reference.feature_mean))
         )
         if not fits:
             raise BundleError(
-                f"{self.bundle.origin}: its graph does not fit bundle.json or reference.json; export it anew"
+                f"{self.bundle.origin}: its graph does not match bundle.json or reference.json; export it again"
             )
 
     @property
@@ -90,11 +91,11 @@ class BundleRuntime:
 
     @property
     def unfit_reason(self) -> str | None:
-        """What this lab found against the model, if it did."""
+        """Why the local calibration forbids a verdict; None if it does not."""
         return self.local_calibration.unfit_reason if self.local_calibration else None
 
     def describe_model(self) -> dict[str, Any]:
-        """What every result says of the model that it comes from."""
+        """The record of the model in every result."""
         bundle, calibrated_on = (
             self.bundle,
             self.calibration.measured_on + (f" ({self.local_calibration.created})" if self.local_calibration else ""),
@@ -106,8 +107,8 @@ class BundleRuntime:
             "digest": bundle.digest,
             "signer": bundle.signer,
             "precision": self.precision,
-            "calibrated": calibrated_on,
-            "lab": self.local_calibration is not None,
+            "calibrated_on": calibrated_on,
+            "has_local_calibration": self.local_calibration is not None,
             "classes": list(self.classes),
         }
 
@@ -123,14 +124,14 @@ class BundleRuntime:
         rejection_reasons = (
             self.ood_reference.rejection_reasons(features, quality_measures) if self.ood_reference else [None] * len(p)
         )
-        # the graph divides by the bundle's temperature; a lab may have another one
+        # the graph divides by the bundle's temperature; a local calibration may have another one
         ratio = self.bundle.calibration.temperature / self.calibration.temperature
         return Predictions(rescale_temperature(p, ratio), tuple(rejection_reasons), features, quality_measures)
 
     def flag_positives(
         self, probabilities: NDArray[np.float32], operating_point: OperatingPoint | None
     ) -> NDArray[np.bool_]:
-        """Which are called positive at an operating point."""
+        """(N,) whether each image is positive at the operating point; all False without one."""
         if self.positive_index is None or operating_point is None:
             return np.zeros(len(probabilities), bool)
         return np.asarray(compute_log_odds(probabilities, self.positive_index) >= operating_point.log_odds)
@@ -139,7 +140,7 @@ class BundleRuntime:
         return tuple(self._session.run(OUTPUT_NAMES, {"image": images}))
 
     def _normalize_colors(self, images: ImageBatch) -> ImageBatch:
-        """As the study's normalisation would show this place's images."""
+        """Applies the study's color normalization with the local calibration's tables, or tables of these images."""
         normalization = self.bundle.manifest.normalization
         if normalization["name"] in ("none", "image") or not len(images):
             return images

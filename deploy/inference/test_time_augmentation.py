@@ -1,6 +1,6 @@
-"""A cell has no upright: where its study says so, an answer is the mean over all eight ways to lay the image down.
+"""Test-time augmentation: mean of the logits over the eight rotations and reflections of an image.
 
-On real cells this is worth more than any other step after training: see docs/lab.md.
+Used where the study's augmentation flips and rotates by at least 90 degrees. docs/export.md has its effect.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from deploy.inference.resize import ImageBatch
 
-ModelOutputs = tuple[NDArray[np.float32], ...]  # probabilities (N, C), traits (N, D), measures (N, Q)
+ModelOutputs = tuple[NDArray[np.float32], ...]  # probabilities (N, C), features (N, D), quality_measures (N, Q)
 PROBABILITY_FLOOR = 1e-30
 
 
 def iter_orientations(images: ImageBatch, num_tta_views: int) -> Iterator[ImageBatch]:
-    """(N, H, W, 3) as models/probe/feature_probe.py turns training images."""
+    """(N, H, W, 3) in the same orientations as models/probe/feature_probe.py."""
     yield images
     for n in range(1, num_tta_views):
         rotated = np.rot90(images, n % 4, (1, 2))
@@ -25,7 +25,7 @@ def iter_orientations(images: ImageBatch, num_tta_views: int) -> Iterator[ImageB
 
 
 def predict_with_tta(run: Callable[[ImageBatch], ModelOutputs], images: ImageBatch, num_tta_views: int) -> ModelOutputs:
-    """Means of logits and traits over the views; measures are of the image as it is."""
+    """Means of logits and features over the views; quality measures of the original image only."""
     first, *others = (run(view) for view in iter_orientations(images, num_tta_views))
     if not others:
         return first

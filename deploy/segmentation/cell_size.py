@@ -1,4 +1,4 @@
-"""How large a field's cells are: from the field, or, where it is too large for one look, from blocks of it."""
+"""Estimates the typical diameter of a field's cells, from the whole field or, if it is large, from blocks of it."""
 
 from __future__ import annotations
 
@@ -12,32 +12,26 @@ from numpy.typing import NDArray
 from deploy.segmentation.foreground import estimate_diameter
 from deploy.segmentation.illumination import correct_illumination
 
-MAX_ESTIMATE_PIXELS = 400 * 300  # pixels of the copy on which the diameter is guessed
-MAX_SINGLE_ESTIMATE_SIDE_PX = (
-    800  # pixels: a field no longer than this is believed at one look, if its cells are not too small for that
-)
-MIN_BLOCK_PX = 64  # pixels: the side of the smallest blocks
-BLOCK_GROWTH = math.sqrt(2)  # from one size of blocks to the next: any large field has several that fit well
-MIN_BLOCK_DIAMETERS = 6.0  # diameters: in smaller blocks too many cells are cut
-DIAMETER_TOLERANCE = 1.25  # two sizes of blocks agree if their diameters differ by no larger factor
-MAX_BLOCKS_PER_AXIS = 4  # blocks looked at along each axis, at most
-MIN_AGREEING_SIZES = (
-    3  # sizes of blocks, the field itself the first: if these agree there is no need to look closer ...
-)
-MAX_PHOTOGRAPH_SIDE_PX = (
-    4500  # pixels: ... unless so many tiles are stitched together that each one's lamp looks like a cell
-)
+MAX_ESTIMATE_PIXELS = 400 * 300  # of the reduced copy that an estimate uses
+MAX_SINGLE_ESTIMATE_SIDE_PX = 800  # one estimate suffices for a field up to this side, unless its cells are too small
+MIN_BLOCK_PX = 64  # side of the smallest blocks
+BLOCK_GROWTH = math.sqrt(2)  # from one block size to the next; several sizes fit any large field
+MIN_BLOCK_DIAMETERS = 6.0  # smaller blocks cut too many cells
+DIAMETER_TOLERANCE = 1.25  # two block sizes agree if their diameters differ by at most this factor
+MAX_BLOCKS_PER_AXIS = 4
+MIN_AGREEING_SIZES = 3  # if the field and the next block sizes agree, smaller blocks are skipped ...
+MAX_PHOTOGRAPH_SIDE_PX = 4500  # ... up to this side: in a larger stitched field each tile's lamp can look like a cell
 
 RgbImage = NDArray[np.uint8]
 
 
 def find_cell_diameter(image: RgbImage, max_diameters: float) -> float:
-    """The typical diameter of a cell, in pixels (0: there is none); one look serves fields of `large` diameters.
+    """The typical diameter of a cell in pixels; 0 if there are no cells.
 
-    A look at too large a part takes a lamp's pattern, or what is left between melted cells, for cells; one at too
-    small a part takes what a cell is made of, or a compression's blocks. The diameter is believed that most sizes of
-    blocks in a row tell, of those that show between `FEW` and `large` of it; of several the largest, for what is
-    smaller than a cell is within cells.
+    An estimate from too large a part mistakes the lamp's pattern or gaps between merged cells for cells; one from too
+    small a part mistakes structures inside cells or compression blocks. So the result is the diameter on which the most
+    consecutive block sizes agree, among sizes of MIN_BLOCK_DIAMETERS to `max_diameters` diameters; of several, the
+    largest, because smaller structures are inside cells.
     """
     longest_side, whole_diameter = max(image.shape[:2]), _estimate_scaled_diameter(image)
     if longest_side <= min(MAX_SINGLE_ESTIMATE_SIDE_PX, max_diameters * whole_diameter):
@@ -60,11 +54,11 @@ def find_cell_diameter(image: RgbImage, max_diameters: float) -> float:
         whole_diameter
         if longest_side <= max_diameters * whole_diameter and _are_similar(max(best_run), whole_diameter)
         else max(best_run)
-    )  # crowds fall into parts
+    )  # blocks of crowded fields give diameters of cell parts
 
 
 def _agreeing_runs(estimates: Sequence[tuple[float, float]], max_diameters: float) -> Iterator[list[float]]:
-    """Diameters that blocks of one size after the other agree about."""
+    """Runs of diameters on which consecutive block sizes agree."""
     run: list[float] = []
     for side, diameter in estimates:
         fits = diameter > 0 and MIN_BLOCK_DIAMETERS * diameter <= side <= max_diameters * diameter
@@ -81,7 +75,7 @@ def _are_similar(one: float, other: float) -> bool:
 
 
 def _median_block_diameter(image: RgbImage, side: int) -> float:
-    """Of the guesses of blocks spread over the field that show cells."""
+    """Median estimate of the blocks with cells, from blocks spread evenly over the field."""
     ys, xs = ([round(s) for s in _block_starts(length, side)] for length in image.shape[:2])
     estimates = [_estimate_scaled_diameter(image[y : y + side, x : x + side]) for y in ys for x in xs]
     diameters = [diameter for diameter in estimates if diameter]
@@ -96,7 +90,7 @@ def _estimate_scaled_diameter(image: RgbImage) -> float:
     scale = min(1.0, math.sqrt(MAX_ESTIMATE_PIXELS / (image.shape[0] * image.shape[1])))
     for _ in range(2):
         diameter = estimate_diameter(correct_illumination(scale_image(image, scale), 1.0)) / scale
-        if diameter * scale >= 12 or scale == 1:  # cells as small as dust: look again, closer
+        if diameter * scale >= 12 or scale == 1:  # else the cells are too small in the copy: repeat with a larger one
             return diameter
         scale = min(1.0, 24 / diameter) if diameter else min(1.0, 2 * scale)
     return diameter

@@ -1,4 +1,4 @@
-"""What each region is: by its size, outline and colour against those of the field's own red cells."""
+"""Classifies each region by its size, outline and color relative to the field's red cells."""
 
 from __future__ import annotations
 
@@ -17,21 +17,16 @@ from deploy.segmentation.watershed import RegionMask
 
 RegionKind = Literal["red", "white", "platelet", "clump", "border", "debris"]
 
-MAX_DEBRIS_AREA = (
-    0.12  # of a red cell's area: debris, unless purple; the smallest labelled fragments are twice as large
-)
-MAX_PLATELET_AREA = 0.35  # platelets are smaller
-MIN_WHITE_CELL_AREA = 1.25  # white cells are larger
-MIN_HALF_WIDTH = 0.045  # of a diameter: half the width of a scale bar, never of a cell
-MIN_PURPLE_TONE = 0.085  # see `_tone`
-MIN_NUCLEUS_DARKNESS = (
-    1.3  # times as dark as the red cells, and purple: a white cell's, also where it was cut into lobes
-)
-MAX_FRAGMENT_AREA, MIN_FRAGMENT_CONTACT = (
-    0.65,
-    0.3,
-)  # a smaller one, with more of its outline against others: a part of overlapping cells
-MAX_CELL_DARKNESS = 2.2  # times as dark as the red cells: dirt, hairs
+# areas are multiples of a red cell's area, darkness is a multiple of a red cell's
+MAX_DEBRIS_AREA = 0.12  # smaller regions are debris unless purple; the smallest labelled fragments are twice as large
+MAX_PLATELET_AREA = 0.35
+MIN_WHITE_CELL_AREA = 1.25
+MIN_HALF_WIDTH = 0.045  # in diameters: narrower regions are scale bars
+MIN_PURPLE_TONE = 0.085  # see `_purple_tone`
+MIN_NUCLEUS_DARKNESS = 1.3  # purple and so dark: a white cell's nucleus, even if it was split into lobes
+# smaller and with a larger part of its outline against other regions: a part of overlapping cells
+MAX_FRAGMENT_AREA, MIN_FRAGMENT_CONTACT = 0.65, 0.3
+MAX_CELL_DARKNESS = 2.2  # darker regions are dirt or hairs
 
 
 @dataclass(frozen=True)
@@ -39,12 +34,12 @@ class RegionProperties:
     """One region's measures, in pixels and optical density."""
 
     area: float
-    solidity: float  # area against the convex hull's
-    half_width: float  # of its width, at the widest place
+    solidity: float  # area / area of the convex hull
+    half_width: float  # largest distance to the outline
     density: float
-    tone: float
+    tone: float  # see `_purple_tone`
     touches_border: bool  # cut by the image's edge
-    contact_fraction: float  # share of the outline that lies against other regions
+    contact_fraction: float  # fraction of the outline that touches other regions
 
 
 def measure_region(
@@ -75,14 +70,14 @@ def measure_region(
 
 
 def _purple_tone(mean_density: NDArray[np.float32]) -> float:
-    """Purple swallows red and lets blue pass, haemoglobin the other way: their difference against the whole."""
+    """(red - blue) / total optical density: purple stain absorbs red and passes blue, hemoglobin the opposite."""
     return float((mean_density[0] - mean_density[2]) / max(float(np.abs(mean_density).sum()), 1e-3))
 
 
 def classify_regions(
     properties: Sequence[RegionProperties], expected_diameter: float
 ) -> tuple[list[RegionKind], float]:
-    """A kind for each, and the diameter of the field's single red cells; `guess` is a first one, in the same pixels."""
+    """Each region's kind, and the diameter of the field's single red cells; `expected_diameter`: a first estimate in px."""
     expected_area = math.pi / 4 * expected_diameter**2
     single_cells = [
         t
@@ -102,14 +97,12 @@ def classify_regions(
 def _classify_region(
     properties: RegionProperties, relative_area: float, purpleness: float, relative_density: float, diameter: float
 ) -> RegionKind:
-    is_blue = (
-        purpleness > 1.5 * MIN_PURPLE_TONE and properties.tone > 0.02
-    )  # in itself, too: hairs are grey, which is purple beside pale cells
+    # absolute tone too: hairs are gray, which is purple relative to pale cells
+    is_blue = purpleness > 1.5 * MIN_PURPLE_TONE and properties.tone > 0.02
     if properties.half_width < MIN_HALF_WIDTH * diameter:
         return "debris"
-    is_platelet_clump = (
-        is_blue and relative_area < MIN_WHITE_CELL_AREA and relative_density < MIN_NUCLEUS_DARKNESS
-    )  # platelets by the dozen: no haemoglobin, and no nucleus either
+    # a clump of platelets has neither hemoglobin nor a nucleus
+    is_platelet_clump = is_blue and relative_area < MIN_WHITE_CELL_AREA and relative_density < MIN_NUCLEUS_DARKNESS
     if (
         purpleness > MIN_PURPLE_TONE
         and not properties.touches_border

@@ -1,8 +1,8 @@
-"""From a photograph of a blood smear to its cells, with NumPy and OpenCV alone.
+"""Segments a photograph of a blood smear into cells, with NumPy and OpenCV.
 
-The lamp is divided out, cells are told from glass, pallor is filled, touching cells are cut apart by distance
-transform and watershed, and each region is named by size and colour. All of it happens on a copy scaled so that a red
-cell measures `WORK` pixels: one set of lengths then fits every microscope.
+Steps: correct the illumination, separate cells from the background, fill central pallor, split touching cells by
+distance transform and watershed, classify each region by size and color. They run on a copy in which a red cell measures
+WORKING_DIAMETER_PX pixels, so that one set of lengths fits every microscope.
 """
 
 from __future__ import annotations
@@ -12,48 +12,43 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
-from deploy.segmentation.cell_size import MAX_ESTIMATE_PIXELS, find_cell_diameter, scale_image
+from deploy.segmentation.cell_size import MAX_ESTIMATE_PIXELS, RgbImage, find_cell_diameter, scale_image
 from deploy.segmentation.classify import RegionKind, classify_regions, measure_region
 from deploy.segmentation.foreground import fill_pallor, segment_foreground
 from deploy.segmentation.illumination import BinaryMask, FloatImage, OpticalDensityImage, correct_illumination
 from deploy.segmentation.watershed import RegionMask, measure_contact_fractions, split_touching_cells
 
 WORKING_DIAMETER_PX = 36.0
-BLUR_SIGMA_DIAMETERS = 0.03  # of a diameter: the noise of the camera, not the outlines
-LARGE_FIELD_DIAMETERS = 24.0  # diameters: of a longer field, the lamp is found block by block
-BLOCK_DIAMETERS = 16.0  # diameters: a block's side, about that of a camera's ordinary field
-MIN_IMAGE_SIDE_PX = 12  # pixels: a smaller image holds no cell
-MIN_DIAMETER_PX, MAX_DIAMETER_PX = 6.0, 600.0  # a cell's diameter in pixels of the image given
-
-RgbImage = NDArray[np.uint8]
+BLUR_SIGMA_DIAMETERS = 0.03  # removes camera noise but keeps the outlines
+LARGE_FIELD_DIAMETERS = 24.0  # in longer fields, the illumination is fitted in blocks
+BLOCK_DIAMETERS = 16.0  # a block's side, about that of an ordinary camera field
+MIN_IMAGE_SIDE_PX = 12
+MIN_DIAMETER_PX, MAX_DIAMETER_PX = 6.0, 600.0  # of a cell in the input image
 
 
 @dataclass(frozen=True)
 class CellRegion:
-    box: tuple[int, int, int, int]  # x0, y0, x1, y1 in pixels of the image given; x1, y1 exclusive
-    center: tuple[float, float]  # x, y of the box's middle (crops are cut about it)
-    area_px: float  # pixels of the image given
+    """A region in pixels of the input image."""
+
+    box: tuple[int, int, int, int]  # x0, y0, x1, y1; x1, y1 exclusive
+    center: tuple[float, float]  # x, y of the box's center; crops are centered here
+    area_px: float
     kind: RegionKind  # only "red" cells are counted; "border": cut by the edge; "clump": cells that could not be separated
 
 
 @dataclass(frozen=True)
 class SegmentationResult:
     regions: tuple[CellRegion, ...]  # in reading order
-    rbc_diameter_px: (
-        float  # typical diameter (pixels) of a single red cell in this field; the given one if given; 0: no cells
-    )
-    background_rgb: tuple[float, float, float]  # background RGB
-    sharpness: float  # steepness of the outlines, in cells' densities a tenth of a diameter: larger = sharper
-    measured_diameter_px: float = (
-        0.0  # where a diameter was given: the one that the field itself tells; 0: none was, or none can be told
-    )
+    rbc_diameter_px: float  # the given one, or the typical diameter of a single red cell; 0: no cells
+    background_rgb: tuple[float, float, float]
+    sharpness: float  # slope at the outlines, in typical cell densities per tenth of a diameter
+    measured_diameter_px: float = 0.0  # measured if a diameter was given; 0: unknown
 
 
 @dataclass(frozen=True)
 class UnclassifiedRegions:
-    """What was found on the working copy, which is `scale` times the image given."""
+    """Regions on the working copy, which is `scale` times the input image."""
 
     regions: tuple[RegionMask, ...]
     od_image: OpticalDensityImage
@@ -62,7 +57,7 @@ class UnclassifiedRegions:
 
 
 def find_cells(image: RgbImage, rbc_diameter_px: float | None = None) -> SegmentationResult:
-    """The cells of a field (H, W, 3) uint8 RGB; without a `diameter` their size is found from the field itself."""
+    """The cells of a field (H, W, 3) uint8 RGB; without `rbc_diameter_px` their size is estimated from the field."""
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise ValueError(f"the image is {image.dtype} {image.shape}: give (height, width, 3) uint8, red first")
     unclassified = find_regions(image, rbc_diameter_px)
@@ -90,7 +85,7 @@ def find_cells(image: RgbImage, rbc_diameter_px: float | None = None) -> Segment
 
 
 def find_regions(image: RgbImage, rbc_diameter_px: float | None = None) -> UnclassifiedRegions:
-    """Regions with their masks, not yet named."""
+    """Regions with their masks, not yet classified."""
     height, width = image.shape[:2]
     if min(height, width) < MIN_IMAGE_SIDE_PX:
         return UnclassifiedRegions((), _empty_od_image(image), 1.0, 0.0)
@@ -128,7 +123,7 @@ def _to_cell_region(region: RegionMask, kind: RegionKind, scale: float, shape: t
 
 
 def _measure_sharpness(signal: FloatImage, mask: BinaryMask) -> float:
-    """How steeply density rises at the outlines, for a tenth of a diameter: the median of the steepest near each place."""
+    """Median over the outlines of the largest density gradient nearby, per tenth of a diameter."""
     gradient = cv2.magnitude(cv2.Sobel(signal, cv2.CV_32F, 1, 0), cv2.Sobel(signal, cv2.CV_32F, 0, 1)) / 8
     nearby_max = cv2.dilate(gradient, np.ones((7, 7), np.uint8))
     outline = cv2.morphologyEx(mask, cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8)) > 0

@@ -1,4 +1,4 @@
-"""Which pixels are cells: a threshold, then pallor filled; and how large a cell is."""
+"""Separates cells from the background by a threshold, fills central pallor, and estimates the cells' diameter."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 
 from deploy.segmentation.illumination import BinaryMask, FloatImage, OpticalDensityImage
 
-MIN_PIXEL_SNR = 3.5  # cells are so many times darker than the noise of the glass
-MIN_TYPICAL_SNR = 5.0  # ... and typically so many times,
-MIN_DARK_FRACTION = 0.01  # or such a part of the field is dark: noise alone is not
-MIN_OUTLINE_SNR = 2.0  # an outline is never drawn fainter
-OUTLINE_FRACTION = 0.3  # of a typical cell's density: where the outline is drawn
-MIN_PALLOR_CONVEXITY = 0.9  # solidity, less its corners, of a hole that is pallor
-MIN_PALLOR_DENSITY = 0.25  # of it: pallor may be so pale and still is no glass
+# densities are multiples of the background's noise (SNR) or of a typical cell's density
+MIN_PIXEL_SNR = 3.5  # of a dark pixel
+MIN_TYPICAL_SNR = 5.0  # of the median dark pixel, ...
+MIN_DARK_FRACTION = 0.01  # ... or this fraction of the field is dark; otherwise it is noise
+MIN_OUTLINE_SNR = 2.0  # lower bound of the outline's threshold
+OUTLINE_FRACTION = 0.3  # of a typical cell's density: the outline's threshold
+MIN_PALLOR_CONVEXITY = 0.9  # solidity minus corner excess of a hole that is pallor
+MIN_PALLOR_DENSITY = 0.25  # of a typical cell's density: paler pixels are background
 
 
 def segment_foreground(
     od_image: OpticalDensityImage, outline_fraction: float = OUTLINE_FRACTION
 ) -> tuple[BinaryMask, float]:
-    """Pixels darker than `edge` times a typical cell, and the typical density of a cell (0: there is none)."""
+    """Pixels darker than `outline_fraction` of a typical cell, and a cell's typical density (0: no cells)."""
     dark_pixels = od_image.signal[od_image.signal > MIN_PIXEL_SNR * od_image.noise]
     typical_density = float(np.median(dark_pixels)) if dark_pixels.size > 12 else 0.0
     if (
@@ -36,9 +37,9 @@ def segment_foreground(
 
 
 def fill_pallor(mask: BinaryMask, signal: FloatImage, typical_density: float, diameter: float | None) -> BinaryMask:
-    """Pallor filled, gaps between touching cells left open: those are bare glass with inward corners.
+    """Fills pallor but not gaps between touching cells, which are background with inward corners.
 
-    With a known `diameter` rims that are broken by a little are mended, too.
+    With a known `diameter` it also closes small breaks in the rims.
     """
     cell_area = math.pi / 4 * diameter**2 if diameter else math.inf
     filled_mask = mask | _find_pallor(mask, signal, typical_density, cell_area)
@@ -56,7 +57,7 @@ def fill_pallor(mask: BinaryMask, signal: FloatImage, typical_density: float, di
 def _find_pallor(
     mask: BinaryMask, signal: FloatImage, typical_density: float, cell_area: float, check_shape: bool = True
 ) -> BinaryMask:
-    """Holes that belong to a cell of about the area `whole`."""
+    """Holes inside cells of about the area `cell_area`."""
     holes = np.zeros_like(mask)
     contours, hierarchy = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
     areas = [cv2.contourArea(contour) for contour in contours]
@@ -65,7 +66,7 @@ def _find_pallor(
     ):
         if parent < 0 or area > 0.5 * cell_area:
             continue
-        is_inside_cell = area < 0.02 * cell_area or areas[parent] < 1.6 * cell_area  # one cell has no gaps
+        is_inside_cell = area < 0.02 * cell_area or areas[parent] < 1.6 * cell_area  # a single cell has no gaps
         if area < 12 or (is_inside_cell and cell_area < math.inf):
             cv2.drawContours(holes, [contour], 0, 1, cv2.FILLED)
             continue
@@ -84,21 +85,21 @@ def _find_pallor(
 
 
 def _corner_excess(contour: NDArray[np.int32], area: float) -> float:
-    """0 for an ellipse, 0.05 for a square, 0.2 for a triangle, more with hollow sides, such as round cells leave."""
+    """0 for an ellipse, 0.05 for a square, 0.2 for a triangle, more for concave sides as between round cells."""
     m = cv2.moments(contour)
     return float(4 * math.pi * math.sqrt(max(m["mu20"] * m["mu02"] - m["mu11"] ** 2, 0.0)) / area**2) - 1
 
 
 def compute_solidity(contour: NDArray[np.int32], area: float) -> float:
-    """Area against that of the convex hull."""
+    """Area / area of the convex hull."""
     return area / max(cv2.contourArea(cv2.convexHull(contour)), 1.0)
 
 
 def estimate_diameter(od_image: OpticalDensityImage) -> float:
-    """Typical diameter of a cell from the whole field (0: there is none).
+    """Typical diameter of a cell in the field (0: no cells).
 
-    Single cells are convex. Faint rims want a low threshold, crowds a high one: the one that shows most single cells
-    is believed. Where a crowd shows hardly any, the widest places tell.
+    Single cells are convex. Faint rims need a low threshold, crowded fields a high one: the threshold with the largest
+    area of single cells is used. In a crowd with hardly any single cell, peaks of the distance transform are used.
     """
     best_areas: list[float] = []
     for outline_fraction in (0.3, 0.42, 0.54):
@@ -117,7 +118,7 @@ def estimate_diameter(od_image: OpticalDensityImage) -> float:
 
 
 def _single_cell_areas(mask: BinaryMask) -> list[float]:
-    """Areas of convex regions that the image's edge does not cut."""
+    """Areas of convex regions that do not touch the image's edge."""
     height, width = mask.shape
     areas = []
     contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
@@ -133,7 +134,7 @@ def _single_cell_areas(mask: BinaryMask) -> list[float]:
 
 
 def typical_area(areas: NDArray[np.float64]) -> float:
-    """The median area of the cells; weighed by area first, so that specks, however many, have no say."""
+    """The median area of the cells; first weighted by area, so that many specks have no influence."""
     ordered = np.sort(areas)
     weighted_median = ordered[np.searchsorted(np.cumsum(ordered), ordered.sum() / 2)]
     return float(np.median(ordered[(ordered > 0.35 * weighted_median) & (ordered < 2.2 * weighted_median)]))

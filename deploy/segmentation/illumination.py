@@ -1,4 +1,4 @@
-"""How much light each pixel swallows: the photograph against the glass beside the cells, wherever the lamp is uneven."""
+"""Optical density of each pixel: the photograph relative to its background, with uneven illumination corrected."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from numpy.typing import NDArray
 FloatImage = NDArray[np.float32]
 BinaryMask = NDArray[np.uint8]  # 0 or 1
 
-OD_CHANNEL_WEIGHTS = (0.15, 0.6, 0.25)  # R, G, B: haemoglobin swallows green most, red hardly
-MAX_FIT_SIDE_PX = 120  # the lamp is smooth: it is fitted to a copy of this longest side, or to blocks of it
-MIN_OD_NOISE = 0.004  # no camera is better than this, in optical density
+OD_CHANNEL_WEIGHTS = (0.15, 0.6, 0.25)  # R, G, B: hemoglobin absorbs green most, red hardly
+MAX_FIT_SIDE_PX = 120  # illumination is smooth: it is fitted to a copy of this longest side, or to blocks of it
+MIN_OD_NOISE = 0.004  # lower bound of a camera's noise, in optical density
 
 
 @dataclass(frozen=True)
 class OpticalDensityImage:
-    density: NDArray[np.float32]  # (H, W, 3) natural optical density: 0 on the glass, more in cells
-    signal: FloatImage  # (H, W) the three weighted
-    noise: float  # of the signal on the glass
-    background_rgb: tuple[float, float, float]  # RGB
+    density: NDArray[np.float32]  # (H, W, 3) natural optical density: 0 in the background, more in cells
+    signal: FloatImage  # (H, W) weighted sum of the channels
+    noise: float  # standard deviation of the signal in the background
+    background_rgb: tuple[float, float, float]
 
 
 def correct_illumination(
     image: NDArray[np.uint8], blur_sigma: float, block_px: float | None = None
 ) -> OpticalDensityImage:
-    """Optical density with the lamp divided out; `blur` is the sigma of a smoothing, in pixels.
+    """Optical density, corrected for illumination, after a Gaussian blur with `blur_sigma` pixels.
 
-    With a `block`, in pixels, the lamp is that of many overlapping blocks of this side: one surface fits no stitched
-    field, and on a copy of a whole large field glass and cells would melt into each other.
+    `block_px`: fits the illumination in overlapping blocks of this side. One surface does not fit a stitched field, and a
+    reduced copy of a large field would merge background and cells.
     """
     log_image = np.log(_smooth(image.astype(np.float32), blur_sigma) + 1)
     height, width = log_image.shape[:2]
@@ -40,12 +40,12 @@ def correct_illumination(
     illumination, background = (
         _fit_illumination_blocks(small_log_image) if block_px else _fit_illumination(small_log_image)
     )
-    # so smooth a surface is cheap to find small and enlarge: its error between samples is far below the noise
+    # the surface is smooth, so enlarging it adds an error far below the noise
     density = cv2.resize(illumination.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR) - log_image
-    # arrows and scale bars burned in are brighter than glass in some colour; no cell is in green
+    # burned-in arrows and scale bars are brighter than the background in some channel; cells never are in green
     signal = np.minimum(density @ np.array(OD_CHANNEL_WEIGHTS, np.float32), 1.2 * density[..., 1])
     full_background = cv2.resize(background.astype(np.uint8), (width, height), interpolation=cv2.INTER_NEAREST) > 0
-    brighter_than_background = -signal[full_background & (signal < 0)]  # pallor is among the darker half
+    brighter_than_background = -signal[full_background & (signal < 0)]  # the darker half may contain pallor
     noise = (
         max(MIN_OD_NOISE, 1.48 * float(np.median(brighter_than_background)))
         if brighter_than_background.size
@@ -72,7 +72,7 @@ def _quadratic_terms(height: int, width: int) -> NDArray[np.float64]:
 
 
 def _fit_illumination_blocks(log_image: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """`_lamp` of blocks that overlap by half or more, each fading out from its middle."""
+    """`_fit_illumination` of blocks that overlap by at least half, blended with a Hann window."""
     height, width = log_image.shape[:2]
     illumination, background_weight, total = (
         np.zeros(log_image.shape),
@@ -88,18 +88,18 @@ def _fit_illumination_blocks(log_image: NDArray[np.float32]) -> tuple[NDArray[np
             background_weight[window] += background * weight
             total[window] += weight
     background_fraction = background_weight / total
-    return illumination / total[..., None], background_fraction > background_fraction.max() / 2  # never none at all
+    return illumination / total[..., None], background_fraction > background_fraction.max() / 2  # never empty
 
 
 def _block_starts(length: int) -> list[int]:
-    """Where blocks begin, evenly spread, the last one flush with the end."""
+    """Starts of evenly spread blocks; the last one ends at `length`."""
     slack = max(0, length - MAX_FIT_SIDE_PX)
     num_steps = -(-2 * slack // MAX_FIT_SIDE_PX)
     return [round(slack * n / max(num_steps, 1)) for n in range(num_steps + 1)]
 
 
 def _fit_illumination(log_image: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The light of the glass (H, W, 3), and which pixels are glass."""
+    """The background's log intensity (H, W, 3), and which pixels are background."""
     surface, background = _fit_surface(log_image, _quadratic_terms(*log_image.shape[:2]))
     return surface + _smooth_residual(log_image - surface, background), background
 
@@ -107,10 +107,10 @@ def _fit_illumination(log_image: NDArray[np.float32]) -> tuple[NDArray[np.float6
 def _fit_surface(
     log_image: NDArray[np.float32], terms: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The glass as a quadratic surface (H, W, 3), and which pixels are glass.
+    """The background as a quadratic surface (H, W, 3), and which pixels are background.
 
-    Cells only darken: a fit that hardly listens to what lies below it comes to lie on the glass; then what is near
-    it decides.
+    Cells only darken, so a fit with low weights for darker pixels converges to the background; then only pixels near it
+    are used.
     """
     gray = log_image @ np.array(OD_CHANNEL_WEIGHTS, np.float32)
     fit = np.full(gray.shape, float(np.quantile(gray, 0.9)))
@@ -135,7 +135,7 @@ def _fit_surface(
 
 
 def _smooth_residual(residual: NDArray[np.float64], background: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """What the quadratic leaves: the mean of the glass nearby, nothing where no glass is near."""
+    """Local mean of the background's residual from the quadratic surface; 0 far from any background."""
     sigma = max(residual.shape[:2]) / 12
     weight = cv2.GaussianBlur(background.astype(np.float64), (0, 0), sigma)
     return np.asarray(cv2.GaussianBlur(residual * background[..., None], (0, 0), sigma) / (weight[..., None] + 0.03))
@@ -146,6 +146,8 @@ def _weighted_fit(
 ) -> NDArray[np.float64]:
     has_weight = weights > 0
     a, b, w = terms[has_weight], values[has_weight], weights[has_weight].astype(float)
-    ridge = 1e-3 * w.sum() * np.diag([0.0, *[1.0] * (terms.shape[-1] - 1)])  # few bare places: stay flat
+    ridge = (
+        1e-3 * w.sum() * np.diag([0.0, *[1.0] * (terms.shape[-1] - 1)])
+    )  # keeps the surface flat if there is little background
     weighted_terms = a * w[:, None]
     return np.asarray(terms @ np.linalg.solve(weighted_terms.T @ a + ridge, weighted_terms.T @ b))

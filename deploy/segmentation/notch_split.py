@@ -1,4 +1,4 @@
-"""Overlapping cells whose distance map has one top only: cut from notch to notch of their common outline."""
+"""Splits overlapping cells with a single peak in the distance transform: cuts from notch to notch of the outline."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from deploy.segmentation.illumination import BinaryMask
 
-MIN_NOTCH_DEPTH = 0.035  # of a diameter: a shallower dent is a cell's own
-MIN_LONE_NOTCH_DEPTH = 0.10  # a notch that has no partner must be so deep
-AREA_RANGE = (1.3, 1.6)  # cells' areas: only what is larger than a cell is cut ...
-MAX_SOLIDITY_RANGE = (0.945, 0.98)  # ... and not so convex
-MIN_PART_AREA = 0.3  # of a cell's area: no part is smaller
+MIN_NOTCH_DEPTH = 0.035  # in diameters; shallower dents belong to one cell
+MIN_LONE_NOTCH_DEPTH = 0.10  # in diameters, of a notch without an opposite one
+AREA_RANGE = (1.3, 1.6)  # in cell areas: regions are split from the lower end on ...
+MAX_SOLIDITY_RANGE = (0.945, 0.98)  # ... if their solidity is at most this, interpolated over AREA_RANGE
+MIN_PART_AREA = 0.3  # of each part, in cell areas
 
 
 def split_at_notches(mask: BinaryMask, diameter: float) -> list[BinaryMask]:
-    """The parts of one region (same shape as `mask`); the region itself where there is nothing to cut."""
+    """The parts of one region (same shape as `mask`), or the region itself if there is nothing to cut."""
     cell_area = math.pi / 4 * diameter**2
     relative_area = float(mask.sum()) / cell_area
     if relative_area < AREA_RANGE[0]:
@@ -39,7 +39,7 @@ ContourPoint = NDArray[np.int32]  # (2,): x, y
 
 
 def _candidate_cuts(outline: NDArray[np.int32], diameter: float) -> list[tuple[ContourPoint, ContourPoint]]:
-    """Where to cut, best first: short lines between deep notches."""
+    """Candidate cuts, best first: short lines between deep notches."""
     points = outline.reshape(-1, 2)
     hull = np.sort(cv2.convexHull(outline, returnPoints=False).reshape(-1))  # OpenCV 4 and 5 differ in shapes
     defects = cv2.convexityDefects(outline, hull) if len(hull) > 3 else None
@@ -72,5 +72,5 @@ def _split_along(mask: BinaryMask, a: ContourPoint, b: ContourPoint) -> list[Bin
         return [mask]
     labels = np.where(labels > 0, labels, cv2.dilate(labels, np.ones((3, 3), np.uint8))) * mask
     sizes = np.bincount(labels.ravel(), minlength=count)[1:]
-    largest_labels = 1 + np.argsort(-sizes, kind="stable")[:2]  # crumbs beside the line go with nothing
+    largest_labels = 1 + np.argsort(-sizes, kind="stable")[:2]  # drops crumbs along the cut
     return [(labels == label).astype(np.uint8) for label in sorted(largest_labels.tolist())]

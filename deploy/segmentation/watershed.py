@@ -1,4 +1,4 @@
-"""Which cell each pixel belongs to: distance transform, watershed, and parts of one cell joined again."""
+"""Assigns each pixel to a cell: distance transform, watershed, and merging of parts of one cell."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deploy.segmentation.illumination import BinaryMask, FloatImage
 from deploy.segmentation.notch_split import split_at_notches
 from pipeline.core.errors import DataError
 
-LabelImage = NDArray[np.int32]  # (H, W): 0 glass, then 1, 2, ...
-WATERSHED_STEP_PX = 0.7  # pixels of distance between two levels of the watershed
+LabelImage = NDArray[np.int32]  # (H, W): 0 background, then 1, 2, ...
+WATERSHED_STEP_PX = 0.7  # of distance between two levels of the watershed
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ class RegionMask:
 
 
 def split_touching_cells(mask: BinaryMask, diameter: float) -> tuple[RegionMask, ...]:
-    """Touching cells cut apart at their necks."""
+    """Splits touching cells at their necks."""
     distance = cv2.GaussianBlur(cv2.distanceTransform(mask, cv2.DIST_L2, 5), (0, 0), 0.03 * diameter) * mask
     peaks = (distance >= cv2.dilate(distance, disk_kernel(0.1 * diameter)) - 1e-3) & (distance > 0.04 * diameter)
     _, seeds = cv2.connectedComponents(peaks.astype(np.uint8), connectivity=8)
-    if seeds.max() > np.iinfo(np.int16).max:  # OpenCV grows no wider numbers
+    if seeds.max() > np.iinfo(np.int16).max:  # OpenCV dilates no wider integers
         raise DataError("more than 32,767 cells in one field; cut it into tiles")
     labels = _watershed(seeds.astype(np.int16), distance, mask).astype(np.int32)
     return _extract_regions(merge_oversegmented(labels, distance, diameter), diameter)
 
 
 def measure_contact_fractions(regions: Sequence[RegionMask], shape: tuple[int, ...]) -> list[float]:
-    """Of each region, the share of its outline that lies against others; `shape`: of the plane they lie in."""
-    label_image = np.zeros((shape[0] + 2, shape[1] + 2), np.int32)  # a rim of nobody's
+    """The fraction of each region's outline that touches other regions; `shape`: of the image."""
+    label_image = np.zeros((shape[0] + 2, shape[1] + 2), np.int32)  # with an empty rim
     for label, r in enumerate(regions, start=1):
         h, w = r.mask.shape
         label_image[r.y + 1 : r.y + 1 + h, r.x + 1 : r.x + 1 + w][r.mask > 0] = label
@@ -55,7 +55,7 @@ def measure_contact_fractions(regions: Sequence[RegionMask], shape: tuple[int, .
 
 
 def _extract_regions(labels: LabelImage, diameter: float) -> tuple[RegionMask, ...]:
-    """Every cell without holes; what still has notches cut."""
+    """Each cell with its holes filled, split at remaining notches."""
     regions = []
     for label, hull in enumerate(_convex_hulls(labels, int(labels.max()) + 1)):
         if label == 0 or len(hull) == 0:
@@ -73,7 +73,7 @@ def _extract_regions(labels: LabelImage, diameter: float) -> tuple[RegionMask, .
 
 
 def _watershed(seeds: NDArray[np.int16], distance: FloatImage, mask: BinaryMask) -> NDArray[np.int16]:
-    """A watershed: seeds grow downhill, a level at a time. OpenCV's own goes by grey steps, not by height."""
+    """Watershed: seeds grow downhill level by level. OpenCV's own orders by gray differences instead of height."""
     cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
     labels = seeds.copy()
     depth = np.where(mask > 0, distance, -1)
@@ -84,7 +84,7 @@ def _watershed(seeds: NDArray[np.int16], distance: FloatImage, mask: BinaryMask)
 
 
 def merge_oversegmented(labels: LabelImage, distance: FloatImage, diameter: float) -> LabelImage:
-    """Parts joined again where the neck between them is too wide for two cells."""
+    """Merges parts if the neck between them is too wide for two cells."""
     count = int(labels.max()) + 1
     cell_area = math.pi / 4 * diameter**2
     relative_area = np.bincount(labels.ravel(), minlength=count) / cell_area
@@ -94,9 +94,9 @@ def merge_oversegmented(labels: LabelImage, distance: FloatImage, diameter: floa
     hulls = _convex_hulls(labels, count)
 
     def neck_excess(a: int, b: int) -> float:
-        """Above 0: one cell."""
+        """Positive if both parts are one cell."""
         combined_area = float(relative_area[a] + relative_area[b])
-        # below 0.9 of a cell the hull has no say
+        # below 0.9 of a cell the hull is ignored
         solidity = (
             combined_area * cell_area / _hull_area(np.concatenate([hulls[a], hulls[b]])) if combined_area > 0.9 else 1.0
         )
@@ -123,9 +123,9 @@ def merge_oversegmented(labels: LabelImage, distance: FloatImage, diameter: floa
 
 
 def _required_neck_ratio(relative_area: float, solidity: float) -> float:
-    """How wide a neck, against the narrower part, makes one cell of two parts that together have this area.
+    """Neck width, relative to the narrower part, from which two parts with this combined area are one cell.
 
-    A large cell is round: what is large and has a waist is two.
+    A single cell is round, so a large region with a waist is two cells.
     """
     waist_penalty = float(np.interp(relative_area, (0.9, 1.4), (0, 2))) * (0.955 - solidity)
     return float(np.interp(relative_area, (0.8, 1.6), (0.6, 0.9))) + waist_penalty
@@ -139,7 +139,7 @@ def _peak_distances(labels: LabelImage, distance: FloatImage, count: int) -> NDA
 
 
 def _convex_hulls(labels: LabelImage, count: int) -> list[NDArray[np.int32]]:
-    """The corners (k, 1, 2) of each label's convex hull, found from the ends of its runs in the rows."""
+    """The corners (k, 1, 2) of each label's convex hull, computed from the ends of its runs in the rows."""
     flat = np.pad(labels, ((0, 0), (1, 1))).ravel()
     y, x = np.divmod(
         np.flatnonzero(flat[1:] != flat[:-1]), labels.shape[1] + 2
@@ -153,13 +153,13 @@ def _convex_hulls(labels: LabelImage, count: int) -> list[NDArray[np.int32]]:
 
 
 def _hull_area(points: NDArray[np.int32]) -> float:
-    """Of whole pixels: the hull goes through their middles."""
+    """Area of the hull in whole pixels; OpenCV's hull goes through pixel centers."""
     hull = cv2.convexHull(points)
     return float(cv2.contourArea(hull) + cv2.arcLength(hull, True) / 2 + 1)
 
 
 def _neck_widths(labels: LabelImage, distance: FloatImage) -> dict[tuple[int, int], float]:
-    """The widest place of the line between each two parts that touch."""
+    """The largest distance value along the boundary of each pair of touching parts."""
     neck_widths: dict[tuple[int, int], float] = {}
     for one, two in (((slice(1, None),), (slice(-1),)), ((slice(None), slice(1, None)), (slice(None), slice(-1)))):
         a, b = labels[one], labels[two]

@@ -1,4 +1,4 @@
-"""A rendered field as a DICOM visible-light microscopic image, for trying the bedside without anybody's blood."""
+"""Writes a rendered field as a DICOM visible-light microscopic image, for demos without patient data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, VLMicroscopicImageStorage, generate_uid
 
-ACQUIRED_AT = datetime(2026, 1, 1, 8, 0)  # of no patient: any day will do, but the same one
+ACQUIRED_AT = datetime(2026, 1, 1, 8, 0)  # arbitrary, but fixed
 
 
 def save_microscopy(image: NDArray[np.uint8], path: Path, instance_number: int, seed: int) -> Path:
@@ -33,7 +33,7 @@ def save_microscopy(image: NDArray[np.uint8], path: Path, instance_number: int, 
     ds.AcquisitionDateTime = ACQUIRED_AT.strftime("%Y%m%d%H%M%S")
     ds.StudyID, ds.AccessionNumber, ds.ReferringPhysicianName = str(seed), "", ""
     ds.Modality, ds.SeriesNumber, ds.InstanceNumber = "GM", 1, instance_number
-    ds.Manufacturer, ds.SeriesDescription = "hemofed", "rendered blood smear, of nobody"
+    ds.Manufacturer, ds.SeriesDescription = "hemofed", "rendered blood smear, no patient"
     ds.Laterality, ds.PatientOrientation, ds.LossyImageCompression = "", "", "00"
     ds.ImageType = ["DERIVED", "PRIMARY"]
     ds.Rows, ds.Columns = image.shape[:2]

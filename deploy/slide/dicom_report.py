@@ -1,7 +1,7 @@
-"""What was found, back into DICOM: a structured report (TID 1500) and a picture with marks, both pointing at their sources.
+"""Results as DICOM: a structured report (TID 1500) and overlays as secondary captures, both referring to their sources.
 
-Patient and study are copied, so an archive files the result beside the images; pixels of the source never are.
-Where no standard code is known to fit, the scheme is 99HEMOFED, our own, rather than a standard code that nearly does.
+Patient and study are copied, so that an archive files the result with the images; the source's pixels are not copied.
+Where no standard code fits exactly, the code comes from our private scheme 99HEMOFED.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ PERCENT_UNIT = CodedConcept("%", "UCUM", "percent")
 
 @dataclass(frozen=True)
 class SlideFinding:
-    """What the report says about one slide; all numbers come from our slide report."""
+    """Content of the structured report; the numbers are those of the slide report."""
 
     num_cells: int
-    num_schistocytes: int  # called so
-    prevalence: float  # corrected
+    num_schistocytes: int  # flagged
+    prevalence: float  # corrected; fractions from 0 to 1, NaN if unknown
     prevalence_low: float
-    prevalence_high: float  # shares 0..1
+    prevalence_high: float
     verdict: str  # e.g. "cannot decide"
     model: str
-    digest: str
-    software_version: str  # which bundle said so
+    digest: str  # of the bundle
+    software_version: str  # of hemofed
     notice: str  # "research use only, not a medical device"
-    comments: tuple[str, ...] = ()  # warnings, operating point, what was not counted
+    comments: tuple[str, ...] = ()  # warnings, operating point, exclusions
 
     @property
     def called_fraction(self) -> float:
@@ -64,7 +64,7 @@ def _private_code(value: str, meaning: str) -> CodedConcept:
 
 
 def write_structured_report(sources: Sequence[Path], finding: SlideFinding, output_path: Path) -> Path:
-    """One Comprehensive SR that refers to all `sources`, which have to be of one patient."""
+    """Writes one Comprehensive SR that refers to all `sources`; they must belong to one patient."""
     headers = load_source_headers(sources)
     with wrap_source_errors(sources[0]):
         report = hd.sr.ComprehensiveSR(
@@ -76,7 +76,7 @@ def write_structured_report(sources: Sequence[Path], finding: SlideFinding, outp
             instance_number=1,
             manufacturer="hemofed",
             is_complete=True,
-            is_final=False,  # preliminary and unverified: no person has signed it
+            is_final=False,  # preliminary and unverified: unsigned
             transfer_syntax_uid=ExplicitVRLittleEndian,
         )
         report.SeriesDescription = SERIES_DESCRIPTION
@@ -117,7 +117,7 @@ def _build_content(headers: Sequence[Dataset], finding: SlideFinding) -> hd.sr.M
         algorithm_id=hd.sr.AlgorithmIdentification(
             name=finding.model, version=finding.software_version, parameters=[f"digest {finding.digest}"]
         ),
-        # of no cells there is no share, and DICOM has no number for it
+        # DICOM has no NaN: leave undefined measurements out
         measurements=[hd.sr.Measurement(n, float(f"{v:.6g}"), unit) for n, v, unit in measurements if math.isfinite(v)],
         source_images=[hd.sr.SourceImageForMeasurementGroup(h.SOPClassUID, h.SOPInstanceUID) for h in headers],
     )
@@ -155,7 +155,7 @@ def _coding_scheme() -> Dataset:
 
 
 def write_overlay_capture(source: Path, overlay: np.ndarray, output_path: Path, frame_number: int = 1) -> Path:
-    """(H, W, 3) uint8 RGB as a Secondary Capture that refers to the frame it was drawn on."""
+    """Writes (H, W, 3) uint8 RGB as a Secondary Capture that refers to the frame it was drawn on."""
     shape = overlay.shape
     if len(shape) != 3 or shape[2] != 3 or overlay.dtype != np.uint8 or not 0 < min(shape) <= max(shape) < 2**16:
         raise DataError(f"an overlay of {overlay.dtype} {shape}; give (H, W, 3) uint8 of at most 65535 pixels a side")

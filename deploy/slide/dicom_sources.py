@@ -1,4 +1,4 @@
-"""The instances a result refers to: their headers without pixels, of one patient, with what anonymised files lack filled in."""
+"""Headers (without pixels) of the DICOM instances that a result refers to; fills in what anonymized files lack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydicom.uid import UID, generate_uid
 from deploy.imaging.images import WARNINGS_LOCK
 from pipeline.core.errors import DataError, HemofedError
 
-# Types 2 of the patient and study modules: anonymised files lack them, and an empty value says "unknown".
+# Type 2 attributes of the patient and study modules: anonymized files lack them; an empty value means "unknown".
 TYPE2_KEYWORDS = (
     "PatientID", "PatientName", "PatientBirthDate", "PatientSex",
     "StudyID", "StudyDate", "StudyTime", "AccessionNumber", "ReferringPhysicianName",
@@ -24,16 +24,16 @@ TYPE2_KEYWORDS = (
 
 
 def load_source_headers(sources: Sequence[Path]) -> list[Dataset]:
-    """Without pixels; each instance once, of one patient, with what results need filled in."""
+    """Each instance once; all must belong to one patient. Missing UIDs are derived from the SOP Instance UID."""
     if not sources:
-        raise DataError("no DICOM source to refer to; results go into DICOM only when the pictures came from it")
+        raise DataError("no DICOM source to refer to; DICOM results need DICOM images as input")
     headers_by_uid: dict[str, Dataset] = {}
     for source in sources:
         header = _load_header(source)
         headers_by_uid.setdefault(header.SOPInstanceUID, header)
     headers = list(headers_by_uid.values())
     _require_one_patient(headers)
-    # Made from the first instance, so that a report and its pictures meet in one study.
+    # Derived from the first instance, so that a report and its overlays share one study.
     study_uid = _read_uid(headers[0], "StudyInstanceUID") or generate_uid(
         entropy_srcs=["study", headers[0].SOPInstanceUID]
     )
@@ -45,7 +45,7 @@ def load_source_headers(sources: Sequence[Path]) -> list[Dataset]:
 
 
 def find_slide_conflicts(sources: Sequence[Path]) -> list[str]:
-    """What speaks against DICOM files being of one slide, in words; those of several patients are refused."""
+    """Reasons why the DICOM files may not show one slide; raises if they belong to several patients."""
     headers = []
     for source in sources:
         with wrap_source_errors(source):
@@ -55,7 +55,7 @@ def find_slide_conflicts(sources: Sequence[Path]) -> list[str]:
     if any(
         len({str(h.get(keyword) or "") for h in headers}) > 1 for keyword in ("StudyInstanceUID", "AccessionNumber")
     ):
-        return ["the DICOM files are of several studies or accessions: give those of one slide at a time"]
+        return ["the DICOM files belong to several studies or accessions: give those of one slide at a time"]
     return []
 
 
@@ -65,7 +65,7 @@ def _require_one_patient(headers: Sequence[Dataset]) -> None:
 
 
 def _read_uid(header: Dataset, keyword: str) -> str:
-    """Empty if there is none, or none that other software would take."""
+    """Empty if missing or invalid."""
     value = UID(str(header.get(keyword) or ""))
     return value if value.is_valid else ""
 
@@ -74,7 +74,7 @@ def _load_header(source: Path) -> Dataset:
     with wrap_source_errors(source):
         header = pydicom.dcmread(source, stop_before_pixels=True, force=True)
         header.decode()
-        header.SpecificCharacterSet = "ISO_IR 192"  # results are written so; their own texts need it
+        header.SpecificCharacterSet = "ISO_IR 192"  # UTF-8, as results are written
         if not _read_uid(header, "SOPInstanceUID") or not _read_uid(header, "SOPClassUID"):
             raise DataError(
                 f"{source}: has no SOP Instance UID or SOP Class UID to refer to; export it again with UIDs"
@@ -86,7 +86,7 @@ def _load_header(source: Path) -> Dataset:
 
 @contextmanager
 def wrap_source_errors(source: Path) -> Iterator[None]:
-    """What pydicom and highdicom make of a source's values is worth no traceback, and their warnings no output."""
+    """Turns errors of pydicom and highdicom about a source into `DataError`, and silences their warnings."""
     with WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -98,7 +98,7 @@ def wrap_source_errors(source: Path) -> Iterator[None]:
 
 
 def _valid_value(header: Dataset, keyword: str) -> Any:
-    """Empty instead of what a reader would stumble over: dates such as 19XX, a sex other than M, F and O."""
+    """Empty instead of invalid values: dates such as 19XX, a sex other than M, F and O."""
     value = header.get(keyword)
     if value is None or (keyword == "PatientSex" and value not in ("M", "F", "O")):
         return ""

@@ -1,4 +1,4 @@
-"""A slide's report as one self-contained page; no template engine, for a bedside machine has none."""
+"""A slide's report as one self-contained HTML page, written without a template engine, which edge machines lack."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}img{max-width:100%;borde
 """
 
 
-def format_percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.2f} %"
+def format_percent(fraction: float | None) -> str:
+    return "–" if fraction is None else f"{100 * fraction:.2f} %"
 
 
 def build_rows(slide_record: Mapping[str, Any], model_info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a report says, line by line; the same on a terminal and on a page."""
-    positive_class, operating_point = slide_record["positive"] or "positive", slide_record["operating_point"]
+    """The rows of the report: (label, value), the same on a terminal and on a page."""
+    positive_class, operating_point = slide_record["positive_class"] or "positive", slide_record["operating_point"]
     reached_text = (
-        f"{RECOMMENDED_CELLS:,} were reached" if slide_record["enough"] else f"{RECOMMENDED_CELLS:,} were not reached"
+        f"{RECOMMENDED_CELLS:,} were reached"
+        if slide_record["has_enough_cells"]
+        else f"{RECOMMENDED_CELLS:,} were not reached"
     )
+    flagged_text = format_percent(slide_record["flagged_fraction"])
     rows = [
-        ("cells found", f"{slide_record['found']:,}"),
-        ("counted", f"{slide_record['counted']:,} ({reached_text})"),
+        ("cells found", f"{slide_record['num_found']:,}"),
+        ("counted", f"{slide_record['num_counted']:,} ({reached_text})"),
         *((f"not counted: {reason}", f"{num_cells:,}") for reason, num_cells in slide_record["excluded"].items()),
-        (
-            f"called {positive_class}",
-            f"{slide_record['flagged']:,} ({format_percent(slide_record['share'])} of those counted)",
-        ),
+        (f"called {positive_class}", f"{slide_record['num_flagged']:,} ({flagged_text} of those counted)"),
     ]
     if operating_point:
         rates = ", ".join(
@@ -62,7 +62,9 @@ def build_rows(slide_record: Mapping[str, Any], model_info: Mapping[str, Any]) -
             )
         )
     if slide_record["prevalence"] is not None:
-        interval = f"{format_percent(slide_record['low'])} to {format_percent(slide_record['high'])}"
+        interval = (
+            f"{format_percent(slide_record['prevalence_low'])} to {format_percent(slide_record['prevalence_high'])}"
+        )
         rows.append(
             (
                 f"{positive_class} corrected for these errors",
@@ -70,15 +72,12 @@ def build_rows(slide_record: Mapping[str, Any], model_info: Mapping[str, Any]) -
             )
         )
     if slide_record["drift"] is not None:
-        likeness = "unlike" if slide_record["drifted"] else "like"
+        likeness = "unlike" if slide_record["has_drifted"] else "like"
         rows.append(
-            (
-                "drift",
-                f"{slide_record['drift']:.2f}: the cells look {likeness} those it was validated on (1 is the limit)",
-            )
+            ("drift", f"{slide_record['drift']:.2f} (limit 1): the cells look {likeness} the validation images")
         )
     rows.append(("model", f"{model_info['title']}, signed by {model_info['signer']}, {model_info['precision']}"))
-    rows.append(("calibrated on", model_info["calibrated"]))
+    rows.append(("calibrated on", model_info["calibrated_on"]))
     return rows
 
 
@@ -89,13 +88,13 @@ def _format_rate(operating_point: Mapping[str, Any], rate_name: str) -> str:
 
 def format_headline(slide_record: Mapping[str, Any]) -> str:
     if slide_record["verdict"] in (VERDICT_ABOVE, VERDICT_BELOW):
-        return f"{slide_record['verdict'].replace('the line', f'the line of {100 * SUSPICION_THRESHOLD:g} %')}: {slide_record['why']}"
+        return f"{slide_record['verdict']} of {100 * SUSPICION_THRESHOLD:g} %: {slide_record['reason']}"
     review_text = (
-        f"; the estimate itself is at or above {100 * SUSPICION_THRESHOLD:g} %: have a person look"
-        if slide_record["look"]
+        f"; the estimate is at or above {100 * SUSPICION_THRESHOLD:g} %: have a person look at the slide"
+        if slide_record["needs_review"]
         else ""
     )
-    return f"{slide_record['verdict']}: {slide_record['why']}{review_text}"
+    return f"{slide_record['verdict']}: {slide_record['reason']}{review_text}"
 
 
 def render_page(
@@ -106,16 +105,14 @@ def render_page(
     failures: Sequence[tuple[str, str]],
     num_more_overlays: int = 0,
 ) -> str:
-    """`more` overlays lie beside the page, not in it."""
+    """`num_more_overlays`: overlays that are files next to the page instead of a part of it."""
     tone = {VERDICT_ABOVE: "above", VERDICT_BELOW: "below"}.get(slide_record["verdict"], "open")
     rows = "".join(
         f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>"
         for label, value in build_rows(slide_record, model_info)
     )
     images = [("Most suspicious cells", montage)] if montage is not None else []
-    images += [
-        (f"{name}: red boxes flagged, blue counted, orange not answered for, grey set apart", p) for name, p in overlays
-    ]
+    images += [(f"{name}: red boxes flagged, blue counted, orange rejected, grey excluded", p) for name, p in overlays]
     figures = "".join(
         f'<figure><img alt="{escape(name)}" src="{_encode_data_url(p)}"><figcaption>{escape(name)}</figcaption></figure>'
         for name, p in images
@@ -123,28 +120,28 @@ def render_page(
     failure_items = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in failures)
     cautions = "".join(
         f'<p class="notice">{escape(_capitalize_first(warning_text))}</p>'
-        for warning_text in (*slide_record["doubts"], *slide_record["notes"])
+        for warning_text in (*slide_record["reliability_warnings"], *slide_record["notes"])
     )
     more_text = (
-        f"<p>{num_more_overlays} more fields: the files overlay-*.png beside this page.</p>"
+        f"<p>{num_more_overlays} more fields: see the files overlay-*.png in this folder.</p>"
         if num_more_overlays
         else ""
     )
     failure_section = f"<h2>Not read</h2><ul>{failure_items}</ul>" if failure_items else ""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Slide report</title><style>{PAGE_STYLE}</style><h1>Slide report</h1>'
-        f'<p class="notice">{RESEARCH_USE_NOTICE.capitalize()}. A trained person has to look at the cells.</p>'
+        f'<p class="notice">{RESEARCH_USE_NOTICE.capitalize()}. A trained person must look at the cells.</p>'
         f'<p class="verdict {tone}">{escape(_capitalize_first(format_headline(slide_record)))}</p>{cautions}<table>{rows}</table>{figures}{more_text}{failure_section}<p>{escape(creation_note())}</p></html>\n'
     )
 
 
 def _capitalize_first(text: str) -> str:
-    """The rest keeps its letters: they may be a file's name."""
+    """Only the first letter changes: the rest may hold a file name."""
     return text[:1].upper() + text[1:]
 
 
 def creation_note() -> str:
-    """So that two printed pages can be told apart."""
+    """Tells two printed pages apart."""
     return f"Made {datetime.now(UTC):%Y-%m-%d %H:%M UTC} by hemofed {version('hemofed')}."
 
 

@@ -1,4 +1,4 @@
-"""What a slide leaves on disk: a page, a table of cells, pictures, results as DICOM."""
+"""Result files of a slide: HTML report, table of cells, overlays and montage, DICOM results."""
 
 from __future__ import annotations
 
@@ -29,29 +29,27 @@ CSV_COLUMNS = (
     "kind",
     "class",
     "probability",
-    "probability_of",
-    "flagged",
-    "counted",
-    "why",
-    "repeats",
+    "probability_class",
+    "is_flagged",
+    "is_counted",
+    "exclusion_reason",
+    "duplicate_of",
 )
-MAX_PAGE_OVERLAYS = 12  # overlays
-MAX_DUPLICATE_NOTES = 3  # pictures named
+MAX_PAGE_OVERLAYS = 12  # overlays inside report.html
+MAX_DUPLICATE_NOTES = 3  # duplicate images named in the notes
 
 
 @dataclass
 class PredictSession:
-    """What has been read so far."""
+    """Results of the images read so far."""
 
     image_results: list[ImageResult] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
     gallery: CellGallery = field(default_factory=CellGallery)
     overlays: list[tuple[str, np.ndarray[Any, np.dtype[np.uint8]]]] = field(default_factory=list)
     overlay_paths: list[Path] = field(default_factory=list)  # overlays on disk
-    first_by_digest: dict[bytes, str] = field(
-        default_factory=dict
-    )  # digests of pixels -> the first picture that has them
-    # DICOM files with overlays of their frames
+    first_by_digest: dict[bytes, str] = field(default_factory=dict)  # digest of pixels -> first image with them
+    # DICOM file -> (frame number, overlay)
     dicom_overlays: dict[Path, list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]]] = field(default_factory=dict)
 
 
@@ -62,7 +60,7 @@ def record_image(
     output_folder: Path | None,
     dicom_folder: Path | None,
 ) -> None:
-    """Draws what will be asked for, so that the picture itself need not stay in memory."""
+    """Draws the overlay and tiles at once, so that the image does not stay in memory."""
     session.image_results.append(image_result)
     if input_image.dicom_path is not None:
         session.dicom_overlays.setdefault(input_image.dicom_path, [])
@@ -110,12 +108,12 @@ def write_dicom_results(
     from deploy.slide.dicom_report import SlideFinding, write_overlay_capture, write_structured_report
 
     if not session.dicom_overlays:
-        raise StudyError("--dicom writes results that refer to DICOM images, and none was given")
+        raise StudyError("--dicom writes results that refer to DICOM images, and none was given; leave it out")
     estimate_record = slide_result.estimate
     prevalence, low, high = (
         math.nan if x is None else x
         for x in (estimate_record.prevalence, estimate_record.prevalence_low, estimate_record.prevalence_high)
-    )  # left out of the report
+    )  # the report leaves NaN out
     rows = tuple(f"{label}: {value}" for label, value in build_rows(slide_result.to_dict(), model_info))
     finding = SlideFinding(
         num_cells=estimate_record.num_counted,
@@ -142,21 +140,21 @@ def write_dicom_results(
 
 
 def session_notes(session: PredictSession) -> list[str]:
-    """What a reader of the result has to know, though it decides nothing: copies, and what could not be read."""
+    """Notes that do not affect the verdict: duplicate images, and images that could not be read."""
     duplicates = [
-        f"{r.name} shows the same as {r.duplicate_of}, and is not counted again"
+        f"{r.name} shows the same image as {r.duplicate_of} and is not counted again"
         for r in session.image_results
         if r.duplicate_of
     ]
     if len(duplicates) > MAX_DUPLICATE_NOTES:
         duplicates = [
             *duplicates[: MAX_DUPLICATE_NOTES - 1],
-            f"and {len(duplicates) - MAX_DUPLICATE_NOTES + 1} more pictures are there twice",
+            f"{len(duplicates) - MAX_DUPLICATE_NOTES + 1} more images are duplicates",
         ]
     num_failed = len(session.failures)
     return duplicates + (
         [
-            f"{num_failed} of {num_failed + len(session.image_results)} pictures could not be read: the result is without them"
+            f"{num_failed} of {num_failed + len(session.image_results)} images could not be read: the result does not include them"
         ]
         if num_failed
         else []
@@ -187,5 +185,5 @@ def cells_to_csv(image_results: list[ImageResult]) -> str:
 
 
 def _escape_formula(name: str) -> str:
-    """A spreadsheet must not take a file's name for a formula."""
+    """Keeps a spreadsheet from taking a file name for a formula."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@")) and name != "-" else name

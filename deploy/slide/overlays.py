@@ -1,4 +1,4 @@
-"""Pictures for a person: cells boxed in their fields, and the most suspicious ones side by side. Pillow alone."""
+"""Images for a person, drawn with Pillow: fields with their cells boxed, and a montage of the most suspicious cells."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from deploy.slide.prevalence import RESEARCH_USE_NOTICE
 from deploy.slide.reader import ImageResult
 
 RgbImage = NDArray[np.uint8]
-# of cells that are flagged, counted, answered for by nobody, set apart; told apart also by their shape's line
+
 FLAGGED_COLOR, COUNTED_COLOR, REJECTED_COLOR, EXCLUDED_COLOR = (
     (208, 32, 44),
     (28, 110, 164),
     (214, 134, 0),
     (120, 120, 120),
 )
-CAPTION_HEIGHT_PX = 18  # pixels of the line of words
+CAPTION_HEIGHT_PX = 18
 TILE_SIZE_PX, TILES_PER_ROW = 96, 8
 
 
@@ -32,7 +32,7 @@ def box_color(is_flagged: bool, is_counted: bool, kind: str) -> tuple[int, int, 
 
 
 def draw_overlay(pixels: RgbImage, image_result: ImageResult) -> RgbImage:
-    """The field with every cell boxed, and a line below that says what this is."""
+    """The field with every cell boxed, and a caption with the counts and the research notice below."""
     height, width = pixels.shape[:2]
     canvas = Image.new("RGB", (width, height + CAPTION_HEIGHT_PX), "white")
     canvas.paste(Image.fromarray(pixels), (0, 0))
@@ -55,7 +55,7 @@ def draw_overlay(pixels: RgbImage, image_result: ImageResult) -> RgbImage:
 
 @dataclass
 class CellGallery:
-    """The most suspicious cells so far: fields need not stay in memory."""
+    """Tiles of the most suspicious cells so far, so that fields do not stay in memory."""
 
     max_tiles: int = 24
     _entries: list[tuple[float, int, RgbImage, str]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class CellGallery:
             (heapq.heappush if len(self._entries) < self.max_tiles else heapq.heappushpop)(self._entries, entry)
 
     def render_montage(self) -> RgbImage | None:
-        """Most suspicious first; None where nothing was counted."""
+        """Most suspicious first; None if no cell was counted."""
         entries = sorted(self._entries, key=lambda entry: (-entry[0], -entry[1]))
         return (
             _compose_montage(
@@ -89,7 +89,7 @@ class CellGallery:
 
 
 def crop_tile(pixels: RgbImage, box: tuple[int, int, int, int]) -> RgbImage:
-    """A square about a box, half as large again, as a tile."""
+    """A square tile around a box, 1.5 times its longer side."""
     x0, y0, x1, y1 = box
     side = round(1.5 * max(x1 - x0, y1 - y0, 4))
     left, top = (x0 + x1 - side) // 2, (y0 + y1 - side) // 2

@@ -1,10 +1,10 @@
-"""What the counts on a slide say about the patient's blood.
+"""Prevalence of schistocytes on a slide, corrected for the model's error rates, with a 95 % interval and a verdict.
 
-A model that calls 2 of 1,000 whole cells broken finds some on every healthy slide, and one that sees half of the broken
-ones counts half of them. Rogan and Gladen (1978) take both back: prevalence = (share + spec - 1) / (sens + spec - 1).
-The interval holds every prevalence under which the count would be no surprise, given the chance in the count, in both
-error rates, which were measured on a number of labelled cells (as Lang and Reiczigel 2014 shrink and weigh them), and
-the differences between places: a slide comes from one, and the rates from several.
+A model with false positives finds schistocytes on every healthy slide, and one with a sensitivity of 0.5 counts half of
+them. Rogan and Gladen (1978) correct both: prevalence = (flagged fraction + spec - 1) / (sens + spec - 1).
+The interval holds every prevalence that is compatible with the count. Its variance has three parts: the count, both
+error rates (measured on a limited number of labelled cells, shrunk and weighted as in Lang and Reiczigel 2014), and the
+differences between sites, because a slide comes from one site and the rates come from several.
 """
 
 from __future__ import annotations
@@ -15,31 +15,28 @@ from typing import Any
 
 from deploy.bundle.operating_points import OperatingPoint
 
-SUSPICION_THRESHOLD = (
-    0.01  # of red cells: the share of schistocytes that raises suspicion of thrombotic microangiopathy
-)
+# fraction of red cells: schistocytes from here on raise suspicion of thrombotic microangiopathy
+SUSPICION_THRESHOLD = 0.01
 RECOMMENDED_CELLS = 1000  # red cells that a person would count
-MIN_CELLS = 100  # without so many nothing is decided: single cells are picked, not counted
+MIN_CELLS = 100  # no verdict from fewer cells
 Z_SCORE_95 = 1.959963984540054  # 95 %
-PREVALENCE_GRID = tuple(
-    (n / 4000) ** 2 for n in range(4001)
-)  # shares from 0 to 1; at the line, a two-hundredth of it apart
+PREVALENCE_GRID = tuple((n / 4000) ** 2 for n in range(4001))  # 0 to 1; near the threshold in steps of 1/200 of it
 RESEARCH_USE_NOTICE = "research use only, not a medical device"
-VERDICT_ABOVE, VERDICT_BELOW, VERDICT_UNDECIDED = "above the line", "below the line", "cannot decide"
+VERDICT_ABOVE, VERDICT_BELOW, VERDICT_UNDECIDED = "above the threshold", "below the threshold", "cannot decide"
 
 
 @dataclass(frozen=True)
 class PrevalenceEstimate:
-    num_counted: int  # red cells that the model answered for
-    num_flagged: int  # called positive among them
-    flagged_fraction: float | None  # flagged / counted
+    num_counted: int  # red cells that the out-of-distribution guard accepted
+    num_flagged: int  # of these, called positive
+    flagged_fraction: float | None  # num_flagged / num_counted
     prevalence: float | None  # corrected
     prevalence_low: float | None
     prevalence_high: float | None
     verdict: str
-    needs_review: bool  # the corrected prevalence reaches the line, whether or not chance can be ruled out
-    reason: str  # in a sentence
-    has_enough_cells: bool  # ENOUGH cells were counted
+    needs_review: bool  # the corrected prevalence reaches the threshold, whatever the interval says
+    reason: str  # one sentence
+    has_enough_cells: bool  # at least RECOMMENDED_CELLS were counted
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,22 +49,22 @@ def assess_prevalence(
     reliability_warnings: Sequence[str] = (),
     threshold: float = SUSPICION_THRESHOLD,
 ) -> PrevalenceEstimate:
-    """`doubts`: why the model's rates may not hold on this slide; with any, nothing is decided."""
+    """`reliability_warnings`: why the model's error rates may not hold on this slide; any of them excludes a verdict."""
     flagged_fraction = num_flagged / num_counted if num_counted else None
     estimate, low, high, reason = None, None, None, ""
     if not num_counted:
         reason = "no cell was counted"
     elif operating_point is None or operating_point.sensitivity is None or operating_point.specificity is None:
-        reason = "the model was never measured on labelled cells of this kind; run `hemofed edge calibrate` with some"
+        reason = "the model has no error rates for cells of this kind; measure it: `hemofed edge calibrate`"
     else:
         estimate, low, high = estimate_prevalence(num_counted, num_flagged, operating_point)
         if estimate is None:
-            reason = "at this operating point the model is no better than chance; choose another one"
+            reason = "at this operating point the model does not beat chance; choose another one"
         elif low is None:
             quantity = "few" if num_flagged / num_counted < 1 - operating_point.specificity else "many"
-            reason = f"so {quantity} calls do not fit the error rates that were measured; measure the model here: `hemofed edge calibrate`"
+            reason = f"so {quantity} flagged cells do not fit the measured error rates; measure the model here: `hemofed edge calibrate`"
         elif num_counted < MIN_CELLS:
-            reason = f"{num_counted} cells are too few; at least {MIN_CELLS} have to be counted, better {RECOMMENDED_CELLS:,}"
+            reason = f"{num_counted} cells are too few; count at least {MIN_CELLS}, better {RECOMMENDED_CELLS:,}"
         elif reliability_warnings:
             reason = reliability_warnings[0]
     needs_review = estimate is not None and estimate >= threshold
@@ -86,9 +83,9 @@ def assess_prevalence(
         )
     threshold_text = f"{100 * threshold:g} %"
     if low > threshold:
-        verdict, reason = VERDICT_ABOVE, f"the whole interval lies above {threshold_text}"
+        verdict, reason = VERDICT_ABOVE, f"the whole interval is above {threshold_text}"
     elif high < threshold:
-        verdict, reason = VERDICT_BELOW, f"the whole interval lies below {threshold_text}"
+        verdict, reason = VERDICT_BELOW, f"the whole interval is below {threshold_text}"
     else:
         shortfall_text = (
             ""
@@ -113,9 +110,9 @@ def assess_prevalence(
 def estimate_prevalence(
     num_counted: int, num_flagged: int, operating_point: OperatingPoint
 ) -> tuple[float | None, float | None, float | None]:
-    """Rogan and Gladen's estimate, and limits at 95 %.
+    """Rogan and Gladen's estimate and the limits of its 95 % interval.
 
-    None where the test is no test; no limits where no prevalence whatever would give such a count.
+    The estimate is None if sensitivity + specificity <= 1; the limits are None if no prevalence explains the count.
     """
     sens, spec = operating_point.sensitivity or 0.0, operating_point.specificity or 0.0
     if sens + spec <= 1:

@@ -1,4 +1,4 @@
-"""Pictures -> what the model says about them: single cells, and whole fields cut into cells first."""
+"""Images -> the model's result: single cells directly, whole fields after segmentation into cells."""
 
 from __future__ import annotations
 
@@ -31,44 +31,38 @@ if TYPE_CHECKING:
 
 BoundingBox = tuple[int, int, int, int]
 InputType = Literal["auto", "cell", "field"]
-SCALE_TOLERANCE = (
-    0.8,
-    1.25,
-)  # a field whose cells are so much larger or smaller is taken to have the training fields' scale
-MAX_UNCOUNTED_FRACTION = 0.2  # of red cells that are not answered for: a few are on every slide
+# a field whose red cells measure between these multiples of the training diameter has the training scale
+SCALE_TOLERANCE = (0.8, 1.25)
+MAX_UNCOUNTED_FRACTION = 0.2  # of red cells rejected or in clumps; a few are on every slide
+CELL_KEYS = ("class", "probability", "probability_class", "is_flagged", "is_counted", "exclusion_reason")
 EXCLUSION_REASONS = {
     "white": "white cell",
     "platelet": "platelet",
     "clump": "cells that could not be separated",
-    "border": "cut by the edge of the picture",
-    "debris": "no cell",
+    "border": "cut by the edge of the image",
+    "debris": "not a cell",
 }
 
 
 @dataclass(frozen=True)
 class CellResult:
-    box: BoundingBox  # x0, y0, x1, y1 in pixels of the picture
-    kind: str  # red, or what else it was taken for
-    label: str | None  # the class; None for what the model was not asked about
-    probability: float | None  # of the class that matters, or else of `label`
+    box: BoundingBox  # x0, y0, x1, y1 in pixels of the image
+    kind: str  # red, or another kind of region
+    label: str | None  # the class; None for regions that the model does not classify
+    probability: float | None  # of `probability_class`
     is_flagged: bool
     is_counted: bool
-    exclusion_reason: str | None  # it is not counted
-    probability_class: str | None = None  # the class that `probability` is of
+    exclusion_reason: str | None  # None if the cell is counted
+    probability_class: str | None = None  # the positive class, or else `label`
 
     def to_dict(self) -> dict[str, Any]:
         fields = asdict(self)
-        return {
-            "box": list(fields.pop("box")),
-            "class": fields.pop("label"),
-            "probability_of": fields.pop("probability_class"),
-            **fields,
-        }
+        return {"box": list(fields.pop("box")), "class": fields.pop("label"), **fields}
 
 
 @dataclass(frozen=True)
 class ImageResult:
-    """One picture. A single cell has a box as large as its picture."""
+    """One image. A single cell has a box as large as its image."""
 
     name: str
     kind: Literal["cell", "field"]
@@ -77,8 +71,8 @@ class ImageResult:
     features: NDArray[np.float32] = field(repr=False)  # of the counted ones
     rbc_diameter_px: float | None = None  # of a red cell, in pixels
     class_probabilities: tuple[dict[str, float], ...] = ()  # of a single cell, by class
-    duplicate_of: str | None = None  # the picture that shows the same: its cells count once
-    measured_diameter_px: float | None = None  # the diameter as this field tells it, whatever was given
+    duplicate_of: str | None = None  # an earlier image with the same pixels: its cells count once
+    measured_diameter_px: float | None = None  # measured in this field where a diameter was given
 
     def to_dict(self) -> dict[str, Any]:
         if self.kind == "cell":
@@ -87,17 +81,17 @@ class ImageResult:
             return {
                 "path": self.name,
                 "kind": "cell",
-                "repeats": self.duplicate_of,
-                **{k: cell_record[k] for k in ("class", "probability", "probability_of", "flagged", "counted", "why")},
-                "probabilities": self.class_probabilities[0],
+                "duplicate_of": self.duplicate_of,
+                **{key: cell_record[key] for key in CELL_KEYS},
+                "class_probabilities": self.class_probabilities[0],
             }
         counts = Counter(cell.label for cell in self.cells if cell.is_counted)
         return {
             "path": self.name,
             "kind": "field",
-            "repeats": self.duplicate_of,
-            "size": list(self.image_size),
-            "diameter": self.rbc_diameter_px,
+            "duplicate_of": self.duplicate_of,
+            "image_size": list(self.image_size),
+            "rbc_diameter_px": self.rbc_diameter_px,
             "counts": {str(label): n for label, n in sorted(counts.items(), key=str)},
             "excluded": count_excluded([self]),
             "cells": [cell.to_dict() for cell in self.cells],
@@ -106,44 +100,44 @@ class ImageResult:
 
 @dataclass(frozen=True)
 class SlideCounts:
-    """What all pictures of one slide have shown."""
+    """Counts over all images of one slide."""
 
     num_counted: int
     num_flagged: int
-    num_found: int  # cells and other things
-    excluded: Mapping[str, int]
+    num_found: int  # regions: cells and everything else
+    excluded: Mapping[str, int]  # reason -> regions
     drift: float | None
     rbc_diameters_px: tuple[float, ...] = ()  # of a red cell, in each field
-    measured_diameters_px: tuple[float, ...] = ()  # where a size was given: what the fields themselves tell
-    num_single_cells: int = 0  # pictures of one cell among those counted
-    unfit_reason: str | None = None  # what this lab found out about the model
+    measured_diameters_px: tuple[float, ...] = ()  # measured in the fields where a diameter was given
+    num_single_cells: int = 0  # images of one cell
+    unfit_reason: str | None = None  # of the local calibration
 
 
 @dataclass(frozen=True)
 class SlideResult:
-    """All pictures of one slide together."""
+    """The result of all images of one slide."""
 
     estimate: PrevalenceEstimate
     operating_point: OperatingPoint | None
-    num_found: int  # cells and other things
+    num_found: int  # regions: cells and everything else
     excluded: dict[str, int]
     drift: float | None
     positive_class: str | None
-    reliability_warnings: tuple[str, ...] = ()  # with any, nothing is decided
-    notes: tuple[str, ...] = ()  # what a reader has to know besides
+    reliability_warnings: tuple[str, ...] = ()  # any of them excludes a verdict
+    notes: tuple[str, ...] = ()  # for the reader; without effect on the verdict
 
     def to_dict(self) -> dict[str, Any]:
         has_drifted = self.drift is not None and self.drift > MAX_DRIFT
         return {
             **self.estimate.to_dict(),
-            "line": SUSPICION_THRESHOLD,
-            "found": self.num_found,
+            "suspicion_threshold": SUSPICION_THRESHOLD,
+            "num_found": self.num_found,
             "excluded": self.excluded,
-            "positive": self.positive_class,
+            "positive_class": self.positive_class,
             "operating_point": self.operating_point.to_dict() if self.operating_point else None,
             "drift": self.drift,
-            "drifted": has_drifted,
-            "doubts": list(self.reliability_warnings),
+            "has_drifted": has_drifted,
+            "reliability_warnings": list(self.reliability_warnings),
             "notes": list(self.notes),
             "notice": RESEARCH_USE_NOTICE,
         }
@@ -165,7 +159,7 @@ class SlideReader:
         return self.read_field(input_image) if self.is_field(input_image) else self.read_cells([input_image])[0]
 
     def read_cells(self, input_images: Sequence[InputImage]) -> list[ImageResult]:
-        """Single cells, all at once: some models see colours by those of all of them."""
+        """Single cells in one batch: some color normalizations use the colors of all images."""
         manifest = self.runtime.bundle.manifest
         resized_images = [
             resize_images(input_image.pixels[None], manifest.input_size, manifest.resize)
@@ -200,7 +194,7 @@ class SlideReader:
         manifest = self.runtime.bundle.manifest
         if manifest.crop_diameters is None or manifest.rbc_diameter_px is None:
             raise IncompatibleStudyError(
-                f"{manifest.name} was trained on single images, and how large a cell is in a field is not known; cut cells out "
+                f"{manifest.name} was trained on single images, so the size of a cell in a field is unknown; cut cells out "
                 "first, or export with --crop-px and --rbc-diameter-px"
             )
         image = input_image.pixels
@@ -211,9 +205,9 @@ class SlideReader:
             rbc_diameter_px = manifest.rbc_diameter_px
         red_cells = [region for region in segmentation.regions if region.kind == "red"]
         predictions = self.runtime.predict(
-            crop_cells(image, [b.center for b in red_cells], round(manifest.crop_diameters * rbc_diameter_px))
+            crop_cells(image, [r.center for r in red_cells], round(manifest.crop_diameters * rbc_diameter_px))
         )
-        cell_results = iter(self._iter_cell_results([b.box for b in red_cells], predictions))
+        cell_results = iter(self._iter_cell_results([r.box for r in red_cells], predictions))
         cells = tuple(
             next(cell_results) if region.kind == "red" else _exclude_region(region) for region in segmentation.regions
         )
@@ -255,7 +249,7 @@ class SlideReader:
 def _select_class(
     p: NDArray[np.float32], positive_index: int | None, is_flagged: bool, has_operating_point: bool
 ) -> int:
-    """The class that is named: by the operating point where there is one, else the likeliest."""
+    """The class that the operating point decides on; without one, the most probable class."""
     if positive_index is None or not has_operating_point:
         return int(p.argmax())
     others = np.delete(np.arange(len(p)), positive_index)
@@ -275,18 +269,18 @@ def _exclude_region(region: CellRegion) -> CellResult:
 
 
 def crop_cells(image: NDArray[np.uint8], centers: Sequence[tuple[float, float]], crop_px: int) -> ImageBatch:
-    """(n, side, side, 3) about the centres, mirrored at the border, as training cells were."""
+    """(n, crop_px, crop_px, 3) around the centers, mirrored at the border like training cells."""
     half = crop_px // 2
     if not centers:
         return np.zeros((0, crop_px, crop_px, 3), np.uint8)
     if min(image.shape[:2]) < 2:
-        raise DataError("a field of one pixel's width holds no cells")
+        raise DataError("a field one pixel wide holds no cells; give a larger image")
     padded = np.pad(image, ((half, crop_px), (half, crop_px), (0, 0)), mode="reflect")
     return np.stack([padded[round(y) : round(y) + crop_px, round(x) : round(x) + crop_px] for x, y in centers])
 
 
 def count_excluded(image_results: Sequence[ImageResult]) -> dict[str, int]:
-    """How many were not counted, by reason; an image's own details are left to the list of cells."""
+    """Number of excluded regions by reason, without the details after the reason's colon."""
     reasons = Counter(
         (c.exclusion_reason or "").partition(":")[0] for r in image_results for c in r.cells if not c.is_counted
     )
@@ -345,29 +339,30 @@ def build_slide_result(
 
 
 def find_reliability_warnings(slide_counts: SlideCounts) -> Iterator[str]:
-    """Why the model's rates may not hold on this slide."""
+    """Why the model's error rates may not hold on this slide."""
     if slide_counts.unfit_reason:
-        yield f"{slide_counts.unfit_reason}: do not use this model here, or measure it anew (`hemofed edge calibrate`)"
+        yield f"{slide_counts.unfit_reason}: do not use this model here, or measure it again (`hemofed edge calibrate`)"
     num_out_of_distribution, num_clumps = (
         slide_counts.excluded.get(reason, 0) for reason in (OUT_OF_DISTRIBUTION, EXCLUSION_REASONS["clump"])
     )
-    if num_out_of_distribution > MAX_UNCOUNTED_FRACTION * (num_out_of_distribution + slide_counts.num_counted):
+    num_red_cells = num_out_of_distribution + slide_counts.num_counted
+    if num_out_of_distribution > MAX_UNCOUNTED_FRACTION * num_red_cells:
         yield (
-            f"{num_out_of_distribution:,} of {num_out_of_distribution + slide_counts.num_counted:,} red cells look unlike those the model was validated on and are not counted: check "
+            f"{num_out_of_distribution:,} of {num_red_cells:,} red cells look unlike the validation images and are not counted: check "
             "stain, focus, light and magnification"
         )
     if num_clumps > MAX_UNCOUNTED_FRACTION * (num_clumps + slide_counts.num_counted):
         yield (
-            f"{num_clumps:,} heaps of cells could not be separated, beside {slide_counts.num_counted:,} single ones: the fields are too crowded; "
-            "take them where cells lie apart"
+            f"{num_clumps:,} clumps of cells could not be separated, against {slide_counts.num_counted:,} single cells: the fields "
+            "are too crowded; take them where cells do not overlap"
         )
     if slide_counts.drift is not None and slide_counts.drift > MAX_DRIFT:
         yield (
-            "taken together, the counted cells look unlike those the model was validated on: check stain, focus, light and "
+            "on average, the counted cells look unlike the validation images: check stain, focus, light and "
             "magnification, or measure the model here (`hemofed edge calibrate`)"
         )
     if slide_counts.rbc_diameters_px and max(slide_counts.rbc_diameters_px) > 1.5 * min(slide_counts.rbc_diameters_px):
-        yield "the fields differ in magnification: give those of one microscope setting, or say --rbc-diameter-px"
+        yield "the fields differ in magnification: give those of one microscope setting, or set --rbc-diameter-px"
     if (
         slide_counts.measured_diameters_px
         and not SCALE_TOLERANCE[0]
@@ -376,9 +371,9 @@ def find_reliability_warnings(slide_counts: SlideCounts) -> Iterator[str]:
     ):
         yield (
             f"the cells measure about {median(slide_counts.measured_diameters_px):.0f} pixels, not {median(slide_counts.rbc_diameters_px):.0f} as given: leave --rbc-diameter-px "
-            "out, or give the right one"
+            "out, or correct it"
         )
     if 0 < slide_counts.num_single_cells < RECOMMENDED_CELLS:
-        yield f"pictures of {slide_counts.num_single_cells:,} single cells may have been picked: give whole fields, or all cells of a slide"
+        yield f"{slide_counts.num_single_cells:,} images of single cells may be a selection: give whole fields, or all cells of a slide"
     if not slide_counts.num_found:
-        yield "no cell was found: is it a smear, in focus and evenly lit?"
+        yield "no cell was found: check that the image is a smear, in focus and evenly lit"

@@ -1,7 +1,7 @@
-"""What a network is to a study: a name, hyper-parameters, the inputs it takes, and how to build it.
+"""The base class of networks: name, hyperparameters, accepted input shapes, and construction.
 
-A new network is a subclass of `Model` in a file of this package (or an entry point `hemofed.models`):
-give `name` a default, say in `takes` and `fits` which inputs suit it, and return the module from `network`.
+To add a network, subclass `ModelConfig` in a file of this package (or in an entry point `hemofed.models`): give `name` a
+default, describe the inputs in `input_description` and `accepts_shape`, and return the module from `create_network`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ NormType = Literal["group", "batch"]
 
 
 class ModelConfig(Component):
-    input_description: ClassVar[str]  # the inputs in words, for people: "images of 28 x 28 pixels, 1 or 3 channels"
+    input_description: ClassVar[str]  # for messages, e.g. "images of 28 x 28 pixels with 1 or 3 channels"
 
     @classmethod
     @abstractmethod
     def accepts_shape(cls, shape: InputShape) -> bool:
-        """Whether inputs of this shape (without the batch) suit the network."""
+        """Whether the network takes inputs of this shape (without the batch dimension)."""
 
     @abstractmethod
     def create_network(self, shape: InputShape, num_classes: int) -> nn.Module:
-        """float (B, *shape) in [0, 1] -> logits (B, classes); the classifier is the last layer with parameters."""
+        """A module: float (B, *shape) in [0, 1] -> logits (B, classes); its last layer with parameters is the classifier."""
 
     def build_network(self, shape: InputShape, num_classes: int) -> nn.Module:
         if num_classes < 2:
             raise ModelError(
-                f"model {self.name!r}: {num_classes} class is nothing to tell apart; give data with 2 or more"
+                f"model {self.name!r}: the data have {num_classes} class; give data with 2 or more classes"
             )
         if not self.accepts_shape(shape):
             matching = ", ".join(_matching_models(shape)) or "none: resize the images"
@@ -46,20 +46,20 @@ class ModelConfig(Component):
         return self.create_network(shape, num_classes)
 
     def init_network(self, shape: InputShape, num_classes: int, seed: int) -> nn.Module:
-        """The same seed gives the same weights; the global generators, CUDA's included, stay as they were."""
+        """The same seed gives the same weights; leaves the global generators, including CUDA's, unchanged."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             return self.build_network(shape, num_classes)
 
 
 def is_image_shape(shape: InputShape, min_side: int, max_side: float = math.inf) -> bool:
-    """Whether a shape is (1 or 3 channels, height, width) with both sides within the bounds."""
+    """Whether the shape is (1 or 3 channels, height, width) with both sides within the bounds."""
     return len(shape) == 3 and shape[0] in (1, 3) and all(min_side <= side <= max_side for side in shape[1:])
 
 
 def create_group_norm(num_channels: int) -> nn.GroupNorm:
-    # 16 groups: with few, wide groups the background level of bright smears, which differs from channel to channel,
-    # outweighs the cell, and training can stay at the commonest class for epochs
+    # 16 groups: in wider groups the background of bright smears, which differs between channels, outweighs the cell, and
+    # training can stay at the most frequent class for epochs
     return nn.GroupNorm(math.gcd(num_channels, 16), num_channels)
 
 

@@ -17,7 +17,7 @@ from models.networks.base import InputShape, ModelConfig, NormType, create_norm_
 def conv_stage(
     in_channels: int, out_channels: int, norm: NormType, *, kernel_size: int = 3, stride: int = 2
 ) -> list[nn.Module]:
-    # no bias: the normalisation that follows has one
+    # no bias: the norm layer that follows has one
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=False)
     return [conv, create_norm_layer(norm, out_channels), nn.ReLU()]
 
@@ -47,12 +47,12 @@ class CNN28(ModelConfig):
 
 
 class CNN72(ModelConfig):
-    """247,837 parameters for 3 x 72 x 72 and 13 classes; global pooling makes them independent of the size."""
+    """247,837 parameters for 3 x 72 x 72 and 13 classes; with global pooling the number is independent of the size."""
 
     name: Literal["cnn72"] = "cnn72"
     input_description: ClassVar[str] = "images of 40 to 96 pixels a side with 1 or 3 channels"
     norm: NormType = "group"
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="share of pooled features dropped in training")
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="fraction of pooled features dropped in training")
 
     @classmethod
     def accepts_shape(cls, shape: InputShape) -> bool:

@@ -1,6 +1,6 @@
 """Dense networks: `mlp` of the Fashion-MNIST thesis (784-128-10) and `twonn`, the lecture's 2NN (784-200-200-10).
 
-The module is a plain chain Flatten, Linear, ReLU, ..., Linear, which the stacked trainer runs for all sites at once.
+The module is a chain Flatten, Linear, ReLU, ..., Linear, which the stacked trainer runs for all sites at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def dense_chain(widths: list[int], init: InitScheme) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for in_features, out_features in pairwise(widths):
         linear = nn.Linear(in_features, out_features)
-        if init == "glorot":  # as Keras does, in which the thesis was written
+        if init == "glorot":  # Keras's default, which the thesis used
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
         layers += [linear, nn.ReLU()]
@@ -30,7 +30,7 @@ def dense_chain(widths: list[int], init: InitScheme) -> list[nn.Module]:
 
 
 class DenseNetwork(ModelConfig):
-    """The code of all dense networks; the registered ones below only choose the hidden layers."""
+    """Base of the dense networks below, which only choose the hidden layers."""
 
     input_description: ClassVar[str] = "inputs of any shape"
     hidden: tuple[PositiveInt, ...]
@@ -55,7 +55,7 @@ class TwoNN(DenseNetwork):
     hidden: tuple[PositiveInt, ...] = Field(default=(200, 200), description="widths of the hidden layers")
 
 
-# `moons_net`: the toy report's dense 4 -> dense 2 on points of the plane. Its activation is not said: ReLU is ours.
+# `moons_net`: the toy report's dense 4 -> dense 2 for points in the plane. The report names no activation: we use ReLU.
 
 
 class MoonsNet(ModelConfig):

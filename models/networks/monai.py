@@ -1,8 +1,8 @@
 """MONAI's DenseNet, ResNet and EfficientNet for 2-D images, without pretrained weights.
 
-All are built with BatchNorm and then changed, because MONAI's ResNet hands its `norm` to the stem only. In-place
-activations become ordinary ones and EfficientNet's memory-saving swish the plain one: hooks on layers (Opacus),
-torch.func and the ONNX exporter need that.
+All are built with BatchNorm and then converted, because MONAI's ResNet passes its `norm` to the stem only. In-place
+activations and EfficientNet's memory-efficient swish are replaced by ordinary ones, which hooks on layers (Opacus),
+torch.func and the ONNX exporter require.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.core.errors import MissingExtraError
 
 
 def replace_batch_norm(module: nn.Module) -> None:
-    """Replaces every BatchNorm below a module by a GroupNorm of as many channels."""
+    """Replaces every BatchNorm inside a module by a GroupNorm with the same number of channels."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(module, name, create_group_norm(child.num_features))
@@ -32,7 +32,7 @@ class TensorCopy(nn.Module):
 
 
 def insert_copy_before_shortcut(module: nn.Module) -> None:
-    """MONAI's residual blocks add the shortcut in place to their last norm's output; a copy is what hooks allow."""
+    """Copies the last norm's output in MONAI's residual blocks, which add the shortcut in place: hooks forbid that."""
     for block in module.modules():
         last_norm = "bn3" if hasattr(block, "bn3") else "bn2"
         if hasattr(block, last_norm):
@@ -49,7 +49,7 @@ class MonaiNet(ModelConfig):
 
     @abstractmethod
     def create_monai_network(self, monai_nets: Any, in_channels: int, num_classes: int) -> Any:
-        """The network as `monai.networks.nets` makes it, with BatchNorm."""
+        """The network from `monai.networks.nets`, with BatchNorm."""
 
     def create_network(self, shape: InputShape, num_classes: int) -> nn.Module:
         module: nn.Module = self.create_monai_network(_import_monai_nets(self.name), shape[0], num_classes)
@@ -76,7 +76,7 @@ class ResNet(MonaiNet):
 
     def create_monai_network(self, monai_nets: Any, in_channels: int, num_classes: int) -> Any:
         factory = getattr(monai_nets, f"resnet{self.depth}")
-        # stride 2 as in the paper; MONAI's own default of 1 means four times the pixels in every map
+        # stride 2 as in the paper; MONAI's default of 1 has four times the pixels in every feature map
         module = factory(
             spatial_dims=2, n_input_channels=in_channels, num_classes=num_classes, conv1_t_stride=2, pretrained=False
         )

@@ -1,7 +1,6 @@
-"""What a network is shown, in a few numbers, and what it makes of it: from these a bedside machine tells foreign images.
+"""Measures an image's quality and its features in a network, for the out-of-distribution guard of edge machines.
 
-The same functions run where the sites' validation images are profiled and inside the exported graph, so both speak of
-the same numbers.
+The same functions profile the sites' validation images and run inside the exported graph, so their numbers agree.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from torch import Tensor, nn
 from models.probe.feature_names import MAX_FEATURES
 
 _PROJECTION_SEED = 0x5EED
-_MIN_CONTRAST = 0.01  # contrast below which nothing can be sharp
+_MIN_CONTRAST = 0.01  # below it, sharpness is damped
 
 
 def split_head(module: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """(body, head) with head(body(x)) = module(x): the head is the last dense layer; a copy, the module stays whole.
-
-    Of a network that does not end in one, the body is all of it.
-    """
+    """(body, head) of a copy, with head(body(x)) = module(x): the head is the last dense layer, or the identity."""
     module_copy = copy.deepcopy(module).eval()
     dense_names = [name for name, layer in module_copy.named_modules() if isinstance(layer, nn.Linear)]
     if not dense_names:
@@ -42,7 +38,7 @@ def is_equivalent_split(module: nn.Module, body: nn.Module, head: nn.Module, x: 
 
 
 def random_projection(num_features: int) -> Tensor:
-    """(features, at most TRAITS): the features themselves, or random sums of them, the same on every machine."""
+    """(num_features, at most MAX_FEATURES): the identity, or a random sign projection that is the same everywhere."""
     if num_features <= MAX_FEATURES:
         return torch.eye(num_features)
     generator = torch.Generator().manual_seed(_PROJECTION_SEED)
@@ -51,7 +47,7 @@ def random_projection(num_features: int) -> Tensor:
 
 
 def measure_image_quality(x: Tensor) -> Tensor:
-    """(N, C, H, W) in [0, 1] -> (N, len(MEASURES)), each near [0, 1]; see models/probe/feature_names.py for what they mean."""
+    """(N, C, H, W) in [0, 1] -> (N, Q), each about [0, 1], in the order of QUALITY_MEASURES."""
     gray = x.mean(1)
     height, width = gray.shape[1:]
     brightness = gray.mean((1, 2))
@@ -61,12 +57,12 @@ def measure_image_quality(x: Tensor) -> Tensor:
     sharpness = laplacian.abs().mean((1, 2)) / (contrast + _MIN_CONTRAST)
     colorfulness = (x.amax(1) - x.amin(1)).mean((1, 2))
     center = gray[:, height // 4 : height - height // 4, width // 4 : width - width // 4].mean((1, 2))
-    surround = (brightness * 4 - center) / 3  # the middle is a quarter of the image
+    surround = (brightness * 4 - center) / 3  # the center is a quarter of the image
     return torch.stack([brightness, contrast, sharpness, colorfulness, (surround - center) + 0.5], 1)
 
 
 def iter_orientations(x: Tensor, num_tta_views: int) -> Iterator[Tensor]:
-    """(N, C, H, W) as it is, or in all eight ways to lay a square picture down."""
+    """(N, C, H, W) unchanged, then rotated and mirrored, up to all eight orientations of a square image."""
     yield x
     for n in range(1, num_tta_views):
         rotated = torch.rot90(x, n % 4, (2, 3))
@@ -74,7 +70,7 @@ def iter_orientations(x: Tensor, num_tta_views: int) -> Iterator[Tensor]:
 
 
 class FeatureProbe(nn.Module):
-    """(N, C, H, W) in [0, 1] -> logits (N, classes), traits (N, at most TRAITS), measures (N, len(MEASURES))."""
+    """(N, C, H, W) in [0, 1] -> logits (N, classes), features (N, at most MAX_FEATURES), quality measures (N, Q)."""
 
     def __init__(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -92,7 +88,7 @@ class FeatureProbe(nn.Module):
         return self.head(features), features @ self.project, measure_image_quality(x)
 
     def forward_tta(self, x: Tensor, num_tta_views: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Means over the views: a cell has no upright, so each of them is another look at it."""
+        """Means of logits and features over the views; quality measures of the original image."""
         outputs = [self(view) for view in iter_orientations(x, num_tta_views)]
         logits, features, _ = (torch.stack(part).mean(0) for part in zip(*outputs, strict=True))
         return logits, features, outputs[0][2]

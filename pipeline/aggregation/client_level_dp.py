@@ -1,11 +1,11 @@
-"""Differential privacy of whole sites, at the coordinator (McMahan et al. 2018, arXiv 1710.06963, fixed clipping).
+"""Client-level differential privacy at the coordinator (McMahan et al. 2018, arXiv 1710.06963, fixed clipping).
 
-Every update is cut to the 2-norm C, all count alike, and Gaussian noise is added to their sum, which is divided by the
-number of sites that are asked, whoever answers. Whoever sees the models then cannot tell whether a site took part. The
-coordinator itself can: it sees the updates before the noise, or, with secure sums, their sum.
+Every update is clipped to the 2-norm C and has the same weight. Gaussian noise is added to their sum, which is divided by
+the number of sampled clients, whether or not all reply. The released models then hide whether a site took part. The
+coordinator is trusted: it sees the updates before the noise, or, with secure aggregation, their sum.
 
-Which sites are asked follows from the study's seed, so nothing is gained from chance: a round in which a site is asked
-is one Gaussian mechanism.
+Client sampling follows from the study's seed, which is not secret, so there is no privacy amplification by sampling: a
+round that samples a client is one Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pipeline.aggregation.rules import WeightedMean, clip_update
 from pipeline.protocol.messages import Aggregate, Reply
 from privacy.dpsgd.secure_rng import SecureRandom
 
-MIN_USEFUL_SITES = 50  # sites below which the noise of a useful epsilon drowns the mean
+MIN_USEFUL_SITES = 50  # with fewer sites the noise of a useful epsilon exceeds the mean
 
 
 class ClientLevelDpMean(WeightedMean):
-    """`asked` sites a round; `longest`: 2-norm that an update has at most once it is clipped, and rounded if it was."""
+    """sensitivity: bound on the 2-norm of an update after clipping and, with secure aggregation, rounding."""
 
     paper: ClassVar[str] = "McMahan et al. 2018, arXiv 1710.06963"
     name: Literal["site_noise"] = "site_noise"  # type: ignore[assignment]
-    outlier_factor: None = None  # whom the median excludes would depend on who is there
+    outlier_factor: None = None  # quarantine by the median would depend on the other clients
     max_update_norm: float
     noise_multiplier: float
     sensitivity: float

@@ -1,4 +1,4 @@
-"""Who is asked in a round: m = max(int(C * K), 1) random sites (McMahan et al. 2017)."""
+"""Client sampling: m = max(int(C * K), 1) random sites per round (McMahan et al. 2017)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipeline.protocol.messages import SiteId
 
 
 def sample_clients(sites: Sequence[SiteId], fraction: float, seed: int, round_number: int) -> list[SiteId]:
-    """In the order of `sites`, so that sums are taken in site order."""
+    """The sampled sites in the order of `sites`, so that sums are reproducible."""
     m = num_sampled_clients(len(sites), fraction)
     sampled = np.random.default_rng([seed, 0x5E1EC7, round_number]).permutation(len(sites))[:m]
     return [sites[i] for i in sorted(sampled)]
 
 
 def num_sampled_clients(num_sites: int, fraction: float) -> int:
-    return max(int(fraction * num_sites + 1e-9), 1)  # 0.29 * 100 is 28.999999999999996: it means 29
+    return max(int(fraction * num_sites + 1e-9), 1)  # 0.29 * 100 is 28.999999999999996

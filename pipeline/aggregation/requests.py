@@ -1,4 +1,4 @@
-"""How a strategy's question becomes parcels on an engine and answers become totals; written once for every engine."""
+"""Sends a strategy's payloads through an engine, validates the replies and aggregates them; the same for every engine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pipeline.core.parameters import NamedTensors
 from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression
 from pipeline.protocol.messages import (
     Aggregate,
+    ClientFailure,
     Declined,
     Message,
     Reply,
@@ -32,15 +33,14 @@ from pipeline.protocol.tasks import JobResult, LocalJob, Split
 if TYPE_CHECKING:
     from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
 
-UpdateSignature = tuple[
-    tuple[str, str, tuple[int, ...], torch.dtype], ...
-]  # (mean or sum, key, shape, type) of all that was sent
-MAX_BUFFERED_REPLY_BYTES = 256 << 20  # bytes of answers that a frugal coordinator still takes in all at once
+# (mean or sum, key, shape, dtype) of every tensor in an update
+UpdateSignature = tuple[tuple[str, str, tuple[int, ...], torch.dtype], ...]
+MAX_BUFFERED_REPLY_BYTES = 256 << 20  # bytes of replies up to which streaming aggregation still buffers them all
 VISIBILITY_ORDER: Sequence[Visibility] = ("totals", "groups", "each")
 
 
 class Engine(Protocol):
-    """All that an engine has to be."""
+    """Delivers messages to sites and yields their replies."""
 
     def exchange(
         self, message_bytes: Mapping[SiteId, bytes], round_policy: RoundPolicy
@@ -49,19 +49,23 @@ class Engine(Protocol):
 
 @dataclass
 class RequestLog:
-    """What happened in one ask, for the record of the round."""
+    """What happened in one request, for the record of the round."""
 
     requested: list[SiteId] = field(default_factory=list)
     accepted: list[Reply] = field(default_factory=list)  # without their vectors
-    failures: dict[SiteId, str] = field(default_factory=dict)
-    vector_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the accepted vectors, all alike
+    failures: dict[SiteId, ClientFailure] = field(default_factory=dict)
+    vector_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the accepted vectors; equal for all
+
+    def quarantine(self, site: SiteId, reason: object) -> None:
+        self.failures[site] = ClientFailure("quarantined", str(reason).removeprefix(f"{site}: "))
+
     bytes_up: int = 0
     bytes_down: int = 0
 
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """One turn's `Ask`. `log` collects what came of it."""
+    """The `ClientRequests` of one attempt of a round, and what came of it in `log`."""
 
     engine: Engine
     run_jobs: Callable[[Sequence[LocalJob], int], list[JobResult]]
@@ -71,12 +75,12 @@ class RoundRequest:
     round_policy: RoundPolicy
     last_accepted: Mapping[SiteId, RoundAttempt]
     splits: tuple[Split, ...] = ()
-    visibility: Visibility = "each"  # what the asker declared
+    visibility: Visibility = "each"  # what the strategy declared
     compression: UpdateCompression = NO_COMPRESSION
     aggregation_rule: AggregationRule = WEIGHTED_MEAN
-    weighting: Weighting | None = None  # the rule that a site's weight has to follow; None: whatever it says
-    secure_aggregation: SecureAggregationSetup | None = None  # totals are secure sums
-    stream_aggregation: bool = False  # answers come from far away and are many: not all of them in memory at once
+    weighting: Weighting | None = None  # the rule that a client's weight must follow; None: any weight
+    secure_aggregation: SecureAggregationSetup | None = None  # None: the coordinator sees single replies
+    stream_aggregation: bool = False  # spool replies to disk and add them one by one, to bound the memory
     log: RequestLog = field(default_factory=RequestLog)
 
     def aggregate(self, payloads: Mapping[SiteId, NamedTensors]) -> Aggregate:
@@ -94,7 +98,7 @@ class RoundRequest:
         return self.aggregation_rule.aggregate(self._collect_replies(payloads, 1))
 
     def aggregate_by_cluster(self, payloads: Mapping[SiteId, NamedTensors], num_clusters: int) -> dict[int, Aggregate]:
-        self._require_visibility("groups", "sums of groups")
+        self._require_visibility("groups", "sums by cluster")
         replies = self._collect_replies(payloads, num_clusters)
         replies_by_cluster = {
             cluster: [r for r in replies if r.update.cluster == cluster] for cluster in range(num_clusters)
@@ -118,11 +122,11 @@ class RoundRequest:
     def _require_visibility(self, required: Visibility, what: str) -> None:
         if VISIBILITY_ORDER.index(self.visibility) < VISIBILITY_ORDER.index(required):
             raise StrategyContractError(
-                f"a strategy that sees {self.visibility} may not look at {what}; its `sees` has to say {required!r}"
+                f"a strategy with visibility {self.visibility!r} may not read {what}; its `visibility` must be {required!r}"
             )
 
     def _collect_replies(self, payloads: Mapping[SiteId, NamedTensors], num_clusters: int | None = None) -> list[Reply]:
-        """In the order of arrival; an engine that must repeat itself bit for bit yields in site order."""
+        """The acceptable replies in the order of arrival."""
         self._record_requested(payloads)
         replies = self.exchange(self.task, payloads, num_clusters)
         acceptable = self._select_acceptable(
@@ -132,8 +136,8 @@ class RoundRequest:
         return [replies[index] for index in acceptable]
 
     def _aggregate_streaming(self, payloads: Mapping[SiteId, NamedTensors]) -> Aggregate:
-        """Like the total of `_replies`, with one answer in memory at a time: who is quarantined shows at the end only, so
-        all are put aside and read again."""
+        """The weighted mean with one reply in memory at a time. Outliers are known only at the end, so all replies are
+        spooled and read again."""
         self._record_requested(payloads)
         stripped, signatures, norms = [], [], []
         with SpooledReplies() as spool:
@@ -156,7 +160,7 @@ class RoundRequest:
         signatures: Sequence[UpdateSignature],
         norms: Sequence[tuple[SiteId, Mapping[str, float]]],
     ) -> list[int]:
-        """Places of those that sent what most sent, whoever came first, and nothing absurd."""
+        """Indices of replies whose tensor layout equals the majority's and whose norms are no outliers."""
         if not replies:
             return []
         majority = max(signatures, key=signatures.count)
@@ -164,27 +168,27 @@ class RoundRequest:
         for reply, signature in zip(replies, signatures, strict=True):
             if signature != majority:
                 sent_shapes = {key: shape for _, key, shape, _ in signature}
-                self.log.failures[reply.site] = (
-                    f"quarantined: {reply.site}: sent {sent_shapes} where others sent {self.log.vector_shapes}"
-                )
+                self.log.quarantine(reply.site, f"sent {sent_shapes} where others sent {self.log.vector_shapes}")
         matching = [index for index, signature in enumerate(signatures) if signature == majority]
         outliers = (
             self.aggregation_rule.outlier_clients([norms[index] for index in matching]) if self.task == "train" else {}
         )
-        self.log.failures.update(outliers)
+        for site, reason in outliers.items():
+            self.log.quarantine(site, reason)
         return [index for index in matching if replies[index].site not in outliers]
 
     def _record_requested(self, payloads: Mapping[SiteId, NamedTensors]) -> None:
         if self.log.requested:
             raise StrategyContractError(
-                "a round makes one ask: a site's memory belongs to a turn, and a turn is one question"
+                "a round makes one request: clients commit their state by round and attempt; call only one of "
+                "aggregate, aggregate_by_cluster and collect"
             )
         self.log.requested.extend(payloads)
 
     def exchange(
         self, task: str, payloads: Mapping[SiteId, NamedTensors], num_clusters: int | None = None
     ) -> list[Reply]:
-        """One exchange: whatever answers came and may be read. What else happened is in the log."""
+        """The valid replies of one exchange; `log` has the failures."""
         return [reply for reply, _ in self._receive_replies(task, payloads, num_clusters)]
 
     def _receive_replies(
@@ -202,21 +206,21 @@ class RoundRequest:
                     task, site, deserialize_reply(site, reply_bytes, self.compression.decode_uplink), already_received
                 )
                 if reply is not None and num_clusters is not None and not 0 <= reply.update.cluster < num_clusters:
-                    raise ReplyError(f"{site}: chose group {reply.update.cluster}, but there are {num_clusters}")
+                    raise ReplyError(f"{site}: chose cluster {reply.update.cluster}, but there are {num_clusters}")
             except (ReplyError, MessageError) as error:
-                self.log.failures[site] = f"quarantined: {error}"
+                self.log.quarantine(site, error)
                 continue
             if reply is not None:
                 already_received.append(_strip_vectors(reply))
                 yield reply, reply_bytes
 
     def record_accepted(self, replies: Sequence[Reply], payloads: Mapping[SiteId, NamedTensors]) -> None:
-        """Who counted, for the record; too few void the round."""
+        """Records accepted and missing replies; raises QuorumNotReachedError if too few were accepted."""
         self.log.accepted.extend(map(_strip_vectors, replies))
         answered = {reply.site for reply in replies}
         for site in payloads:
             if site not in answered:
-                self.log.failures.setdefault(site, "no answer")
+                self.log.failures.setdefault(site, ClientFailure("no_reply", "no reply"))
         if len(answered) < self.round_policy.quorum:
             raise QuorumNotReachedError(
                 f"{len(answered)} of {len(payloads)} sites answered, round.quorum is {self.round_policy.quorum}"
@@ -238,15 +242,17 @@ class RoundRequest:
         self, task: str, site: SiteId, reply: Reply | Declined, already_received: Sequence[Reply]
     ) -> Reply | None:
         if isinstance(reply, Declined):
-            self.log.failures[site] = reply.reason
+            # the engine declines an oversized reply on the site's behalf
+            kind = "quarantined" if reply.kind == "too_large" else reply.kind
+            self.log.failures[site] = ClientFailure(kind, reply.text)
             return None
         is_late = reply.round < self.round and self.round_policy.late_updates == "keep"
         if reply.task != task or not (is_late or (reply.round, reply.attempt) == (self.round, self.attempt)):
-            raise ReplyError(f"{site}: answered turn {reply.round} ({reply.task}) when asked turn {self.round}")
+            raise ReplyError(f"{site}: replied to round {reply.round} ({reply.task}) when asked for round {self.round}")
         if not is_late and site not in self.log.requested:
-            raise ReplyError(f"{site}: answered without being asked")
+            raise ReplyError(f"{site}: replied without being asked")
         if any((r.site, r.round, r.attempt) == (site, reply.round, reply.attempt) for r in already_received):
-            raise ReplyError(f"{site}: answered turn {reply.round} twice")
+            raise ReplyError(f"{site}: replied to round {reply.round} twice")
         work = reply.update.work
         if (
             self.weighting is not None
@@ -255,18 +261,18 @@ class RoundRequest:
         ):
             raise ReplyError(f"{site}: claims a weight of {reply.weight:g}, but weighting is {self.weighting!r}")
         if work is not None and work.is_partial and self.round_policy.partial_updates == "drop":
-            self.log.failures[site] = f"late: {work.steps_done} of {work.steps_requested} steps"
+            self.log.failures[site] = ClientFailure("late", f"{work.steps_done} of {work.steps_requested} steps")
             return None
         return reply
 
 
 def _count_payload_bytes(payloads: Mapping[SiteId, NamedTensors]) -> int:
-    """As much as goes down comes up, more or less."""
+    """Bytes sent to the clients, an estimate of the bytes that come back."""
     return sum(vector.numel() * vector.element_size() for vectors in payloads.values() for vector in vectors.values())
 
 
 def _strip_vectors(reply: Reply) -> Reply:
-    """Without its vectors."""
+    """The reply with its single numbers, without its vectors."""
     scalars = {key: value for key, value in reply.update.summed.items() if value.dim() == 0}
     return replace(reply, update=replace(reply.update, averaged={}, summed=scalars))
 
@@ -280,15 +286,15 @@ def _update_signature(reply: Reply) -> UpdateSignature:
     )
 
 
-# Parcels that are looked at twice: in memory while they are few, on disk from then on.
-
-MAX_BYTES_IN_MEMORY = 128 << 20  # bytes
+MAX_BYTES_IN_MEMORY = 128 << 20
 
 
 class SpooledReplies:
+    """Serialized replies, to be read again: in memory up to a limit, on disk beyond it."""
+
     def __init__(self, max_bytes_in_memory: int = MAX_BYTES_IN_MEMORY) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_bytes_in_memory)  # noqa: SIM115 (closed with the shelf)
-        self._extents: list[tuple[int, int]] = []  # begin, length
+        self._file = tempfile.SpooledTemporaryFile(max_bytes_in_memory)  # noqa: SIM115 (closed in __exit__)
+        self._extents: list[tuple[int, int]] = []  # (offset, length)
 
     def append(self, reply_bytes: bytes) -> None:
         offset = self._file.seek(0, 2)

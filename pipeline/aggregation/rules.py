@@ -1,7 +1,7 @@
-"""How the answers of a round become one: the weighted mean, or a rule that a few bad sites cannot bend.
+"""Aggregation rules: the weighted mean, and robust rules that tolerate a few Byzantine clients.
 
-A rule applies wherever a strategy asks for a total. All but `mean` look at single answers, so they do not go with
-secure sums. Whatever the rule, an update far longer than the round's usual one is quarantined first.
+A rule applies wherever a strategy requests an aggregate. All rules except `mean` need single replies, so they cannot be
+combined with secure aggregation. Every rule first quarantines updates with an outlying norm.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from pipeline.core.errors import QuorumNotReachedError
 from pipeline.core.registry import Component
 from pipeline.protocol.messages import Aggregate, Reply, Visibility
 
-MIN_UPDATES_FOR_OUTLIERS = 3  # answers of which a median says anything
+MIN_UPDATES_FOR_OUTLIERS = 3  # with fewer replies the median says nothing about outliers
 
 
 class AggregationRule(Component):
     paper: ClassVar[str] = ""
     visibility: ClassVar[Visibility] = "each"
-    is_streamable: ClassVar[bool] = False  # answers can be added one by one
-    outlier_factor: float | None = Field(100.0, gt=1)  # times the median length of the round's updates
+    is_streamable: ClassVar[bool] = False  # replies can be added one by one
+    outlier_factor: float | None = Field(
+        100.0, gt=1
+    )  # an outlier's norm exceeds this multiple of the round's median norm
 
     @property
     def min_clients(self) -> int:
-        """Answers that it needs."""
+        """The number of replies that the rule needs."""
         return 1
 
     @abstractmethod
     def aggregate(self, replies: Sequence[Reply]) -> Aggregate: ...
 
     def finalize_sum(self, aggregate: Aggregate) -> Aggregate:
-        """Of a sum of which nobody knows the parts."""
+        """The result for a secure aggregation, of which only the sum is known."""
         return aggregate
 
     def outlier_clients(self, norms: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, str]:
-        """site -> why its update is not to be believed; of each answer's `lengths`."""
+        """site -> why its update is an outlier; `norms` are those of `update_norms`."""
         if self.outlier_factor is None or len(norms) < MIN_UPDATES_FOR_OUTLIERS:
             return {}
         outliers: dict[str, str] = {}
@@ -50,8 +52,8 @@ class AggregationRule(Component):
                 torch.tensor([client_norms[vector_name] for _, client_norms in norms], dtype=torch.float64).median()
             )
             outliers |= {
-                site: f"quarantined: its {vector_name} is {client_norms[vector_name] / median_norm:.3g} times as long as the median one; look at "
-                "the site's data, or raise aggregation.outlier_factor"
+                site: f"its {vector_name} is {client_norms[vector_name] / median_norm:.3g} times as long as the median one; "
+                "check the site's data, or raise aggregation.outlier_factor"
                 for site, client_norms in norms
                 if median_norm > 0 and client_norms[vector_name] > self.outlier_factor * median_norm
             }
@@ -73,7 +75,7 @@ WEIGHTED_MEAN = WeightedMean()
 
 
 class CoordinateMedian(AggregationRule):
-    """Of every coordinate; sites count alike. Bears less than half of the sites being bad."""
+    """The median of every coordinate, unweighted. Tolerates less than half Byzantine clients."""
 
     paper: ClassVar[str] = "Yin et al. 2018, arXiv 1803.01498"
     name: Literal["median"] = "median"
@@ -84,7 +86,7 @@ class CoordinateMedian(AggregationRule):
 
 
 class TrimmedMean(AggregationRule):
-    """Of every coordinate, after leaving out the `share` largest and smallest values; sites count alike."""
+    """The unweighted mean of every coordinate without the `trim_fraction` largest and smallest values."""
 
     paper: ClassVar[str] = "Yin et al. 2018, arXiv 1803.01498"
     name: Literal["trimmed_mean"] = "trimmed_mean"
@@ -98,11 +100,11 @@ class TrimmedMean(AggregationRule):
 
 
 class Krum(AggregationRule):
-    """The one update whose nearest others are nearest."""
+    """The single update with the smallest sum of squared distances to its nearest neighbours."""
 
     paper: ClassVar[str] = "Blanchard et al. 2017, arXiv 1703.02757"
     name: Literal["krum"] = "krum"
-    num_byzantine: NonNegativeInt = 1  # sites that may be bad
+    num_byzantine: NonNegativeInt = 1  # tolerated Byzantine clients
 
     @property
     def min_clients(self) -> int:
@@ -113,7 +115,7 @@ class Krum(AggregationRule):
 
 
 class MultiKrum(AggregationRule):
-    """The mean of the `best` updates by Krum's score; all but `bad` of them if not given."""
+    """The mean of the `num_selected` best updates by Krum's score (default: all but `num_byzantine`)."""
 
     paper: ClassVar[str] = "Blanchard et al. 2017, arXiv 1703.02757"
     name: Literal["multi_krum"] = "multi_krum"
@@ -132,7 +134,7 @@ class MultiKrum(AggregationRule):
 
 
 class NormBound(AggregationRule):
-    """The weighted mean of updates cut to a length: `bound`, or the round's median length if not given."""
+    """The weighted mean of updates clipped to `max_norm` (default: the round's median norm)."""
 
     paper: ClassVar[str] = "Sun et al. 2019, arXiv 1911.07963"
     name: Literal["norm_bound"] = "norm_bound"
@@ -148,7 +150,7 @@ class NormBound(AggregationRule):
 
 
 def update_norms(reply: Reply) -> dict[str, float]:
-    """Of what enters the state: the update, BatchNorm's statistics, and sums of vectors."""
+    """Norms of everything that enters the state: the update, BatchNorm's statistics, and summed vectors."""
     vectors = {"update": _flatten_update(reply)} | {k: v for k, v in reply.update.summed.items() if v.dim()}
     if "stats" in reply.update.averaged:
         vectors["stats"] = reply.update.averaged["stats"]
@@ -157,7 +159,7 @@ def update_norms(reply: Reply) -> dict[str, float]:
 
 
 def _flatten_update(reply: Reply) -> Tensor:
-    """(P,) all that the site wants averaged; neither statistics nor single numbers are a direction."""
+    """(P,) all averaged vectors in one, without statistics and single numbers."""
     parts = [v.float() for k, v in reply.update.averaged.items() if _is_update_vector(k, v)]
     return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.zeros(0)
 
@@ -167,7 +169,7 @@ def _is_update_vector(key: str, value: Tensor) -> bool:
 
 
 def clip_update(reply: Reply, max_norm: float) -> Reply:
-    """With an update no longer than that."""
+    """The reply with its update clipped to this norm."""
     return _scale_update(reply, min(1.0, max_norm / max(float(_flatten_update(reply).norm()), 1e-30)))
 
 
@@ -179,7 +181,7 @@ def _scale_update(reply: Reply, factor: float) -> Reply:
 
 
 def _aggregate_coordinatewise(replies: Sequence[Reply], reduce_stacked: Callable[[Tensor], Tensor]) -> Aggregate:
-    """`rule`: (S, ...) -> (...)."""
+    """reduce_stacked: (S, ...) -> (...)."""
     keys = replies[0].update.averaged if replies else {}
     return Aggregate.from_replies(
         replies, {key: reduce_stacked(torch.stack([r.update.averaged[key] for r in replies])) for key in keys}
@@ -187,21 +189,20 @@ def _aggregate_coordinatewise(replies: Sequence[Reply], reduce_stacked: Callable
 
 
 def _average_selected(replies: Sequence[Reply], selected: Sequence[int]) -> Aggregate:
-    """Means of the chosen alone, each counting once; sums, which only report, of all."""
+    """Unweighted means of the selected replies; sums over all replies."""
     keys = replies[0].update.averaged if replies else {}
     means = {key: torch.stack([replies[i].update.averaged[key] for i in sorted(selected)]).mean(0) for key in keys}
     return Aggregate.from_replies(replies, means)
 
 
 def _rank_by_krum_score(replies: Sequence[Reply], num_byzantine: int) -> list[int]:
-    """Places in the order of Krum's score: the sum of squared distances to the n - bad - 2 nearest others."""
+    """Indices ordered by Krum's score: the sum of squared distances to the n - num_byzantine - 2 nearest neighbours."""
     n = len(replies)
     if n < 2 * num_byzantine + 3:
         raise QuorumNotReachedError(
-            f"Krum with aggregation.num_byzantine = {num_byzantine} needs {2 * num_byzantine + 3} answers, {n} came"
+            f"Krum with aggregation.num_byzantine = {num_byzantine} needs {2 * num_byzantine + 3} replies, {n} came"
         )
     updates = torch.stack([_flatten_update(reply) for reply in replies]).double()
-    nearest_distances = (
-        torch.cdist(updates, updates).square().sort(1).values[:, 1 : n - num_byzantine - 1]
-    )  # (n, n - bad - 2), without itself
+    # (n, n - num_byzantine - 2), without the distance to itself
+    nearest_distances = torch.cdist(updates, updates).square().sort(1).values[:, 1 : n - num_byzantine - 1]
     return [int(i) for i in nearest_distances.sum(1).argsort(stable=True)]

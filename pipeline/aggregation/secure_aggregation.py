@@ -1,8 +1,8 @@
-"""The secure sum's four exchanges of one turn, on any engine: advertise, share, train, unmask.
+"""Secure aggregation of one round in four exchanges, on any engine: advertise, share, train, unmask.
 
-An update becomes whole numbers on two rings. Its vectors, scaled by weight / heaviest, clipped to one length and rounded,
-take 32 bits a number; the weight itself, statistics, single numbers and sums go along as fixed-point numbers of 64 bits.
-The coordinator gets their sums. Who worked how much it does not learn: `Total.works` is empty.
+An update is encoded as integers. Its vectors, scaled by weight / max_examples, clipped and rounded, take at most 32 bits
+per number; the weight, statistics, single numbers and sums are fixed-point numbers of 64 bits. The coordinator learns
+only the sums, not the work of single clients: `Aggregate.work_by_client` is empty.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from privacy.secure_aggregation.server import SecAggServer
 if TYPE_CHECKING:
     from pipeline.aggregation.requests import RoundRequest
 
-FIXED_POINT_SCALE = 2**24  # fixed-point numbers are multiples of 1 / POINT
-ENCRYPTED_SHARE_PREFIX = "parcel/"
+FIXED_POINT_SCALE = 2**24  # 64-bit fixed-point numbers are multiples of 1 / FIXED_POINT_SCALE
+ENCRYPTED_SHARE_PREFIX = "encrypted_share/"
 
 
 @dataclass(frozen=True)
 class UpdateLayout:
-    """Where the numbers of an update lie. Both sides have it from the study, before anything is trained."""
+    """The layout of an update. Both sides derive it from the study before the first round."""
 
     mean_shapes: tuple[tuple[str, tuple[int, ...]], ...]
     sum_shapes: tuple[tuple[str, tuple[int, ...]], ...]
     num_clients: int
-    max_update_norm: float  # longer updates are scaled down to this 2-norm
-    max_examples: int  # that a site may weigh with
+    max_update_norm: float  # 2-norm that updates are clipped to
+    max_examples: int  # the largest weight of a client
 
     @classmethod
     def from_update(
@@ -79,7 +79,7 @@ class UpdateLayout:
     def encode_update(
         self, update: ClientUpdate, weight: float, max_weight: float, generator: torch.Generator
     ) -> list[np.ndarray]:
-        """A site's update as it is masked."""
+        """A client's update as integers, ready to be masked."""
         layout = UpdateLayout.from_update(
             update,
             num_clients=self.num_clients,
@@ -88,11 +88,11 @@ class UpdateLayout:
         )
         if layout != self:
             raise MessageError(
-                "this update has other parts than the study's strategy sends; is it of the same version?"
+                "this update has another layout than the study's strategy sends; do both sides run the same version?"
             )
         if weight > max_weight:
             raise MessageError(
-                f"the site's weight {weight:g} is more than privacy.secure_aggregation.max_examples ({max_weight:g}); raise it"
+                f"the site's weight {weight:g} is above privacy.secure_aggregation.max_examples ({max_weight:g}); raise it"
             )
         relative_weight = weight / max_weight
         vector = _flatten([update.averaged[key] * relative_weight for key, _ in self._clipped_shapes])
@@ -108,9 +108,7 @@ class UpdateLayout:
             bool(torch.isfinite(vector).all())
             and float(exact.abs().max()) < 2**62 / FIXED_POINT_SCALE / self.num_clients
         ):
-            raise MessageError(
-                "an update that is not finite cannot be summed; lower local.lr or look at the site's data"
-            )
+            raise MessageError("an update that is not finite cannot be summed; lower local.lr or check the site's data")
         ring_values = encode_fixed_point(vector.float(), self.grid, generator).numpy().astype(np.uint32)
         return [ring_values, (exact * FIXED_POINT_SCALE).round().to(torch.int64).numpy().view(np.uint64)]
 
@@ -143,14 +141,12 @@ def _split_flat(flat: Tensor, shapes: list[tuple[str, tuple[int, ...]]]) -> dict
 
 @dataclass(frozen=True)
 class SecureAggregationSetup:
-    """What a study's secure sums need on either side."""
+    """What a study's secure aggregation needs at both sides."""
 
     update_layout: UpdateLayout
-    public_keys: Mapping[SiteId, bytes]  # public keys
-    study_hash: str  # hash
-    min_clients: int = (
-        3  # that have to take part: a coordinator in league with some must not show the others only those
-    )
+    public_keys: Mapping[SiteId, bytes]
+    study_hash: str
+    min_clients: int = 3  # so that a coordinator that colludes with some clients cannot isolate another
 
     def round_context(self, round_number: int, attempt: int) -> bytes:
         return json.dumps([self.study_hash, round_number, attempt]).encode()
@@ -212,7 +208,7 @@ def run_secure_aggregation(
         sums = server.unmask_sums()
     except ReplyError as error:
         raise QuorumNotReachedError(str(error)) from error
-    for site in survivors:  # a site that only failed to help unmask is in the sum all the same
+    for site in survivors:  # a client that only failed to unmask is still part of the sum
         request.log.failures.pop(site, None)
     replies = [Reply(site, request.task, request.round, request.attempt, ClientUpdate(), 1.0) for site in survivors]
     request.record_accepted(replies, payloads)
@@ -229,7 +225,7 @@ def _run_phase(
         try:
             handle_reply(site, sums)
         except ReplyError as error:
-            request.log.failures[site] = f"quarantined: {error}"
+            request.log.quarantine(site, error)
 
 
 def _receive_sums(
@@ -246,12 +242,12 @@ def bytes_to_tensor(data: bytes) -> Tensor:
 def _require_bytes(sums: NamedTensors, key: str) -> bytes:
     value = sums.get(key)
     if value is None or value.dtype != torch.uint8:
-        raise ReplyError(f"a part of the secure sum, {key!r}, is missing; is the site of the same version?")
+        raise ReplyError(f"a part of secure aggregation, {key!r}, is missing; do both sides run the same version?")
     return value.numpy().tobytes()
 
 
 def _require_masked_vectors(site: SiteId, sums: NamedTensors) -> list[np.ndarray]:
     ring, exact = sums.get("ring"), sums.get("exact")
     if ring is None or exact is None or ring.dtype != torch.int32 or exact.dtype != torch.int64:
-        raise ReplyError(f"{site}: sent no masked numbers; is it of the same version?")
+        raise ReplyError(f"{site}: sent no masked numbers; do both sides run the same version?")
     return [ring.numpy().view(np.uint32), exact.numpy().view(np.uint64)]

@@ -1,7 +1,7 @@
-"""What a codec is: one stage that turns a flat vector into fewer bytes, and back. Stages chain: topk, then qsgd.
+"""Codec: one stage that encodes a flat vector in fewer bytes and decodes it. Stages can be chained: topk, then qsgd.
 
-A stage takes the vector, keeps what it needs to undo itself as `parts` (tensors that travel) and hands what is left of
-the vector to the next stage. What the last stage leaves over travels as float32.
+A stage returns the `parts` that decoding needs (tensors that are sent) and the remainder of the vector for the next
+stage. The remainder of the last stage is sent as float32.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pipeline.core.registry import Component
 from pipeline.core.tensor_io import is_finite
 
 EncodedParts = Mapping[str, Tensor]
-REMAINDER_KEY = "left"  # the part that holds what no stage took
+REMAINDER_KEY = "left"  # the part that holds the remainder of the last stage
 
 
 @dataclass(frozen=True)
 class VectorLayout:
-    """What a stage may know of the vector besides its numbers; both sides know it."""
+    """What a stage knows of the vector besides its numbers; equal at both sides."""
 
     tensor_sizes: tuple[int, ...] = ()  # of the model's tensors, in order
-    num_clients: int = 1  # how many replies may be added up
+    num_clients: int = 1  # how many replies may be summed
 
     def tensor_lengths(self, n: int) -> tuple[int, ...]:
-        """The lengths of the tensors in a vector of n numbers: one tensor if it is not the whole model."""
+        """The lengths of the tensors in a vector of n numbers; a vector that is not the whole model is one tensor."""
         return self.tensor_sizes if sum(self.tensor_sizes) == n else (n,)
 
 
@@ -41,28 +41,26 @@ UNKNOWN_LAYOUT = VectorLayout()
 class Codec(Component):
     paper: ClassVar[str] = ""
     description: ClassVar[str]  # one line for `hemofed strategies`
-    supports_downlink: ClassVar[bool] = (
-        False  # makes sense for whole models, coordinator to site, not only for differences
-    )
+    supports_downlink: ClassVar[bool] = False  # suits whole models, not only differences
 
     @property
     def has_error_feedback(self) -> bool:
-        """Whether what was lost is kept at the site and added to the next update."""
+        """Whether the site keeps the encoding error and adds it to its next update."""
         return False
 
     @abstractmethod
     def encode(
         self, x: ParamVector, layout: VectorLayout, generator: torch.Generator
     ) -> tuple[EncodedParts, ParamVector | None]:
-        """What travels, and what is left for the next stage (None: nothing)."""
+        """The parts that are sent, and the remainder for the next stage (None: no remainder)."""
 
     @abstractmethod
     def remaining_length(self, n: int, layout: VectorLayout) -> int | None:
-        """How many numbers `encode` leaves of n; None where it leaves nothing."""
+        """Length of the remainder that `encode` returns for n numbers; None: no remainder."""
 
     @abstractmethod
     def decode(self, parts: EncodedParts, remainder: ParamVector | None, n: int, layout: VectorLayout) -> ParamVector:
-        """The n numbers; raises BadMessage where the parts cannot be an encoding of n numbers."""
+        """The n numbers; raises MessageError if the parts cannot be an encoding of n numbers."""
 
 
 CodecChain = Sequence[Codec]
@@ -74,19 +72,19 @@ def has_error_feedback(chain: CodecChain) -> bool:
 
 def encode_vector(chain: CodecChain, x: ParamVector, layout: VectorLayout, generator: torch.Generator) -> EncodedVector:
     if not is_finite(x):
-        raise MessageError("a vector that is not finite cannot be encoded; lower local.lr or look at the site's data")
+        raise MessageError("a vector that is not finite cannot be encoded; lower local.lr or check the site's data")
     parts: dict[str, Tensor] = {}
     remainder: ParamVector | None = x
     for codec, prefix in _prefixed_stages(chain):
-        assert remainder is not None  # the study refuses a stage behind one that leaves nothing
+        assert remainder is not None  # study validation refuses a stage after one without remainder
         stage_parts, remainder = codec.encode(remainder, layout, generator)
         parts |= {f"{prefix}{key}": value for key, value in stage_parts.items()}
     return EncodedVector(len(x), parts if remainder is None else parts | {REMAINDER_KEY: remainder})
 
 
 def decode_vector(chain: CodecChain, encoded: EncodedVector, layout: VectorLayout) -> ParamVector:
-    """The vector; BadMessage where the parts cannot have come from this chain."""
-    if not 0 <= encoded.n < 2**31:  # places are int32
+    """The vector; raises MessageError if the parts cannot come from this chain."""
+    if not 0 <= encoded.n < 2**31:  # indices are int32
         raise MessageError(f"an encoded vector claims {encoded.n} numbers; it is damaged")
     lengths = [encoded.n]
     for codec in chain:
@@ -99,18 +97,18 @@ def decode_vector(chain: CodecChain, encoded: EncodedVector, layout: VectorLayou
     if (remainder is not None) != has_remainder or (
         remainder is not None and (remainder.dtype, remainder.shape) != (torch.float32, (lengths[-1],))
     ):
-        raise MessageError("what a codec left over has the wrong length; is the other side's [compression] the same?")
+        raise MessageError("the remainder of a codec has the wrong length; is the other side's [compression] the same?")
     for (codec, prefix), n in reversed(list(zip(_prefixed_stages(chain), lengths, strict=False))):
         stage_parts = {k.removeprefix(prefix): v for k, v in encoded.parts.items() if k.startswith(prefix)}
         remainder = codec.decode(stage_parts, remainder, n, layout)
     assert remainder is not None
     if not is_finite(remainder):
-        raise MessageError("a vector is not finite once decoded")
+        raise MessageError("a decoded vector is not finite")
     return remainder
 
 
 def require_part(parts: EncodedParts, key: str, dtype: torch.dtype, length: int) -> Tensor:
-    """A part as it has to be, or BadMessage."""
+    """The part with this dtype and length, or MessageError."""
     value = parts.get(key)
     if value is None or value.dtype != dtype or value.shape != (length,):
         actual = "nothing" if value is None else f"{tuple(value.shape)} of {value.dtype}"
@@ -124,7 +122,7 @@ def _prefixed_stages(chain: CodecChain) -> Iterator[tuple[Codec, str]]:
 
 @dataclass(frozen=True)
 class EncodedVector:
-    """A vector of n numbers as a codec sends it."""
+    """A vector of n numbers, encoded by a chain of codecs."""
 
     n: int
     parts: NamedTensors

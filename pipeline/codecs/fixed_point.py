@@ -1,8 +1,8 @@
-"""Whole numbers on a ring, which add up under masks (Bonawitz et al. 2017, doi 10.1145/3133956.3133982).
+"""Fixed-point encoding modulo 2^bits, for sums under masks (Bonawitz et al. 2017, doi 10.1145/3133956.3133982).
 
-A vector of P numbers is scaled down to the 2-norm C if it is longer, and rounded at random to multiples of
-C / (10 sqrt(P)): unbiased up to the clipping, and never longer than 1.1 C, for which noise can be calibrated. Modulo
-2^bits the sum of all sites cannot overflow.
+A vector of P numbers is clipped to the 2-norm C and stochastically rounded to multiples of C / (10 sqrt(P)): unbiased
+except for the clipping, with a norm of at most 1.1 C, which bounds the sensitivity. The sum over all sites cannot overflow
+2^bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.core.parameters import ParamVector
 
 @dataclass(frozen=True)
 class QuantizationGrid:
-    """How vectors of n numbers with a 2-norm of at most `clip` are rounded, so that those of so many sites add up."""
+    """The rounding grid for n numbers with a 2-norm of at most `max_norm`, summed over `num_clients` sites."""
 
     n: int
     max_norm: float
@@ -32,17 +32,17 @@ class QuantizationGrid:
 
     @classmethod
     def create_finest(cls, n: int, max_norm: float, num_clients: int) -> QuantizationGrid:
-        """As fine as 32 bits allow."""
+        """The finest grid whose sums fit into 32 bits."""
         return cls(n, max_norm, num_clients, ((2**31 - 1) // num_clients - 1) / math.sqrt(max(1, n)))
 
     @property
     def steps_per_max_norm(self) -> float:
-        """Steps in C: fine * sqrt(P)."""
+        """C in steps: steps_per_coordinate * sqrt(P)."""
         return self.steps_per_coordinate * math.sqrt(max(1, self.n))
 
     @property
     def max_rounded_norm(self) -> float:
-        """2-norm that a clipped vector has at most once it is rounded: every number moves by less than a step."""
+        """Bound on the 2-norm of a clipped and rounded vector: rounding moves every number by less than one step."""
         return self.max_norm * (1 + 1 / self.steps_per_coordinate)
 
     @property
@@ -55,22 +55,22 @@ class QuantizationGrid:
 
     @property
     def num_bits(self) -> int:
-        """ceil(log2(2 * sites * levels + 1))"""
+        """ceil(log2(2 * num_clients * num_levels + 1))"""
         return (2 * self.num_clients * self.num_levels).bit_length()
 
     @property
     def dtype(self) -> torch.dtype:
         if self.num_bits > 32:
             raise MessageError(
-                f"the sum of {self.n} numbers over {self.num_clients} sites takes {self.num_bits} bits a number, and a ring has "
-                "at most 32; add up fewer sites or train fewer parameters"
+                f"the sum of {self.n} numbers over {self.num_clients} sites takes {self.num_bits} bits per number, "
+                "and fixed-point codes have at most 32; sum over fewer sites or train fewer parameters"
             )
         return torch.int16 if self.num_bits <= 16 else torch.int32
 
 
 class FixedPointCodec(Codec):
     paper: ClassVar[str] = "Bonawitz et al. 2017, doi 10.1145/3133956.3133982"
-    description: ClassVar[str] = "whole numbers of a fixed range that add up under masks"
+    description: ClassVar[str] = "fixed-point integers that can be summed under masks"
     name: Literal["ring"] = "ring"
     max_norm: PositiveFloat
 
@@ -90,12 +90,12 @@ class FixedPointCodec(Codec):
 
 
 def encode_fixed_point(x: ParamVector, grid: QuantizationGrid, generator: torch.Generator) -> Tensor:
-    """int64 from 0 to 2^bits - 1."""
+    """int64 in 0 .. 2^bits - 1."""
     return _round_to_grid(x, grid, generator, torch.int64).bitwise_and_(2**grid.num_bits - 1)
 
 
 def decode_fixed_point(ring_sum: Tensor, grid: QuantizationGrid) -> ParamVector:
-    """The sum of the vectors whose whole numbers add up to `total` modulo 2^bits; of any integer type."""
+    """The sum of the vectors whose codes sum to `ring_sum` modulo 2^bits (of any integer type)."""
     half_range, max_magnitude = 2 ** (grid.num_bits - 1), grid.num_clients * grid.num_levels
     x = torch.empty(len(ring_sum))
     for out, residues in zip(x.split(CHUNK_SIZE), ring_sum.split(CHUNK_SIZE), strict=True):
@@ -104,14 +104,14 @@ def decode_fixed_point(ring_sum: Tensor, grid: QuantizationGrid) -> ParamVector:
         )  # -half to half - 1
         if len(integers) and max(map(abs, torch.stack(integers.aminmax()).tolist())) > max_magnitude:
             raise MessageError(
-                f"a sum on the ring is beyond what {grid.num_clients} sites can reach; it is damaged, or a mask is left"
+                f"a fixed-point sum exceeds the range of {grid.num_clients} sites; it is damaged, or a mask was not removed"
             )
         out.copy_(integers.double().mul_(grid.step_size))
     return x
 
 
 def _round_to_grid(x: ParamVector, grid: QuantizationGrid, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """From -levels to levels. In float64: float32 has too few digits left for the fraction of a large whole number."""
+    """Integers from -num_levels to num_levels. In float64: float32 cannot hold the fraction of a large integer."""
     norm = math.sqrt(sum(float(torch.dot(d, d)) for d in (chunk.double() for chunk in x.split(CHUNK_SIZE))))
     factor = grid.steps_per_max_norm / max(grid.max_norm, norm)
     integers = torch.empty(len(x), dtype=dtype)

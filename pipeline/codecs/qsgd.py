@@ -1,8 +1,8 @@
-"""QSGD (Alistarh et al. 2017, arXiv 1610.02132), FedPAQ's quantiser (Reisizadeh et al. 2020, arXiv 1909.13014).
+"""QSGD (Alistarh et al. 2017, arXiv 1610.02132), FedPAQ's quantizer (Reisizadeh et al. 2020, arXiv 1909.13014).
 
-Each number becomes one of the levels -s/s, ..., -1/s, 0, 1/s, ..., s/s of its block's scale, at random, so that its mean
-is the number itself. The paper's scale is the 2-norm; the largest magnitude is as unbiased and far less noisy. One bit
-has two levels, -1 and 1, taken with the probabilities (1 - x/scale)/2 and (1 + x/scale)/2: unbiased with either scale.
+Each number is stochastically rounded to one of the levels -s/s, ..., -1/s, 0, 1/s, ..., s/s of its block's scale, without
+bias. The paper's scale is the 2-norm; the largest magnitude is also unbiased and has a much smaller variance. With one bit
+the levels are -1 and 1, with the probabilities (1 - x/scale)/2 and (1 + x/scale)/2: unbiased with either scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.core.parameters import ParamVector
 
 
 class _VectorTile(NamedTuple):
-    """A cache-sized stretch of the vector, as a table with one scale a row."""
+    """A cache-sized part of the vector as a matrix with one scale per row."""
 
     value_range: slice
     scale_range: slice
@@ -32,11 +32,11 @@ class _VectorTile(NamedTuple):
 
 class Qsgd(Codec):
     paper: ClassVar[str] = "Alistarh et al. 2017, arXiv 1610.02132; Reisizadeh et al. 2020, arXiv 1909.13014"
-    description: ClassVar[str] = "unbiased rounding to 1, 2, 4 or 8 bits a number"
+    description: ClassVar[str] = "unbiased rounding to 1, 2, 4 or 8 bits per number"
     supports_downlink: ClassVar[bool] = True
     name: Literal["qsgd"] = "qsgd"
     bits: Literal[1, 2, 4, 8] = 4
-    levels: int | None = Field(None, ge=1, le=127)  # s; bits follow
+    levels: int | None = Field(None, ge=1, le=127)  # s; determines `bits`
     per: Literal["block", "tensor", "whole"] = "block"
     block: PositiveInt = 256
     scale: Literal["max", "norm"] = "max"
@@ -52,14 +52,14 @@ class Qsgd(Codec):
     def _bits_hold_levels(self) -> Qsgd:
         if self.levels is not None and self.bits != _bits_for_levels(self.levels):
             raise ValueError(
-                f"{self.levels} levels are {2 * self.levels + 1} codes, which take {_bits_for_levels(self.levels)} bits, not "
+                f"{self.levels} levels are {2 * self.levels + 1} codes, which need {_bits_for_levels(self.levels)} bits, not "
                 f"{self.bits}; leave out bits or levels"
             )
         return self
 
     @property
     def _half_range(self) -> float:
-        """Half the largest code: codes run from 0 to 2 * half and stand for (code - half) / half of the scale."""
+        """Half the largest code: a code from 0 to 2 * half encodes (code - half) / half of the scale."""
         return self.levels or (0.5 if self.bits == 1 else 2 ** (self.bits - 1) - 1)
 
     def remaining_length(self, n: int, layout: VectorLayout) -> None:
@@ -72,12 +72,11 @@ class Qsgd(Codec):
         codes = torch.zeros(self._num_packed_bytes(len(x)) * 8 // self.bits, dtype=torch.uint8)
         dither, midpoint = UniformDither(generator), torch.tensor(self._half_range + 0.5)
         for tile in self._iterate_tiles(len(x), layout):
-            y = (
-                x[tile.value_range].view(tile.shape) / divisors[tile.scale_range]
-            )  # not x * (1 / scale): 1 / 1e-40 is inf
+            # not x * (1 / scale): 1 / 1e-40 is inf
+            y = x[tile.value_range].view(tile.shape) / divisors[tile.scale_range]
             torch.add(midpoint, y, alpha=self._half_range, out=y)
-            y.add_(dither(y.numel()).view(tile.shape), alpha=DITHER_UNIT)  # >= 0, so that the cast is a floor
-            np.copyto(codes[tile.value_range].numpy(), y.view(-1).numpy(), casting="unsafe")  # 6 times torch's speed
+            y.add_(dither(y.numel()).view(tile.shape), alpha=DITHER_UNIT)  # >= 0, so the cast is a floor
+            np.copyto(codes[tile.value_range].numpy(), y.view(-1).numpy(), casting="unsafe")  # 6 times as fast as torch
         return {"codes": _pack_codes(codes, self.bits), "scales": scales}, None
 
     def decode(self, parts: EncodedParts, remainder: ParamVector | None, n: int, layout: VectorLayout) -> ParamVector:
@@ -94,16 +93,15 @@ class Qsgd(Codec):
         x = torch.empty(n)
         for tile in self._iterate_tiles(n, layout):
             y = x[tile.value_range].view(tile.shape).copy_(codes[tile.value_range].view(tile.shape))
-            y.sub_(self._half_range).div_(self._half_range).mul_(
-                scales[tile.scale_range]
-            )  # in this order nothing overflows
+            # in this order nothing overflows
+            y.sub_(self._half_range).div_(self._half_range).mul_(scales[tile.scale_range])
         return x
 
     def _num_packed_bytes(self, n: int) -> int:
         return -(-n * self.bits // 8)
 
     def _row_runs(self, n: int, layout: VectorLayout) -> list[tuple[int, int]]:
-        """(rows, length): that many rows of that length follow each other, each row with its scale."""
+        """(rows, length): consecutive rows of equal length, each row with its own scale."""
         if self.per == "block":
             runs = [(n // self.block, self.block), (1, n % self.block)]
         else:
@@ -113,10 +111,8 @@ class Qsgd(Codec):
     def _iterate_tiles(self, n: int, layout: VectorLayout) -> Iterator[_VectorTile]:
         start = first_row = 0
         for rows, length in self._row_runs(n, layout):
-            max_rows, max_columns = (
-                max(1, CHUNK_SIZE // length),
-                min(CHUNK_SIZE, length),
-            )  # many short rows, or a part of a long one
+            # many short rows, or a part of a long one
+            max_rows, max_columns = max(1, CHUNK_SIZE // length), min(CHUNK_SIZE, length)
             for row in range(0, rows, max_rows):
                 for column in range(0, length, max_columns):
                     shape = min(max_rows, rows - row), min(max_columns, length - column)
@@ -136,12 +132,12 @@ class Qsgd(Codec):
                 values, peak = x[tile.value_range].view(tile.shape), peaks[tile.scale_range]
                 torch.maximum(peak, torch.maximum(values.amax(1), -values.amin(1)), out=peak)
             return peaks
-        squares = torch.zeros(rows, dtype=torch.float64)  # float32 has no square of 1e30
+        squares = torch.zeros(rows, dtype=torch.float64)  # 1e30 squared overflows float32
         for tile in self._iterate_tiles(len(x), layout):
             squares[tile.scale_range] += x[tile.value_range].view(tile.shape).double().square_().sum(1)
         norms = squares.sqrt_().float()
         if bool(norms.isinf().any()):
-            raise MessageError("a vector is too long for its 2-norm to be a float32; set scale = 'max' of qsgd")
+            raise MessageError("the 2-norm of a vector overflows float32; set scale = 'max' of qsgd")
         return norms
 
 
@@ -150,7 +146,7 @@ def _bits_for_levels(levels: int) -> int:
 
 
 def _pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Byte i holds codes i, i + m, i + 2m, ... of m bytes, the first lowest: neighbours stay together in every step."""
+    """Of m bytes, byte i holds the codes i, i + m, i + 2m, ..., the first in the lowest bits: every step is contiguous."""
     rows = codes.view(8 // bits, len(codes) * bits // 8)
     packed = rows[0]
     for index, row in enumerate(rows[1:], 1):

@@ -1,6 +1,6 @@
-"""Random-k (Stich et al. 2018, arXiv 1809.07599): k numbers at random places; only a seed tells where.
+"""Random-k (Stich et al. 2018, arXiv 1809.07599): k random coordinates; a seed is sent instead of their indices.
 
-Without error feedback they are multiplied by n/k, which makes the result unbiased and n/k times as noisy.
+Without error feedback they are multiplied by n/k: unbiased, with n/k times the variance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.core.parameters import ParamVector
 
 class RandK(SparsifyingCodec):
     paper: ClassVar[str] = "Stich et al. 2018, arXiv 1809.07599"
-    description: ClassVar[str] = "numbers at random places, without saying where"
+    description: ClassVar[str] = "random coordinates; a seed is sent instead of their indices"
     name: Literal["randk"] = "randk"
 
     def encode(
@@ -29,19 +29,17 @@ class RandK(SparsifyingCodec):
     def decode(self, parts: EncodedParts, remainder: ParamVector | None, n: int, layout: VectorLayout) -> ParamVector:
         assert remainder is not None  # the chain has checked its length
         seed = require_part(parts, "seed", torch.int64, 1)
-        # scaled here and not in encode, so that the next stage sees no larger numbers
+        # scaled here and not in encode, so that the next stage does not get larger numbers
         values = remainder if self.error_feedback or not n else remainder * (n / len(remainder))
         return scatter_values(values, _sample_indices(seed, n, len(remainder)), n)
 
 
 def _sample_indices(seed: Tensor, n: int, k: int) -> Tensor:
-    """k of n places, ascending, each set of k as likely as any other; in torch, whose release is pinned on both sides."""
+    """k of n indices, ascending, uniform over all subsets. Both sides need the same torch release, which is pinned."""
     generator = torch.Generator().manual_seed(int(seed))
     if n <= 4 * k:
         return torch.randperm(n, generator=generator)[:k].sort().values
-    candidates = torch.empty(
-        0, dtype=torch.int64
-    )  # a shuffle of all n would take far longer than drawing till k differ
+    candidates = torch.empty(0, dtype=torch.int64)  # drawing until k differ is much faster than shuffling all n
     while len(candidates) < k:
         candidates = torch.cat([candidates, torch.randint(n, (2 * k,), generator=generator)]).unique()
     return candidates[torch.randperm(len(candidates), generator=generator)[:k].sort().values]

@@ -1,4 +1,4 @@
-"""What topk and randk share: how many numbers are kept, whether the rest waits for its turn, and putting them back."""
+"""What topk and randk share: the number of coordinates, error feedback, and scattering the values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.core.parameters import ParamVector
 
 
 class SparsifyingCodec(Codec):
-    """Keeps some numbers and leaves their values to the next stage."""
+    """Selects some coordinates and leaves their values to the next stage."""
 
     fraction: float = Field(0.01, gt=0, le=1)
     error_feedback: bool = True
@@ -25,5 +25,5 @@ class SparsifyingCodec(Codec):
 
 
 def scatter_values(values: ParamVector, index: Tensor, n: int) -> ParamVector:
-    """n numbers, zero but at `index`."""
+    """n numbers: `values` at `index`, zero elsewhere."""
     return torch.zeros(n).index_copy_(0, index.long(), values)

@@ -1,7 +1,4 @@
-"""Unbiased rounding: dither that is cheap enough to draw for every number of a model.
-
-Numbers are rounded as floor(x + u), with u uniform on [0, 1): up with the probability of the fraction.
-"""
+"""Stochastic rounding: floor(x + u) with u uniform on [0, 1), from a generator fast enough for every number of a model."""
 
 from __future__ import annotations
 
@@ -9,16 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK_SIZE = 1 << 18  # numbers worked on at a time, so that they stay in the cache
-DITHER_UNIT = 2.0**-16  # u = 1/2 + UNIT * draw
+CHUNK_SIZE = 1 << 18  # numbers processed at a time, so that they stay in the cache
+DITHER_UNIT = 2.0**-16  # u = 1/2 + DITHER_UNIT * draw
 
 
 class UniformDither:
-    """Uniform whole numbers from -2^15 to 2^15 - 1, as float32.
+    """Uniform integers from -2^15 to 2^15 - 1, as float32.
 
-    Sixteen bits a number, four numbers a word. As the largest u is 1 - 2^-16, a number is rounded up with a probability
-    that is too low by less than 2^-16, by 2^-17 on average: a bias of a hundred-thousandth of a step.
-    NumPy's generator takes a third of the time of torch's; it is seeded from the dice.
+    Each number takes 16 bits. The largest u is 1 - 2^-16, so the probability of rounding up is too low by less than 2^-16,
+    by 2^-17 on average: a bias of a hundred-thousandth of a step. NumPy's SFC64, seeded from the torch generator, takes a
+    third of the time of torch's generator.
     """
 
     def __init__(self, generator: torch.Generator) -> None:

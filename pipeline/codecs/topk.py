@@ -1,6 +1,6 @@
-"""Top-k (Stich et al. 2018, arXiv 1809.07599): the k largest magnitudes and where they are.
+"""Top-k (Stich et al. 2018, arXiv 1809.07599): the k largest magnitudes and their indices.
 
-Biased: without error feedback the small numbers would never arrive.
+Biased: without error feedback small numbers are never sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _THRESHOLD_SAMPLE_SIZE = 10_000
 
 class TopK(SparsifyingCodec):
     paper: ClassVar[str] = "Stich et al. 2018, arXiv 1809.07599"
-    description: ClassVar[str] = "only the largest numbers; the rest waits for its turn"
+    description: ClassVar[str] = "the k largest magnitudes; error feedback keeps the rest"
     name: Literal["topk"] = "topk"
 
     def encode(
@@ -33,17 +33,17 @@ class TopK(SparsifyingCodec):
         assert remainder is not None  # the chain has checked its length
         index = require_part(parts, "index", torch.int32, self.remaining_length(n, layout))
         if n and (int(index[0]) < 0 or int(index[-1]) >= n or not bool((index[1:] > index[:-1]).all())):
-            raise MessageError(f"the places in an encoded vector do not ascend from 0 to {n - 1}; it is damaged")
+            raise MessageError(f"the indices of an encoded vector do not ascend within 0 .. {n - 1}; it is damaged")
         return scatter_values(remainder, index, n)
 
 
 def _largest_indices(magnitudes: Tensor, k: int) -> Tensor:
-    """Ascending places of the k largest. A sample tells which of them to sort at all: about 2k instead of all."""
+    """Ascending indices of the k largest. A sample gives a threshold, so that about 2k instead of all numbers are sorted."""
     sample = magnitudes[:: max(1, len(magnitudes) // _THRESHOLD_SAMPLE_SIZE)]
     rank = 2 * k * len(sample) // max(1, len(magnitudes)) + 20
     if rank >= len(sample):
         return magnitudes.topk(k, sorted=False).indices.sort().values
     candidates = (magnitudes >= sample.topk(rank).values[-1]).nonzero().squeeze(1)
-    if len(candidates) < k:  # the sample misled
+    if len(candidates) < k:  # the sample was not representative
         candidates = torch.arange(len(magnitudes))
     return candidates[magnitudes[candidates].topk(k, sorted=False).indices].sort().values

@@ -1,10 +1,10 @@
-"""Confidence intervals by the bootstrap over whole units: cells of one patient are alike, so patients are drawn.
+"""Confidence intervals by the bootstrap over privacy units: cells of one patient are correlated, so patients are resampled.
 
-With few units such intervals are too narrow (of nominally 95 % some 82 with five units, 91 with nine, 94 with thirty),
-so fewer than FEWEST get none. Draws depend on the seed and the units alone: two models on the same test examples are
-drawn alike, so the draws of their difference are the difference of their draws.
+With few units such intervals are too narrow (95 % intervals cover about 82 % with 5 units, 91 % with 9, 94 % with 30), so
+fewer than MIN_UNITS get no interval. Resamples depend only on the seed and the units: two models on the same test examples
+get the same resamples, so their differences are paired.
 
-Only a simulation has every example's score in one place; between hospitals only sums travel.
+Only a simulation has the scores of all examples; hospitals send only sums.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ IntArray = NDArray[np.int64]
 ConfidenceInterval = list[float]  # [low, high], as JSON has it
 NUM_RESAMPLES = 1000
 CONFIDENCE_LEVEL = 0.95
-MIN_UNITS = 10  # units; of curves, half as many with the class and half as many with others
-MAX_CHUNK_ELEMENTS = 4_000_000  # numbers held at once
+MIN_UNITS = 10  # for curves: at least half as many units with the class and half as many with others
+MAX_CHUNK_ELEMENTS = 4_000_000  # numbers in memory at once
 
 
 @dataclass(frozen=True)
 class ScoredExamples:
-    """Of N test examples; scores in the bins that also the sites' sums have, so that a score lies in its interval."""
+    """N test examples. Scores are binned as in EvaluationSums, so that a metric lies within its interval."""
 
     score_bins: IntArray  # (N, C)
     predicted: IntArray  # (N,)
@@ -42,7 +42,7 @@ class ScoredExamples:
 def confidence_intervals(
     examples: ScoredExamples, positive_class: PositiveClass, seed: int = 0
 ) -> dict[str, ConfidenceInterval]:
-    """metric: [low, high] of what `drawn` gives; undefined ones are left out."""
+    """metric -> [low, high]; without metrics that are undefined in most resamples."""
     resampled = bootstrap_metrics(examples, positive_class, seed)
     return {
         metric: interval
@@ -54,7 +54,7 @@ def confidence_intervals(
 def bootstrap_metrics(
     examples: ScoredExamples, positive_class: PositiveClass, seed: int = 0, num_resamples: int = NUM_RESAMPLES
 ) -> dict[str, FloatArray]:
-    """metric: (draws,), nan where undefined; nothing for too few units."""
+    """metric -> (num_resamples,), nan where undefined; empty for too few units."""
     unique_units, unit = np.unique(examples.units, return_inverse=True)
     if len(unique_units) < MIN_UNITS:
         return {}
@@ -89,7 +89,7 @@ def bootstrap_metrics(
 
 
 def _draw_unit_counts(num_units: int, num_resamples: int, seed: int) -> FloatArray:
-    """(D, U): how often each unit is drawn."""
+    """(D, U): how often each unit occurs in each resample."""
     drawn_units = np.random.default_rng([seed, 0xB007]).integers(0, num_units, (num_resamples, num_units))
     flat_index = drawn_units + np.arange(num_resamples)[:, None] * num_units
     return (
@@ -102,13 +102,13 @@ def _draw_unit_counts(num_units: int, num_resamples: int, seed: int) -> FloatArr
 def _bootstrap_accuracy(
     predicted: IntArray, labels: IntArray, unit: IntArray, unit_counts: FloatArray, num_classes: int
 ) -> dict[str, FloatArray]:
-    """Ratios of sums over units, so a product of matrices gives all draws."""
+    """These are ratios of sums over units, so one matrix product gives all resamples."""
     shape = (unit_counts.shape[1], num_classes)
     label_counts, correct_counts = np.zeros(shape), np.zeros(shape)
     np.add.at(label_counts, (unit, labels), 1)
     np.add.at(correct_counts, (unit, labels), predicted == labels)
     resampled_labels, resampled_correct = unit_counts @ label_counts, unit_counts @ correct_counts  # (D, C)
-    is_present = label_counts.sum(0) > 0  # a draw that lacks one of these classes has no balanced accuracy
+    is_present = label_counts.sum(0) > 0  # a resample without one of these classes has no balanced accuracy
     recall = np.divide(
         resampled_correct, resampled_labels, out=np.full_like(resampled_correct, np.nan), where=resampled_labels > 0
     )[:, is_present]
@@ -118,10 +118,10 @@ def _bootstrap_accuracy(
 def _bootstrap_curves(
     score_bin: IntArray, is_positive: NDArray[np.bool_], unit: IntArray, unit_counts: FloatArray, specificity: float
 ) -> list[FloatArray]:
-    """AUROC, average precision and sensitivity of every draw; nan where a draw has one class only."""
+    """AUROC, average precision and sensitivity of every resample; nan where a resample has one class only."""
     order = np.argsort(-score_bin, kind="stable")
     score_bin, is_positive, unit = score_bin[order], is_positive[order], unit[order]
-    tie_ends = np.flatnonzero(np.append(np.diff(score_bin) != 0, True))  # ties end together
+    tie_ends = np.flatnonzero(np.append(np.diff(score_bin) != 0, True))  # the last index of each group of ties
     chunks = list(_chunk_curves(is_positive, unit, tie_ends, unit_counts, specificity))
     return [np.concatenate(chunk) for chunk in zip(*chunks, strict=True)]
 

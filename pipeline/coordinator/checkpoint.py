@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file a round, JSON in its header, written under another name, synced, renamed.
+"""Checkpoints: one safetensors file per round with a JSON header, written atomically.
 
 A state may hold tensors, plain JSON values, and dicts (string keys), tuples and lists of them.
 """
@@ -16,42 +16,53 @@ from torch import Tensor
 from pipeline.core.errors import RunFolderError, StrategyContractError
 from pipeline.core.tensor_io import load_tensors, save_tensors
 
-NUM_KEPT_CHECKPOINTS = 2  # the last one, and the one before it in case the disk lies about syncing
+CHECKPOINT_FORMAT = 2
+NUM_KEPT_CHECKPOINTS = 2  # the second as a fallback if the disk did not really sync the newest
 _TENSOR_KEY, _TUPLE_KEY = "$tensor", "$tuple"
 
 
 def save_checkpoint(folder: Path, round_number: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(folder / f"round-{round_number:06d}.safetensors", header, tensors)
+    save_tensors(folder / f"round-{round_number:06d}.safetensors", {"format": CHECKPOINT_FORMAT, **header}, tensors)
     for old_path in sorted(folder.glob("round-*.safetensors"))[:-NUM_KEPT_CHECKPOINTS]:
         old_path.unlink()
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The newest that can be read."""
+    """The newest checkpoint that can be read."""
     paths = sorted(folder.glob("round-*.safetensors"), reverse=True)
     for path in paths[:-1]:
         with contextlib.suppress(RunFolderError):
-            return load_tensors(path)
+            return _load_file(path)
     if not paths:
-        raise RunFolderError(f"{folder.parent} holds no checkpoint to resume from; start it anew with `hemofed run`")
-    return load_tensors(paths[-1])
+        raise RunFolderError(f"{folder.parent} has no checkpoint to resume from; start again with `hemofed run`")
+    return _load_file(paths[-1])
+
+
+def _load_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header, tensors = load_tensors(path)
+    if (file_format := header.pop("format", 1)) != CHECKPOINT_FORMAT:
+        raise RunFolderError(
+            f"{path} has checkpoint format {file_format}, but this version of hemofed reads format {CHECKPOINT_FORMAT}; "
+            "resume with the version that wrote it, or start the run again"
+        )
+    return header, tensors
 
 
 def shallow_fields(value: Any) -> dict[str, Any]:
-    """A dataclass's own fields, as they are."""
+    """A dataclass's fields, not converted recursively."""
     return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
 def serialize_state(value: Any, key_path: str, tensors: dict[str, Tensor]) -> Any:
-    """A state as JSON, its tensors put aside under their path."""
+    """The state as JSON; moves its tensors to `tensors`, keyed by their path."""
     if isinstance(value, Tensor):
         tensors[key_path] = value
         return {_TENSOR_KEY: key_path}
     if isinstance(value, Mapping):
         if not all(isinstance(k, str) for k in value):
             raise StrategyContractError(
-                f"{key_path}: a dict in a state needs texts for keys; others would come back as texts"
+                f"{key_path}: a dict in a state needs strings as keys; a checkpoint would turn other keys into strings"
             )
         return {str(k): serialize_state(v, f"{key_path}/{k}", tensors) for k, v in value.items()}
     if isinstance(value, tuple | list):

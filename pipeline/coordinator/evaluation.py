@@ -1,4 +1,4 @@
-"""How good a state is: at the coordinator, at every site, pooled over sites."""
+"""Evaluates a state at the coordinator, at every site, and pooled over sites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.aggregation.requests import RoundRequest
 from pipeline.coordinator.metrics import PositiveClass, compute_metrics, compute_plot_data
 from pipeline.core.parameters import ModelState, NamedTensors
-from pipeline.protocol.messages import SiteId
+from pipeline.protocol.messages import ClientFailure, SiteId
 from pipeline.protocol.tasks import EvaluateJob, EvaluationSums, Split
 from pipeline.strategies.base import PERSONAL
 from pipeline.study.schema import Study
@@ -20,23 +20,23 @@ from pipeline.study.schema import Study
 @dataclass(frozen=True)
 class EvaluationResult:
     coordinator: Mapping[Split, EvaluationSums] = field(default_factory=dict)
-    sites: Mapping[SiteId, Mapping[Split, EvaluationSums]] = field(default_factory=dict)  # each site's own model, there
-    comparisons: Mapping[str, EvaluationResult] = field(
+    sites: Mapping[SiteId, Mapping[Split, EvaluationSums]] = field(
         default_factory=dict
-    )  # of other models at the sites: "global", "group"
-    models: Mapping[str, Mapping[Split, EvaluationSums]] = field(
-        default_factory=dict
-    )  # others', on the coordinator's data
-    bytes_up: int = 0  # bytes
+    )  # each site's model at that site
+    # other models at the sites: "global", "group"
+    comparisons: Mapping[str, EvaluationResult] = field(default_factory=dict)
+    # models other than the global one, on the coordinator's data
+    models: Mapping[str, Mapping[Split, EvaluationSums]] = field(default_factory=dict)
+    bytes_up: int = 0
     bytes_down: int = 0
-    failures: Mapping[SiteId, str] = field(default_factory=dict)
+    failures: Mapping[SiteId, ClientFailure] = field(default_factory=dict)
 
     def pool_sites(self, split: Split) -> EvaluationSums | None:
         parts = [sums[split] for sums in self.sites.values() if split in sums]
         return sum(parts[1:], parts[0]) if parts else None
 
     def metrics_by_split(self, positive_class: PositiveClass) -> dict[str, Any]:
-        """{split: {"coordinator": ..., "pooled": ..., "sites": {...}}}, without what nobody holds examples of."""
+        """{split: {"coordinator": ..., "pooled": ..., "sites": {...}}}, without splits that have no examples."""
         splits = sorted({*self.coordinator, *(s for sums in self.sites.values() for s in sums)})
         metrics: dict[str, Any] = {}
         for split in splits:
@@ -63,7 +63,7 @@ class EvaluationResult:
         return metrics
 
     def final_metrics(self, positive_class: PositiveClass) -> dict[str, Any]:
-        """The test metrics with what plots need."""
+        """The test metrics with the data for plots."""
         metrics: dict[str, Any] = self.metrics_by_split(positive_class).get("test", {})
         for level, sums in (("coordinator", self.coordinator.get("test")), ("pooled", self.pool_sites("test"))):
             if level in metrics and sums is not None:
@@ -78,7 +78,7 @@ class EvaluationResult:
 
 
 def metric_value(metrics: Mapping[str, Any], metric: str, split: Split = "val") -> float | None:
-    """What the best round is chosen by, pooled over sites where they were asked. Higher is better."""
+    """The value that selects the best round, pooled over sites if they evaluated. Higher is better."""
     entry = metrics.get(split, {})
     value: float | None = (entry.get("pooled") or entry.get("coordinator") or {}).get(metric)
     return -value if value is not None and metric == "loss" else value
@@ -110,7 +110,7 @@ def evaluate_round(study: Study, state: Any, sites: Sequence[SiteId], request: R
 def _evaluate_on_coordinator(
     models: Mapping[str, ModelState], splits: Sequence[Split], request: RoundRequest
 ) -> dict[str, dict[Split, EvaluationSums]]:
-    """All models on the coordinator's data."""
+    """Evaluates all models on the coordinator's data."""
     jobs = [(name, split) for name in models for split in splits]
     results = request.run_on_coordinator(
         [EvaluateJob(models[name].weights, split, models[name].norm_stats) for name, split in jobs]
@@ -123,7 +123,7 @@ def _evaluate_on_coordinator(
 
 
 def _split_by_view(sums: NamedTensors) -> dict[str, dict[Split, EvaluationSums]]:
-    """The keys are view:split/name."""
+    """Splits tensors with keys view:split/name."""
     tensors_by_view: dict[str, dict[Split, dict[str, Tensor]]] = {}
     for key, value in sums.items():
         prefix, _, name = key.rpartition("/")
@@ -136,7 +136,7 @@ def _split_by_view(sums: NamedTensors) -> dict[str, dict[Split, EvaluationSums]]
 
 
 def headline_metrics(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The split and the metrics that one line has room for."""
+    """The split and the metrics for a one-line summary."""
     for split in ("val", "test", "train"):
         entry = record["metrics"].get(split)
         if entry:

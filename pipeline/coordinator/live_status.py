@@ -1,6 +1,6 @@
-"""RUN/live.json and RUN/control.json: what the process of a run is doing now, and what it is told to do.
+"""RUN/live.json, the present status of a run, and RUN/control.json, the state that its operators request.
 
-The service reads one and writes the other; both survive whichever process is killed.
+The run's process writes the first and reads the second, the service the reverse; both survive a kill of either process.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core.files import write_atomically
-from pipeline.protocol.messages import SiteId
+from pipeline.protocol.messages import ClientFailure, SiteId
 
 DesiredState = Literal["run", "pause", "stop", "regroup"]
-MIN_WRITE_SECONDS = 0.5  # seconds between two writes that only tell progress
+MIN_WRITE_SECONDS = 0.5  # between two writes that only report progress
 
 
 @dataclass
@@ -28,8 +28,8 @@ class LiveStatus:
     phase: str = "starting"
     asked: list[SiteId] = field(default_factory=list)
     answered: list[SiteId] = field(default_factory=list)
-    missed: dict[SiteId, str] = field(default_factory=dict)
-    lost: list[SiteId] = field(default_factory=list)  # not heard of; a regrouped job takes them in again
+    missed: dict[SiteId, ClientFailure] = field(default_factory=dict)
+    lost: list[SiteId] = field(default_factory=list)  # sites without a heartbeat; a regrouped job includes them again
     _written: float = 0.0
 
     def write(self, force: bool = True) -> None:
@@ -38,12 +38,13 @@ class LiveStatus:
             return
         self._written = now
         fields = {k: v for k, v in vars(self).items() if k not in ("folder", "_written")}
+        fields["missed"] = {site: asdict(failure) for site, failure in self.missed.items()}
         record = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "pid": os.getpid(), **fields}
         write_atomically(self.folder / "live.json", json.dumps(record).encode())
 
 
 def requested_state(folder: Path) -> DesiredState:
-    """`run` where nothing, or nothing readable, is said."""
+    """`run` if the file is missing or invalid."""
     try:
         state = json.loads((folder / "control.json").read_text("utf-8"))["want"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Metrics from summable pieces: the same for one site, for all together, and for the coordinator's own test set."""
+"""Metrics from EvaluationSums: of one site, of all sites pooled, or of the coordinator's test set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PositiveClass:
-    """The class that matters, and the specificity at which its sensitivity is read."""
+    """The clinically relevant class, and the specificity at which its sensitivity is reported."""
 
     class_index: int | None = None
     target_specificity: float = 0.95
@@ -26,7 +26,7 @@ NO_POSITIVE_CLASS = PositiveClass()
 
 
 def compute_metrics(sums: EvaluationSums, positive_class: PositiveClass = NO_POSITIVE_CLASS) -> dict[str, float | None]:
-    """Undefined values (no examples, one class only) are None, never 0 or nan."""
+    """Undefined values (no examples, one class only) are None, not 0 or nan."""
     confusion = sums.confusion.numpy().astype(np.float64)
     n, true_positives = float(sums.n), np.diag(confusion)
     truth, predicted = confusion.sum(1), confusion.sum(0)
@@ -69,7 +69,7 @@ def _metric_names(positive_class: PositiveClass) -> list[str]:
 
 @dataclass(frozen=True)
 class RocPrCurve:
-    """ROC and precision-recall of one class against the rest, thresholds from high to low."""
+    """ROC and precision-recall curves of one class against the rest, thresholds from high to low."""
 
     positives: FloatArray  # at or above each threshold
     negatives: FloatArray
@@ -105,11 +105,10 @@ class RocPrCurve:
 
     @property
     def auprc(self) -> float:
-        """Average precision, as scikit-learn's; within a bin positives and negatives are taken as evenly mixed."""
+        """Average precision as in scikit-learn; within a bin positives and negatives count as evenly mixed."""
         positive_counts, negative_counts = np.diff(self.positives).astype(np.int64), np.diff(self.negatives)
-        bin_index = np.repeat(
-            np.arange(len(positive_counts)), positive_counts
-        )  # the bin of each positive, and which one of its bin it is
+        # the bin of each positive, and its rank within the bin
+        bin_index = np.repeat(np.arange(len(positive_counts)), positive_counts)
         rank_in_bin = np.arange(1, len(bin_index) + 1) - self.positives[bin_index]
         positives_above = self.positives[bin_index] + rank_in_bin
         precision = positives_above / (
@@ -124,7 +123,7 @@ class RocPrCurve:
 
 
 def compute_plot_data(sums: EvaluationSums, positive_class: PositiveClass) -> dict[str, Any]:
-    """What plots need beside the metrics: confusion matrix, curves, reliability."""
+    """The data for plots: confusion matrix, curves, reliability."""
     curves = [RocPrCurve.from_histogram(scores) for scores in sums.scores.numpy()]
     plot_data: dict[str, Any] = {
         "confusion": sums.confusion.tolist(),
@@ -138,9 +137,8 @@ def compute_plot_data(sums: EvaluationSums, positive_class: PositiveClass) -> di
         else None
     )
     if class_index is not None and (curve := curves[class_index]).is_defined:
-        distinct = np.flatnonzero(
-            np.diff(curve.positives + curve.negatives, prepend=-1)
-        )  # thresholds that tell anything apart
+        # thresholds at which the counts change
+        distinct = np.flatnonzero(np.diff(curve.positives + curve.negatives, prepend=-1))
         plot_data["roc"] = {"fpr": curve.fpr[distinct].tolist(), "tpr": curve.tpr[distinct].tolist()}
         plot_data["pr"] = {"recall": curve.tpr[distinct].tolist(), "precision": curve.precision[distinct].tolist()}
     bins = sums.calibration.numpy()

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind."""
+"""Writes the results of a finished run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_results(
     intervals: Mapping[str, Any] | None,
     with_profile: bool = True,
 ) -> dict[str, Any]:
-    """The one look at `test`, the models and results.json of a run that has come to its end."""
+    """Evaluates once on `test`, and writes the models and results.json."""
     study, (state, best_round, chosen_by) = round_loop.study, round_loop.select_result(run_state)
     test_metrics = round_loop.evaluate(state, ("test",), run_state).final_metrics(round_loop.positive_class)
     accuracy_by_site = {s: m["accuracy"] for s, m in test_metrics.get("sites", {}).items() if m["accuracy"] is not None}

@@ -1,10 +1,10 @@
-"""The round loop: select, ask, step, judge, record, checkpoint. Knows nothing of where sites are."""
+"""The round loop: sample clients, run the strategy's round, evaluate, record, checkpoint. Independent of the engine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import HemofedError, QuorumNotReachedError, RunHaltedError, StrategyContractError
 from pipeline.core.parameters import ModelState
 from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression
-from pipeline.protocol.messages import BUDGET_DECLINE_PREFIX, RoundAttempt, RoundPolicy, SiteId
+from pipeline.protocol.messages import ClientFailure, RoundAttempt, RoundPolicy, SiteId
 from pipeline.protocol.tasks import JobResult, LocalJob, Split, TrainJob, TrainResult
 from pipeline.strategies.base import StrategyContext
 from pipeline.study.schema import Study
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointableEngine(Engine, Protocol):
-    """An engine whose sites' state is checkpointed with the coordinator's."""
+    """An engine whose client states are part of the coordinator's checkpoint."""
 
     @property
     def clock(self) -> float: ...
@@ -48,19 +48,19 @@ class BestRound:
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything between two rounds that is not the sites'."""
+    """The coordinator's state between two rounds."""
 
     round: int
     state: Any
     best: BestRound | None = None
-    evaluations_since_best: int = 0  # judgements since the best one
+    evaluations_since_best: int = 0
     last_accepted: Mapping[SiteId, RoundAttempt] = field(default_factory=dict)
     attempt: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
     reached_value: float | None = None  # the value that met the target
-    exhausted_sites: tuple[SiteId, ...] = ()  # sites whose privacy budget is used up
+    exhausted_sites: tuple[SiteId, ...] = ()  # sites whose privacy budget is spent
 
 
 @dataclass
@@ -72,17 +72,19 @@ class RoundLoop:
     run_jobs: Callable[[Sequence[LocalJob], int], list[JobResult]]
     folder: RunFolder
     positive_class: PositiveClass
-    environment: Mapping[str, Any]  # trainer, threads, device: a resumed run has to repeat them
+    environment: Mapping[str, Any]  # trainer, threads, device; a resumed run must use the same
     compression: UpdateCompression = NO_COMPRESSION
-    aggregation_rule: AggregationRule | None = None  # the study's, if not given
+    aggregation_rule: AggregationRule | None = None  # None: the study's
     secure_aggregation: SecureAggregationSetup | None = None
     on_round_end: Callable[[dict[str, Any]], None] = lambda record: None
-    retry_below_quorum: bool = False  # a round with too few answers is not void, but done again when more are there
-    stream_aggregation: bool = False  # with memory: answers are added up one by one
-    privacy_spent: Callable[[], Mapping[str, Any]] = dict  # what sites let be known of their spending, for the record
+    retry_below_quorum: bool = (
+        False  # below the quorum: halt and repeat the round later, instead of recording it as void
+    )
+    stream_aggregation: bool = False  # add replies one by one, to bound the memory
+    privacy_spent: Callable[[], Mapping[str, Any]] = dict  # the privacy spending that sites disclose, for the record
 
     def __post_init__(self) -> None:
-        self._study_hash = self.study.hash  # looks at installed packages: once, not every round
+        self._study_hash = self.study.hash  # reads the installed packages, so only once
 
     def start_run(self, initial_model: ModelState) -> RunState:
         if epochs := self.study.public.warmup_epochs:
@@ -101,7 +103,7 @@ class RoundLoop:
             assert isinstance(result, TrainResult)
             initial_model = ModelState(result.weights, result.norm_stats)
         run_state = RunState(
-            0, self._check_state_type(self.study.strategy.init_state(initial_model, self.context), "start")
+            0, self._check_state_type(self.study.strategy.init_state(initial_model, self.context), "init_state")
         )
         started_at = time.perf_counter()
         evaluation = self._evaluate_round(run_state)
@@ -112,27 +114,27 @@ class RoundLoop:
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
         run_state = self.read_run_state(header, tensors)
         self.engine.restore(header["engine"], tensors)
-        # the turn that was cut short keeps its number
+        # the interrupted round keeps its number
         return replace(run_state, attempt=self.folder.next_attempt(run_state.round + 1))
 
     def read_run_state(
         self, header: Mapping[str, Any], tensors: Mapping[str, Tensor], state_type: type | None = None
     ) -> RunState:
-        """As a checkpoint has it; `make`: the class of its state, if another strategy's."""
+        """The run state of a checkpoint. state_type: None for the study's strategy."""
         values = deserialize_state(header["progress"], tensors)
         state_type = state_type or self.study.strategy.state_type
         best = values["best"] and BestRound(**(values["best"] | {"state": state_type(**values["best"]["state"])}))
         return RunState(**(values | {"state": state_type(**values["state"]), "best": best}))
 
     def run(self, run_state: RunState) -> tuple[RunState, str]:
-        """To the last round, the target, or until patience ends; and why it ended."""
+        """Runs until the last round, the target, or the end of patience; returns the reason for the end."""
         while run_state.round < self.study.rounds:
             if run_state.reached_value is not None:
                 break
             if self._is_out_of_patience(run_state):
                 return (
                     run_state,
-                    f"early: no better {self.study.evaluation.selection_metric} in {run_state.evaluations_since_best} looks",
+                    f"early: no better {self.study.evaluation.selection_metric} in {run_state.evaluations_since_best} evaluations",
                 )
             if set(run_state.exhausted_sites) >= set(self.sites):
                 return run_state, "early: every site's privacy budget is spent"
@@ -145,7 +147,7 @@ class RoundLoop:
         return run_state, "finished"
 
     def select_result(self, run_state: RunState) -> tuple[Any, int, str]:
-        """The state that counts, its round, and how it was chosen."""
+        """The selected state, its round, and how it was selected."""
         if run_state.best is None or self.study.strategy.stateful_clients:
             return run_state.state, run_state.round, "last round"
         return run_state.best.state, run_state.best.round, f"val {self.study.evaluation.selection_metric}"
@@ -156,7 +158,7 @@ class RoundLoop:
         )
 
     def save_personal_models(self, state: Any, run_state: RunState) -> None:
-        """Every site makes and stores its own model."""
+        """Asks every site to compute and store its personal model."""
         request = self.create_request("save_personal", run_state, RoundPolicy(quorum=0))
         request.collect({site: self.study.strategy.eval_payload(state, site) for site in self.sites})
 
@@ -167,19 +169,17 @@ class RoundLoop:
         void_reason = None
         try:
             state = self._check_state_type(
-                self.study.strategy.run_round(run_state.state, sampled, request, self.context), "round"
+                self.study.strategy.run_round(run_state.state, sampled, request, self.context), "run_round"
             )
         except QuorumNotReachedError as error:
-            if self.retry_below_quorum and not any(
-                reason.startswith(BUDGET_DECLINE_PREFIX) for reason in request.log.failures.values()
-            ):
-                reasons = "; ".join(f"{site}: {reason}" for site, reason in list(request.log.failures.items())[:3])
+            if self.retry_below_quorum and not _exhausted_sites(request.log.failures):
+                reasons = "; ".join(f"{site}: {failure.text}" for site, failure in [*request.log.failures.items()][:3])
                 raise RunHaltedError(f"{error} ({reasons})") from error
             state, void_reason, request.log.accepted = run_state.state, str(error), []
         self._check_finite(state, run_state.round)
         trained_at = time.perf_counter()
         last_accepted = dict(run_state.last_accepted) | {r.site: (r.round, r.attempt) for r in request.log.accepted}
-        exhausted = {site for site, reason in request.log.failures.items() if reason.startswith(BUDGET_DECLINE_PREFIX)}
+        exhausted = _exhausted_sites(request.log.failures)
         run_state = replace(
             run_state,
             state=state,
@@ -202,7 +202,7 @@ class RoundLoop:
         durations: dict[str, float],
         void_reason: str | None,
     ) -> RunState:
-        """Best so far, the record's line, the checkpoint: in this order, so that a kill loses no line."""
+        """Updates the best round, appends the record, saves the checkpoint: in this order, so that a kill loses no record."""
         metrics = evaluation.metrics_by_split(self.positive_class)
         run_state = run_state if void_reason else self._update_best(run_state, metrics)
         run_state = replace(
@@ -216,7 +216,7 @@ class RoundLoop:
             "lr": self.context.lr_schedule(run_state.round) if run_state.round else None,
             "asked": log.requested,
             "counted": [r.site for r in log.accepted],
-            "missed": log.failures,
+            "missed": _failure_records(log.failures),
             "work": {r.site: vars(r.update.work) for r in log.accepted if r.update.work},
             "train_loss": {
                 r.site: float(r.update.summed["train_loss"]) / r.update.work.num_examples
@@ -235,9 +235,9 @@ class RoundLoop:
             "void": void_reason,
             **self._cluster_record(run_state.state),
             **self.privacy_spent(),
-            # a repeated round is noised anew, and spends again
+            # a repeated round adds new noise and spends budget again
             **({"attempt": run_state.attempt} if self.aggregation_rule else {}),
-            "not_evaluated": evaluation.failures,
+            "not_evaluated": _failure_records(evaluation.failures),
             "metrics": metrics,
         }
         self.folder.append_round(record)
@@ -246,7 +246,7 @@ class RoundLoop:
         return replace(run_state, attempt=0)
 
     def _cluster_record(self, state: Any) -> dict[str, Any]:
-        """Who is with whom, where the algorithm has groups."""
+        """The clusters, if the algorithm has any."""
         clusters, dendrogram = self.study.strategy.cluster_assignment(state), self.study.strategy.dendrogram(state)
         record: dict[str, Any] = {"groups": dict(clusters)} if clusters else {}
         return record | ({"tree": {"leaves": dendrogram.leaves, "merges": dendrogram.merges}} if dendrogram else {})
@@ -297,7 +297,7 @@ class RoundLoop:
         if type(state) is not strategy.state_type:
             raise StrategyContractError(
                 f"{strategy.name}.{method} returned a {type(state).__name__}, but the class says "
-                f"state = {strategy.state_type.__name__}; a resumed run could not restore it"
+                f"state_type = {strategy.state_type.__name__}; a resumed run could not restore it"
             )
         return state
 
@@ -322,3 +322,11 @@ class RoundLoop:
             "machine": dict(self.environment),
         }
         self.folder.write_checkpoint(run_state.round, header, tensors | site_tensors)
+
+
+def _exhausted_sites(failures: Mapping[SiteId, ClientFailure]) -> set[SiteId]:
+    return {site for site, failure in failures.items() if failure.kind == "privacy_budget"}
+
+
+def _failure_records(failures: Mapping[SiteId, ClientFailure]) -> dict[SiteId, dict[str, str]]:
+    return {site: asdict(failure) for site, failure in failures.items()}

@@ -30,7 +30,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, study: Study) -> RunFolder:
-        """A folder in which nothing was run yet, e.g. because the data were missing, may be taken over."""
+        """Reuses a folder without a checkpoint, e.g. after a start that failed because the data were missing."""
         existing_names = [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
         if (
             not set(existing_names) <= {"study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"}
@@ -45,7 +45,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         if not (path / "study.toml").is_file():
-            raise RunFolderError(f"{path} is no run folder: it has no study.toml")
+            raise RunFolderError(f"{path} is not a run folder: it has no study.toml")
         return cls(path)
 
     def load_study(self) -> Study:
@@ -63,7 +63,7 @@ class RunFolder:
         return load_round_records(self.path / "rounds.jsonl")
 
     def truncate_rounds(self, round: int) -> None:
-        """Forgets what came after `round`: the checkpoint decides what happened."""
+        """Removes the records after `round`: the checkpoint is authoritative."""
         lines = [json.dumps(record) + "\n" for record in self.load_rounds() if record["round"] <= round]
         write_atomically(self.path / "rounds.jsonl", "".join(lines).encode())
 
@@ -76,7 +76,7 @@ class RunFolder:
         return load_checkpoint(self.path / "checkpoint")
 
     def next_attempt(self, round: int) -> int:
-        """Numbers the executions of one turn; on disk before anybody is asked, so that no two share an identity."""
+        """The next attempt number of a round, written to disk before any request, so that every execution has its own."""
         file = self.path / "checkpoint" / "attempt.json"
         last_record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         attempt = last_record["attempt"] + 1 if last_record.get("round") == round else 1
@@ -112,8 +112,8 @@ class RunFolder:
 
 
 def find_run_folder(home: Path, run: str) -> Path:
-    """Of a run that there is: a job's words lead nowhere else, and leave nothing behind where there is none."""
+    """The folder of an offered run. `run` comes from a job, so it must not name any other path."""
     folder = home / "runs" / run
     if not re.fullmatch(RUN_NAME_PATTERN, run) or not (folder / "offer.json").is_file():
-        raise RunFolderError(f"there is no run {run!r} in {home}; a job is for one that was offered")
+        raise RunFolderError(f"there is no run {run!r} in {home}; offer it first")
     return folder

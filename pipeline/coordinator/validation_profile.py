@@ -1,7 +1,7 @@
-"""What an exported model needs to know of images that nobody may send: asked for in sums, once, when a run is over.
+"""The validation profile of an exported model: sums over the sites' validation images, collected when a run is over.
 
-Twice: from the first sums come the middle and the spread of the features (the lens) and the temperature; seen through
-these, the second ones tell how scores and distances are spread. RUN/profile.safetensors keeps them for `hemofed export`.
+Two passes: the sums of the first give the whitening of the features and the temperature; with these the second pass
+collects histograms of scores and distances. RUN/profile.safetensors keeps them for `hemofed export`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ if TYPE_CHECKING:
     from pipeline.study.schema import Study
 
 PROFILE_FILE_NAME = "profile.safetensors"
-RIDGE_FRACTION = 1e-3  # of the mean variance: features that hardly vary must not decide what is foreign
+RIDGE_FRACTION = (
+    1e-3  # of the mean variance: nearly constant features must not dominate the out-of-distribution distance
+)
 SitesByModel = Mapping[str, tuple[SiteId, ...]]
 
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """What a bundle knows of the images that a model was chosen by."""
+    """What a bundle knows of the validation images."""
 
-    sums: ProfileSums  # through the lens, summed over sites
+    sums: ProfileSums  # after whitening, summed over sites
     whitening: FeatureWhitening
-    between_site_variance: Tensor  # (C, 2, FINE_BINS) of the share of [others, class] that scores at least so much: its variance between sites
+    # (C, 2, PROFILE_SCORE_BINS): variance between sites of the fraction of [others, class] with at least this score
+    between_site_variance: Tensor
 
 
 def write_profile(round_loop: RoundLoop, state: Any, run_state: RunState, shape: tuple[int, ...]) -> None:
-    """Of every model that can be exported; nothing for points, which no bedside machine photographs."""
+    """Profiles every model that can be exported; only for image data."""
     study = round_loop.study
     if not study.evaluation.validation_profile or len(shape) != 3:
         return
@@ -63,7 +66,7 @@ def write_profile(round_loop: RoundLoop, state: Any, run_state: RunState, shape:
         if study.strategy.personalized or study.strategy.stateful_clients:
             personal_models = {f"site/{site}": (site,) for site in round_loop.sites if f"site/{site}" not in profiles}
             payloads = {
-                site: {**study.strategy.eval_payload(state, site), "turns": torch.tensor(num_views)}
+                site: {**study.strategy.eval_payload(state, site), "tta_views": torch.tensor(num_views)}
                 for (site,) in personal_models.values()
             }
             profiles |= _profile_models(round_loop, "profile_personal", personal_models, payloads, run_state)
@@ -81,7 +84,7 @@ def write_profile(round_loop: RoundLoop, state: Any, run_state: RunState, shape:
 
 
 def read_profile(path: Path, name: str) -> ModelProfile | None:
-    """None where a run has none of this model: it was told not to, or had no validation images."""
+    """None if the run has no profile of this model: switched off, or no validation images."""
     if not (path / PROFILE_FILE_NAME).exists():
         return None
     header, tensors = load_tensors(path / PROFILE_FILE_NAME)
@@ -93,13 +96,15 @@ def read_profile(path: Path, name: str) -> ModelProfile | None:
             ProfileSums.from_dict(model_tensors), whitening_from_dict(model_tensors), model_tensors["between"]
         )
     except KeyError as error:
-        raise RunFolderError(f"{path / PROFILE_FILE_NAME} lacks {error}; it is damaged: run the study anew") from error
+        raise RunFolderError(
+            f"{path / PROFILE_FILE_NAME} lacks {error}; it is damaged or of another version: run the study again"
+        ) from error
 
 
 def sites_by_model(
     models: Mapping[str, ModelState], clusters: Mapping[SiteId, str], sites: Sequence[SiteId]
 ) -> SitesByModel:
-    """Whose images a model is for: a site's own, its group's (and of the groups below it), or everybody's."""
+    """The sites whose images profile a model: one site, the sites of a cluster and the clusters below it, or all."""
     model_sites: dict[str, tuple[SiteId, ...]] = {}
     for name in models:
         kind, _, member_name = name.partition("/")
@@ -113,7 +118,7 @@ def sites_by_model(
 
 
 def split_into_disjoint_batches(model_sites: SitesByModel) -> Iterator[SitesByModel]:
-    """Models that can be asked for at once, because nobody is to look at two of them."""
+    """Batches of models in which every site has at most one model, so that one request can profile a batch."""
     remaining = dict(model_sites)
     while remaining:
         batch: dict[str, tuple[SiteId, ...]] = {}
@@ -127,7 +132,7 @@ def split_into_disjoint_batches(model_sites: SitesByModel) -> Iterator[SitesByMo
 
 
 def fit_whitening(sums: ProfileSums) -> FeatureWhitening:
-    """Spread within classes, about each one's middle: a rare class is not foreign for being rare."""
+    """Within-class covariance around the class means, so that a rare class does not count as out of distribution."""
     class_counts = sums.confusion.sum(1).double()  # images of each class
     num_images = float(class_counts.sum())
     mean = sums.feature_sums.sum(0) / num_images
@@ -145,7 +150,7 @@ def fit_whitening(sums: ProfileSums) -> FeatureWhitening:
 
 
 def fit_temperature(nll_by_temperature: Tensor) -> float:
-    """Where the loss is least: of a parabola through the best temperature and its neighbours, in their logarithms."""
+    """The temperature of least loss: the vertex of a parabola through the best one and its neighbours, in log scale."""
     best_index = int(nll_by_temperature.argmin())
     if best_index in (0, len(nll_by_temperature) - 1):
         return float(TEMPERATURES[best_index])
@@ -160,7 +165,7 @@ def num_tta_views(study: Study, shape: tuple[int, ...]) -> int:
 
 
 def _profile_payload(model: ModelState, num_views: int) -> NamedTensors:
-    return {"weights": model.weights, "stats": model.norm_stats, "turns": torch.tensor(num_views)}
+    return {"weights": model.weights, "stats": model.norm_stats, "tta_views": torch.tensor(num_views)}
 
 
 def _profile_models(
@@ -191,7 +196,7 @@ def _collect_sums(
     payloads: Mapping[SiteId, NamedTensors],
     run_state: RunState,
 ) -> dict[str, list[ProfileSums]]:
-    """Each site's sums by model, without models of which nobody has an image."""
+    """Each site's sums by model, without models that have no images."""
     if not payloads:
         return {}
     replies = round_loop.create_request(task, run_state, RoundPolicy(quorum=0), ("val",)).collect(payloads)
@@ -209,14 +214,13 @@ def _sum_profiles(site_sums: Sequence[ProfileSums]) -> ProfileSums:
 
 
 def between_site_variance(site_sums: Sequence[ProfileSums]) -> Tensor:
-    """How much more sites differ than chance alone would make them: the variance between groups of an analysis of variance.
+    """The between-site variance component of an analysis of variance, beyond binomial noise; 0 for a single site.
 
-    A slide comes from one place, and rates pooled over all of them say less about it than their counts suggest. One site
-    tells nothing of others: 0.
+    A slide comes from one site, so a pooled rate is less certain for it than its count suggests.
     """
     scores = torch.stack([one_site.scores for one_site in site_sums]).double()  # (S, C, 2, B)
     num_examples = scores.sum(3, keepdim=True)
-    num_reached = scores.flip(3).cumsum(3).flip(3)  # at this bin's lower edge or above it
+    num_reached = scores.flip(3).cumsum(3).flip(3)  # at or above this bin's lower edge
     total_examples, num_sites = num_examples.sum(0), (num_examples > 0).sum(0)
     pooled_rate = num_reached.sum(0) / total_examples.clamp(min=1)
     between_squares = (num_examples * (num_reached / num_examples.clamp(min=1) - pooled_rate) ** 2).sum(0)
@@ -230,7 +234,7 @@ def between_site_variance(site_sums: Sequence[ProfileSums]) -> Tensor:
 def _profile_on_coordinator(
     round_loop: RoundLoop, model: ModelState, run_state: RunState, num_views: int
 ) -> ModelProfile | None:
-    """On the coordinator's own validation images."""
+    """Profiles a model on the coordinator's validation images."""
 
     def compute_sums(whitening: FeatureWhitening | None) -> ProfileSums:
         job = ProfileJob(model.weights, "val", model.norm_stats, whitening, num_views)

@@ -1,31 +1,31 @@
-"""Everything hemofed refuses, as one tree. Each message says what was wrong, where, and what to do.
+"""All errors of hemofed, as one tree. Each message says what is wrong, where, and what to do.
 
 HemofedError
-├── BadStudy       the study file or an override
-│   └── Refused    parts of a study that do not go together
-├── BadStrategy    an algorithm or plugin that breaks its contract
-├── MissingExtra   an optional package is not installed
-├── MissingData    a data set is not where it was looked for
-├── BadData        images, labels or manifests that cannot be used
-├── BadModel       a model that does not fit the data or the weights
-├── BadMessage     bytes that are no message, or one this site does not take
-├── BadReply       an answer that may not enter the state
-├── TooFew         fewer answers than the quorum
-├── BadKey         a private key that is damaged, locked or readable by others
-├── BadLedger      a privacy ledger that cannot be believed, or an entry that may not be added
-├── BadBudget      noise, rates or budgets that cannot be accounted for
-├── BadBundle      a model bundle that is damaged, unsigned, or signed by nobody this machine trusts
-├── BadRun         a run folder that is missing, damaged or belongs to another study
-├── Halted         a run across hospitals that rests: it was told to, or too few sites are there
-├── BadService     a coordinator or site agent that cannot be reached, or refuses
-└── NoSpace        the disk is full
+├── StudyError                 the study file or an override
+│   └── IncompatibleStudyError parts of a study that cannot be combined
+├── StrategyContractError      an algorithm or plugin that breaks its contract
+├── MissingExtraError          an optional package is not installed
+├── MissingDataError           a data set is not in the expected folder
+├── DataError                  images, labels or manifests that cannot be used
+├── ModelError                 a model that does not fit the data or the weights
+├── MessageError               bytes that are not a message, or a message that this site does not accept
+├── ReplyError                 a reply that must not enter the state
+├── QuorumNotReachedError      fewer replies than the quorum
+├── KeyFileError               a private key that is damaged, locked or readable by others
+├── LedgerError                a privacy ledger that fails verification, or an entry that may not be appended
+├── BudgetError                noise, rates or budgets that cannot be accounted for
+├── BundleError                a model bundle that is damaged, unsigned, or signed by an untrusted key
+├── RunFolderError             a run folder that is missing, damaged or belongs to another study
+├── RunHaltedError             a run between hospitals that halted: by request, or because too few sites are connected
+├── ServiceError               a coordinator or site agent that cannot be reached, or refuses
+└── NoSpaceError               the disk is full
 """
 
 from __future__ import annotations
 
 
 class HemofedError(Exception):
-    """An error whose text is meant for a person; the command line prints it without a traceback."""
+    """An error with a message for people; the command line prints it without a traceback."""
 
 
 class StudyError(HemofedError): ...

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: temporary name, fsync, rename; and one run at a time in a folder."""
+"""Atomic file writes (temporary file, fsync, rename), and a lock for one process per folder."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def raise_no_space(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(
-                f"no space left to write {path}; free some and try again (a run goes on with `hemofed run --resume`)"
+                f"no space left to write {path}; free some and try again (`hemofed run --resume` continues a run)"
             ) from error
         raise
 
 
 def write_atomically(path: Path, data: bytes) -> Path:
-    """A reader sees the old file or the new one, never half of it."""
+    """A reader sees either the old file or the new one, never a part of it."""
     with raise_no_space(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -41,7 +41,7 @@ def write_atomically(path: Path, data: bytes) -> Path:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        if os.name == "posix":  # elsewhere folders cannot be opened
+        if os.name == "posix":  # other systems cannot open folders
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -52,19 +52,19 @@ def write_atomically(path: Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path, wait: bool = False) -> Iterator[None]:
-    """The lock goes with the process, however it ends. `wait` for another process instead of refusing."""
+    """The lock ends with the process, however it ends. `wait`: for another process, instead of raising."""
     import fcntl  # not on Windows, where bundles are read but studies are not run
 
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
-            raise RunFolderError(f"{folder} is being run by another process; wait for it, or stop it first") from error
+            raise RunFolderError(f"another process is using {folder}; wait for it, or stop it first") from error
         yield
 
 
 def load_round_records(path: Path) -> list[dict[str, Any]]:
-    """By round; of a round that stands twice the later line counts, and a last line cut short by a kill does not."""
+    """Ordered by round. Of a repeated round the later line counts; a truncated last line is ignored."""
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     by_round: dict[int, dict[str, Any]] = {}
     for line_number, text in enumerate(lines, start=1):

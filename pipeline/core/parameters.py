@@ -1,7 +1,7 @@
-"""A module's parameters as one flat float32 vector, and back.
+"""Converts a module's parameters to one flat float32 vector and back.
 
-Trainable parameters form the vector `weights` (P,), BatchNorm's running statistics the vector `stats` (Q,)
-(Q = 0 without BatchNorm). Statistics are averaged, never pulled, quantised, noised or server-stepped.
+Trainable parameters form the vector `weights` (P,), BatchNorm's running statistics the vector `norm_stats` (Q,)
+(Q = 0 without BatchNorm). Statistics are averaged; they are not regularized, quantized, noised or stepped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ParameterSpec:
 
     @classmethod
     def from_module(cls, module: nn.Module) -> ParameterSpec:
-        """Head is the last layer that is not a normalisation; MONAI's and our networks end in their classifier."""
+        """The head is the last layer that is not a normalization layer."""
         owners = {
             f"{prefix}.{name}".lstrip("."): child
             for prefix, child in module.named_modules()
@@ -75,11 +75,11 @@ class ParameterSpec:
         return tuple(math.prod(s) for s in self.shapes)
 
     def role_mask(self, roles: Collection[ParameterRole]) -> Tensor:
-        """(P,) bool: where parameters of these roles lie."""
+        """(P,) bool: True at parameters of these roles."""
         return torch.cat([torch.full((n,), r in roles) for n, r in zip(self.parameter_sizes, self.roles, strict=True)])
 
     def split_parameters(self, flat: Tensor) -> list[Tensor]:
-        """(..., P) -> views of shape (..., *shape), one a parameter, in order."""
+        """(..., P) -> views of shape (..., *shape), one per parameter, in order."""
         return _split_flat(flat, self.shapes, self.num_parameters, "weights")
 
     def split_norm_stats(self, flat: Tensor) -> list[Tensor]:

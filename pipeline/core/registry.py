@@ -1,7 +1,7 @@
-"""A component is its config: a frozen pydantic model whose fields are hyper-parameters and whose methods act.
+"""Component registry. A component is a frozen pydantic model: its fields are hyperparameters, its methods the algorithm.
 
-Every file of a component package is looked at once, and so are the installed entry points
-`hemofed.<kind>`; the `name` default of a class is what a study file says to choose it.
+The registry imports every module of a component package and the installed entry points `hemofed.<kind>`. The default of
+a class's `name` is the name by which a study file selects it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pipeline.core.errors import StrategyContractError
 
 
 class Component(BaseModel):
-    """Base of everything that a study file can choose by `name`."""
+    """Base of everything that a study file can select by `name`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: str
 
 
-# kind -> (package whose files hold the built-in ones); a kind is also a section of the study file
+# kind -> package of the built-in components
 COMPONENT_PACKAGES: Mapping[str, str] = {
     "strategies": "pipeline.strategies",
     "codecs": "pipeline.codecs",
@@ -42,7 +42,7 @@ COMPONENT_PACKAGES: Mapping[str, str] = {
 
 
 def suggest_names(name: str, valid_names: Iterable[str]) -> str:
-    """A list of the valid words, led by the likely one: `did you mean 'lr'? valid: batch, epochs, lr`."""
+    """The valid names, with the closest one first: `did you mean 'lr'? valid: batch_size, epochs, lr`."""
     valid_names = sorted(valid_names)
     matches = difflib.get_close_matches(name, valid_names, n=1)
     return (f"did you mean {matches[0]!r}? " if matches else "") + "valid: " + ", ".join(valid_names)
@@ -50,7 +50,7 @@ def suggest_names(name: str, valid_names: Iterable[str]) -> str:
 
 @cache
 def registered_components(kind: str) -> Mapping[str, type[Component]]:
-    """name -> class, of the built-in components and of installed plugins."""
+    """name -> class, of the built-in components and the installed plugins."""
     package = importlib.import_module(COMPONENT_PACKAGES[kind])
     modules = [package]
     if hasattr(package, "__path__"):
@@ -78,19 +78,19 @@ def _register(registered: dict[str, type[Component]], cls: type[Component], orig
 def _load_plugin(entry_point: EntryPoint) -> type[Component]:
     try:
         cls = entry_point.load()
-    except Exception as error:  # whatever a foreign package does on import
+    except Exception as error:  # a foreign package may raise anything on import
         raise StrategyContractError(
             f"the plugin {entry_point.value} cannot be loaded ({error}); repair or uninstall it"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Component) and _component_name(cls)):
         raise StrategyContractError(
-            f"the plugin {entry_point.value} is no component with a `name`; see docs/add-a-strategy.md"
+            f"the plugin {entry_point.value} is not a component with a `name`; see docs/add-a-strategy.md"
         )
     return cls
 
 
 def plugin_versions(components: Iterable[Component]) -> dict[str, str]:
-    """Distribution -> version of the plugins that these components come from; part of a plan's hash."""
+    """Distribution -> version of the plugins that define these components; part of a study's hash."""
     modules = {type(component).__module__ for component in components}
     return {
         entry_point.dist.name: entry_point.dist.version
@@ -106,7 +106,7 @@ def _component_name(cls: type[Component]) -> str:
 
 
 class ComponentChoice:
-    """`Annotated[Strategy, Choice("strategies")]`: a table with a `name`, or the name alone."""
+    """`Annotated[Strategy, ComponentChoice("strategies")]`: a table with a `name`, or the name alone."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

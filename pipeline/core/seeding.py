@@ -1,6 +1,6 @@
-"""Seeds for shuffling and augmentation: a hash of (study, site, turn, nth job, ...), so every trainer agrees.
+"""Seeds for shuffling and augmentation: a hash of (study seed, site, round, job, ...), equal for every trainer.
 
-Nothing that a privacy proof treats as secret may come from here: anyone who holds the study can derive it.
+Never use them where a privacy proof needs secret randomness: everyone who has the study can derive them.
 """
 
 from __future__ import annotations

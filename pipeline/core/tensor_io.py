@@ -1,4 +1,4 @@
-"""Tensors and a JSON header as safetensors bytes."""
+"""Tensors with a JSON header as safetensors bytes and files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.core.files import write_atomically
 
 
 def is_finite(x: Tensor) -> bool:
-    """As torch.isfinite(x).all(), in a thirtieth of its time: one pass, since the extremes carry a NaN along."""
+    """Like torch.isfinite(x).all(), 30 times as fast: one pass, because aminmax propagates NaN."""
     return not x.numel() or all(math.isfinite(extreme) for extreme in torch.aminmax(x))
 
 
@@ -29,7 +29,7 @@ def tensors_to_bytes(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         tensor = value.detach().cpu().contiguous()
         storage = tensor.untyped_storage()
         owns_storage = storage.nbytes() == tensor.nbytes
-        # safetensors takes no two tensors of one storage, and a slice would be saved with all that surrounds it
+        # safetensors refuses two tensors of one storage and would save a slice with its whole storage
         contiguous[key] = tensor if owns_storage and storage.data_ptr() not in storage_pointers else tensor.clone()
         storage_pointers.add(storage.data_ptr())
     return save(contiguous, metadata={"hemofed": json.dumps(header)})

@@ -1,7 +1,7 @@
-"""Sites behind NVIDIA FLARE: `exchange` as one `send` task a site, in the job process of FLARE's server.
+"""The engine over NVIDIA FLARE: `exchange` sends one task per site, in the job process of FLARE's server.
 
-Never `broadcast`: with a payload of their own for each site it has delivered one site's to another. A site that works
-says so every second; one that has been silent for a while is not waited for any longer, whatever became of it.
+It uses `send`, never `broadcast`: FLARE's broadcast with a different payload per site has delivered one site's payload to
+another. A working site sends a heartbeat every second; the engine stops waiting for a site that has been silent too long.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pipeline.flare.constants import (
     MAX_SILENCE_SECONDS,
     MESSAGE_BYTES_KEY,
 )
-from pipeline.protocol.messages import Declined, RoundPolicy, SiteId
+from pipeline.protocol.messages import ClientFailure, Declined, DeclineKind, RoundPolicy, SiteId
 from pipeline.protocol.serialization import peek_task, serialize_reply
 
-POLL_SECONDS = 0.02  # seconds between two looks for answers
-DEADLINE_GRACE_SECONDS = 5.0  # seconds that an answer may be on its way after the deadline
-FIRST_REPLY_SECONDS = 120.0  # seconds that a site may take to read its data before it first says anything
-MAX_REPLY_BYTES = 64 << 20  # bytes that an answer may have, or four times the question
+POLL_SECONDS = 0.02  # between two polls for replies
+DEADLINE_GRACE_SECONDS = 5.0  # that a reply may travel after the deadline
+FIRST_REPLY_SECONDS = 120.0  # that a site may take to load its data before its first heartbeat
+MAX_REPLY_BYTES = 64 << 20  # of one reply, or four times the message if that is more
 
 
 class FlareEngine:
-    """All of FLARE that a run needs, behind `Engine`."""
+    """The `Engine` protocol over FLARE tasks."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class FlareEngine:
         min_sites: int,
         verify_proof: Callable[[SiteId, str, str], bool],
     ) -> None:
-        """`proven`: whether a site's answer to a number used once is signed by the key that it is known by."""
+        """`verify_proof(site, nonce, proof)`: whether the proof is the site's signature of the nonce."""
         self._send_task, self._cancel_task, self._last_seen, self._live_status = (
             send_task,
             cancel_task,
@@ -59,7 +59,7 @@ class FlareEngine:
         )
         self._halt_reason, self._min_sites, self._verify_proof = halt_reason, min_sites, verify_proof
         self._replies: queue.Queue[tuple[SiteId, str, Shareable]] = queue.Queue()
-        self._open_tasks: dict[SiteId, Task] = {}  # questions whose late answers are welcome
+        self._open_tasks: dict[SiteId, Task] = {}  # tasks whose late replies are accepted
         self._started_at = time.monotonic()
 
     @property
@@ -67,7 +67,7 @@ class FlareEngine:
         return time.monotonic() - self._started_at
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Real sites keep their own state."""
+        """Only the clock: real sites keep their own state."""
         return {"clock": self.clock}, {}
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -89,22 +89,24 @@ class FlareEngine:
                 if "refused" in summary:
                     refusals[site] = str(summary["refused"])
                 elif not self._verify_proof(site, nonce, str(summary.get("proof"))):
-                    # an old certificate opens the line, but whoever holds it has to hold the agent's key, too
-                    refusals[site] = "is not signed by the site's key; did it lose its place to another machine?"
+                    # a certificate opens the connection, but only the agent's key proves the site
+                    refusals[site] = (
+                        "sent a proof that is not signed by the site's key; does another machine use its certificate?"
+                    )
                 else:
                     summaries[site] = summary
             except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
-                refusals[site] = f"could not say what data it has ({reply.get_return_code()})"
+                refusals[site] = f"sent no data summary ({reply.get_return_code()})"
         self._forget_other_sites(summaries)
         if len(summaries) < self._min_sites:
-            reasons = "; ".join(f"{site}: {reason}" for site, reason in refusals.items()) or "they do not answer"
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in refusals.items()) or "they do not reply"
             raise RunHaltedError(
                 f"{len(summaries)} of {num_asked} sites are ready, {self._min_sites} are needed ({reasons})"
             )
         return {site: summaries[site] for site in self._last_seen if site in summaries}
 
     def _forget_other_sites(self, sites: Mapping[SiteId, object]) -> None:
-        """Nobody else is asked in this job."""
+        """Excludes all other sites from this job."""
         for site in [site for site in self._last_seen if site not in sites]:
             del self._last_seen[site]
 
@@ -121,9 +123,9 @@ class FlareEngine:
         for site, reply in self._request_replies(EXCHANGE_TASK, requests, round_policy, MAX_SILENCE_SECONDS):
             encoded = reply.get(MESSAGE_BYTES_KEY)
             if reply.get_return_code() != ReturnCode.OK or not isinstance(encoded, bytes):
-                yield site, _encode_declined(site, f"failed ({reply.get_return_code()}); its log says why")
+                yield site, _encode_declined(site, "failed", f"failed ({reply.get_return_code()}); see its log")
             elif len(encoded) > max_bytes:
-                yield site, _encode_declined(site, f"quarantined: sent {len(encoded)} bytes, more than {max_bytes}")
+                yield site, _encode_declined(site, "too_large", f"sent {len(encoded)} bytes, more than {max_bytes}")
             else:
                 yield site, encoded
 
@@ -162,7 +164,7 @@ class FlareEngine:
                 pending_sites.discard(site)
                 live_status.answered.append(site)
             elif self._open_tasks.pop(site, None) is None:
-                continue  # an answer that nobody waits for
+                continue  # a late reply that the round policy drops
             yield site, reply
         self._close_tasks(tasks, pending_sites, round_policy)
         live_status.write()
@@ -172,15 +174,15 @@ class FlareEngine:
 
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             self._replies.put((client_task.client.name, request_id, client_task.result))
-            client_task.result = None  # FLARE would keep it until the task is cleared away
+            client_task.result = None  # FLARE would keep it until the task is removed
 
         return Task(name=name, data=request, props={"which": request_id}, result_received_cb=on_result)
 
     def _drop_silent_sites(self, pending_sites: set[SiteId], started_at: float, max_silence: float) -> set[SiteId]:
-        """Not heard of for so long, and asked as long ago."""
+        """Pending sites without a message since `max_silence` seconds, counted from the request at the earliest."""
         now = time.monotonic()
         silent_sites = {site for site in pending_sites if now - max(started_at, self._last_seen[site]) > max_silence}
-        self._live_status.missed |= dict.fromkeys(silent_sites, "silent")
+        self._live_status.missed |= dict.fromkeys(silent_sites, ClientFailure("no_reply", "silent"))
         self._live_status.lost = sorted(
             site for site, last_seen in self._last_seen.items() if now - last_seen > MAX_SILENCE_SECONDS
         )
@@ -201,5 +203,5 @@ class FlareEngine:
                 self._cancel_task(task)
 
 
-def _encode_declined(site: SiteId, reason: str) -> bytes:
-    return serialize_reply(Declined(site, "", 0, reason))
+def _encode_declined(site: SiteId, kind: DeclineKind, text: str) -> bytes:
+    return serialize_reply(Declined(site, "", 0, kind, text))

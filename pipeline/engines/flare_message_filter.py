@@ -1,7 +1,7 @@
-"""What a site may say through FLARE's server: to the server and to its runs, and of that only what a run needs.
+"""Filters the messages that sites send through FLARE's server: only to the server and its jobs, only what a run needs.
 
-FLARE lets whoever is certified speak to every other node, about everything: a hospital could read another's files, or
-end its work. Here the certificate's name, which TLS has proved, decides; headers are the sender's own words.
+FLARE lets every certified node send any message to any other node, so a site could read another's files or end its work.
+The filter decides by the common name of the certificate, which TLS has verified; the sender sets the headers itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pipeline.flare.constants import COORDINATOR_HOME_ENV
 from pipeline.flare.provisioning import ADMIN_NAME, SERVER_NAME
 
 SERVER_CELL = "server"
-MEMBERSHIP_REFRESH_SECONDS = 2.0  # seconds between two looks at who has left
-# (channel, topic) of requests: to the server itself, and to the process of a run
+MEMBERSHIP_REFRESH_SECONDS = 2.0  # between two reads of the sites that have left
+# (channel, topic) of requests to the server itself, and to the process of a run
 ALLOWED_TO_SERVER = {
     ("task", topic) for topic in ("challenge", "register", "quit", "heart_beat", "report_job_failure")
 } | {
@@ -39,7 +39,7 @@ AUX_CHANNEL, RETURN_CHANNEL = "aux_communication", "return_only"
 
 
 class FlareMessageFilter(FLComponent):  # type: ignore[misc]
-    """A component of the server's kit."""
+    """Component in the startup kit of FLARE's server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class FlareMessageFilter(FLComponent):  # type: ignore[misc]
             return
         try:
             fl_ctx.get_engine().get_cell().core_cell.add_incoming_filter("*", "*", self._filter_message)
-        except Exception as error:  # the one kind at which FLARE's server does not start
-            raise UnsafeComponentError(f"no wall between the sites: {error!r}") from error
+        except Exception as error:  # the only exception type that stops FLARE's server at its start
+            raise UnsafeComponentError(f"the message filter between the sites failed: {error!r}") from error
 
     def _filter_message(self, message: Message) -> Message | None:
         name = message.get_prop(MessagePropKey.COMMON_NAME)
@@ -69,7 +69,7 @@ class FlareMessageFilter(FLComponent):  # type: ignore[misc]
         return make_reply(ReturnCode.UNAUTHENTICATED, reason)
 
     def _load_departed_sites(self) -> frozenset[str]:
-        """Their certificates are good for years; their membership is not."""
+        """Sites that have left; their certificates stay valid for years."""
         if time.monotonic() - self._refreshed_at > MEMBERSHIP_REFRESH_SECONDS:
             self._refreshed_at = time.monotonic()
             with contextlib.closing(
@@ -81,22 +81,22 @@ class FlareMessageFilter(FLComponent):  # type: ignore[misc]
 
 
 def rejection_reason(name: str, message: Message) -> str:
-    """Why a message that came over this site's connection goes no further; empty if it may."""
+    """Why a message from this site's connection is rejected; empty if it passes."""
 
     def header(key: str) -> Any:
         return message.get_header(key, "")
 
     origin, target = str(header(MessageHeaderKey.ORIGIN)), str(header(MessageHeaderKey.DESTINATION))
     if origin.partition(".")[0] != name:
-        return f"a message in the name of {origin}"
+        return f"a message with the origin {origin}"
     if target.partition(".")[0] != SERVER_CELL:
-        return f"a message to {target}; sites speak to the coordinator alone"
+        return f"a message to {target}; sites may only send to the coordinator"
     if header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
         return ""
     route = header(MessageHeaderKey.CHANNEL), header(MessageHeaderKey.TOPIC)
     if route[0] == STREAM_CHANNEL:
         if header(StreamHeaderKey.ERROR_TYPE) == "BlobSizeError":
-            return "it says that it was sent too much, at which FLARE would end the run"
+            return "a BlobSizeError, at which FLARE would end the run"
         if route[1] != STREAM_DATA_TOPIC:
             return ""
         route = header(StreamHeaderKey.CHANNEL), header(StreamHeaderKey.TOPIC)

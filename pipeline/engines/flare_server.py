@@ -1,4 +1,4 @@
-"""FLARE's server as a child of the coordinator: its kit is laid out, it is started, given jobs and looked after."""
+"""FLARE's server as a child process of the coordinator: startup kit, start, jobs and their state."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ QUIET_ENV = {"PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE", "TOKENIZERS_P
 
 @dataclass
 class FlareServer:
-    home: Path  # the coordinator's
+    home: Path  # of the coordinator
     port: int  # on the loopback
     host: str = "localhost"  # as sites know it
     _session: Any = field(default=None, repr=False)
 
     def provision_kits(self) -> None:
-        """Kits for the server and for us, its only administrator; what jobs left behind is cleared away."""
+        """Writes startup kits of the server and of its only administrator; removes the workspace of former jobs."""
         workspace, server_folder, admin_folder = self.home / "flare", self.home / "kit", self.home / "admin"
-        shutil.rmtree(workspace, ignore_errors=True)  # jobs of a killed server would stand as running for ever
+        shutil.rmtree(workspace, ignore_errors=True)  # jobs of a killed server would stay running for ever
         workspace.mkdir(parents=True)
         authority = CertificateAuthority.open(self.home)
         write_kit(server_folder, build_server_kit(str(workspace), self.port))
@@ -72,7 +72,7 @@ class FlareServer:
         return ChildProcess.start(argv, self.home / "kit", env, self.home / "log" / "flare.log", mark)
 
     def submit_job(self, run: str, digest: str, sites: list[str], min_sites: int) -> str:
-        """The job's id."""
+        """Returns the job's id."""
         folder = self.home / "admin" / "transfer" / run
         shutil.rmtree(folder, ignore_errors=True)
         write_kit(folder, build_job(run, digest, sites, min_sites))
@@ -80,15 +80,15 @@ class FlareServer:
             return str(self._admin_session().submit_job(str(folder.resolve())))
         except Exception as error:
             self.close()
-            raise ServiceError(f"FLARE's server did not take the job ({type(error).__name__}: {error})") from error
+            raise ServiceError(f"FLARE's server rejected the job ({type(error).__name__}: {error})") from error
 
     def has_ended(self, job_id: str) -> bool:
-        """Whether the job has ended, however."""
+        """Whether the job has ended, successfully or not."""
         try:
             status = str(self._admin_session().get_job_meta(job_id).get("status", ""))
         except Exception as error:
             self.close()
-            raise ServiceError(f"FLARE's server cannot be asked ({type(error).__name__})") from error
+            raise ServiceError(f"FLARE's server does not answer ({type(error).__name__})") from error
         return status.startswith(ENDED_STATUSES)
 
     def connected_sites(self) -> set[str]:
@@ -97,7 +97,7 @@ class FlareServer:
             return {client.name for client in self._admin_session().get_system_info().client_info}
         except Exception as error:
             self.close()
-            raise ServiceError(f"FLARE's server cannot be asked ({type(error).__name__})") from error
+            raise ServiceError(f"FLARE's server does not answer ({type(error).__name__})") from error
 
     def abort_job(self, job_id: str) -> None:
         with contextlib.suppress(Exception):
@@ -113,7 +113,7 @@ class FlareServer:
         if self._session is None:
             from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-            with contextlib.redirect_stdout(io.StringIO()):  # it would talk to whoever reads our output
+            with contextlib.redirect_stdout(io.StringIO()):  # FLARE prints to stdout
                 self._session = new_secure_session(ADMIN_NAME, str(self.home / "admin"), timeout=10.0)
         return self._session
 
@@ -126,8 +126,7 @@ def write_kit(folder: Path, startup_kit: StartupKit) -> None:
 def _ensure_certificate(
     kit_folder: Path, name: str, authority: CertificateAuthority, issue: Callable[[], IssuedCertificate]
 ) -> None:
-    """Once for all restarts: FLARE signs its sites' tokens with this key, and a site that comes with a token of another
-    key is not even answered."""
+    """Keeps the key over restarts: FLARE signs its sites' tokens with it and ignores sites with a token of another key."""
     certificate, key = kit_folder / "startup" / f"{name}.crt", kit_folder / "startup" / f"{name}.key"
     write_atomically(kit_folder / "startup" / "rootCA.pem", authority.pem.encode())
     if key.exists() and certificate.exists() and authority.is_current(certificate.read_text("utf-8")):

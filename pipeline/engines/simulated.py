@@ -1,6 +1,6 @@
-"""All sites in this process: Flows advance together, so that a trainer sees the work of all sites at once.
+"""The engine with all sites in this process; their task sessions advance together, so that a trainer gets all jobs at once.
 
-Time is virtual: a site does `speed` steps a second, stragglers are slowed at random, and whoever drops out is silent.
+Time is virtual: a site does `speed` steps per second, stragglers are slowed at random, unavailable sites do not reply.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from sites.worker.task_session import TaskSession
 if TYPE_CHECKING:
     from sites.privacy.secure_agg_client import SecureAggClient
 
-SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})  # a secure sum's steps around the training
+SECURE_AGGREGATION_TASKS = frozenset(
+    {"advertise", "share", "unmask"}
+)  # steps of secure aggregation around the training
 
 
 @dataclass(frozen=True)
 class ClientSpeedModel:
-    """How sites behave on the virtual clock."""
+    """Speed, availability and stragglers of the sites on the virtual clock."""
 
     steps_per_second: Mapping[SiteId, float]
     dropout_probability: Mapping[SiteId, float]
@@ -39,7 +41,7 @@ class ClientSpeedModel:
     seed: int
 
     def sample_speeds(self, clients: Sequence[SiteId], round_number: int) -> dict[SiteId, float]:
-        """Exactly the given share of the asked sites is slow in a turn, each to a random part of its speed."""
+        """Slows exactly `straggler_fraction` of the clients, each to a random part of its speed."""
         shuffled = sorted(clients, key=lambda s: seeded_uniform(self.seed, "straggler", s, round_number))
         stragglers = set(shuffled[: round(self.straggler_fraction * len(clients))])
         return {
@@ -55,7 +57,7 @@ class ClientSpeedModel:
 @dataclass(frozen=True)
 class LateReply:
     site: SiteId
-    due_round: int  # the turn in which it arrives
+    due_round: int  # in which it arrives
     encoded_reply: bytes
 
 
@@ -71,9 +73,7 @@ class SimulatedEngine:
     clock: float = 0.0
     client_states: dict[SiteId, ClientStateStore] = field(default_factory=dict)
     late_replies: list[LateReply] = field(default_factory=list)
-    secure_agg_clients: Mapping[SiteId, SecureAggClient] = field(
-        default_factory=dict
-    )  # where the study protects anything
+    secure_agg_clients: Mapping[SiteId, SecureAggClient] = field(default_factory=dict)  # with [privacy]
 
     def exchange(
         self, encoded_messages: Mapping[SiteId, bytes], round_policy: RoundPolicy
@@ -90,9 +90,8 @@ class SimulatedEngine:
         ]
         self.late_replies = [late_reply for late_reply in self.late_replies if late_reply not in arrived_replies]
         busy_sites = {late_reply.site for late_reply in self.late_replies}
-        occupied_sites = busy_sites | {
-            late_reply.site for late_reply in arrived_replies
-        }  # whoever answers now worked until now
+        # a site whose late reply arrives in this round was busy until now
+        occupied_sites = busy_sites | {late_reply.site for late_reply in arrived_replies}
         speeds = self.speed_model.sample_speeds(training_clients, round_number)
         waits_for_all = round_policy.late_updates == "keep" and round_policy.partial_updates == "drop"
         sessions = []
@@ -107,7 +106,7 @@ class SimulatedEngine:
         yield from ((late_reply.site, late_reply.encoded_reply) for late_reply in arrived_replies)
         yield from self._deliver_replies(sessions, speeds, round_number, round_policy)
         yield from (
-            (s, serialize_reply(Declined(s, "train", round_number, "busy with an earlier turn")))
+            (s, serialize_reply(Declined(s, "train", round_number, "busy", "busy with an earlier round")))
             for s in clients
             if s in busy_sites
         )
@@ -143,8 +142,11 @@ class SimulatedEngine:
         round_number: int,
         round_policy: RoundPolicy,
     ) -> Iterator[tuple[SiteId, bytes]]:
-        """What arrives in this turn; what does not is kept for the turn in which it does."""
-        max_seconds, all_on_time = 0.0, len(sessions) == len(speeds)  # who is busy or has dropped out is waited for
+        """Yields the replies of this round, keeps the late ones for the round in which they arrive, and advances the clock."""
+        max_seconds, all_on_time = (
+            0.0,
+            len(sessions) == len(speeds),
+        )  # the clock also waits for busy and unavailable sites
         for session in sessions:
             work = session.work
             seconds = (
@@ -171,7 +173,7 @@ class SimulatedEngine:
             self.clock += max_seconds if all_on_time or round_policy.deadline is None else round_policy.deadline
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """All that a resumed run needs of the sites, as JSON and tensors."""
+        """State of the sites that a resumed run needs, as JSON and tensors."""
         tensors = {
             f"late/{i}": _bytes_to_tensor(late_reply.encoded_reply) for i, late_reply in enumerate(self.late_replies)
         }

@@ -1,6 +1,6 @@
-"""FLARE's startup kits, hardened: no code travels with a job, only our two classes may be built, no shell, no log streaming.
+"""Hardened startup kits of FLARE: no code in jobs, only our two classes may be instantiated, no shell, no log streaming.
 
-A kit is {relative path: text}. Private keys are not in it: each party makes its own and gets it certified.
+A kit is {relative path: text}. It holds no private key: each party makes its own and gets it certified.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.flare.constants import CONTROLLER_PATH, EXECUTOR_PATH
+from pipeline.flare.constants import CONTROLLER_PATH, DATA_SUMMARY_TASK, EXCHANGE_TASK, EXECUTOR_PATH
 
 PROJECT_NAME, ORGANIZATION, SERVER_NAME, ADMIN_NAME = "hemofed", "hemofed", "coordinator", "coordinator@hemofed"
 FLARE_ROLES = ("project_admin", "org_admin", "lead", "member")
-# what the coordinator's own job submission needs; everything else, above all code and shells, is nobody's
+# what the coordinator's job submission needs; no role gets any other right, above all not to code and shells
 LEAD_PERMISSIONS = {"submit_job": "any", "clone_job": "none", "manage_job": "any", "download_job": "none", "view": "any",
         "operate": "none", "shell_commands": "none", "byoc": "none"}  # fmt: skip
 NO_PERMISSIONS = dict.fromkeys(LEAD_PERMISSIONS, "none")
 JOB_TIMEOUTS = {"job_heartbeat_interval": 2.0, "task_check_interval": 1.0,
          "dead_client_grace_period": 10.0, "dead_client_check_lead_time": 5.0}  # fmt: skip
-TASK_POLL_SECONDS = 0.05  # seconds after which a site that has nothing to do asks again; FLARE's default is 2
+TASK_POLL_SECONDS = 0.05  # after which an idle site asks for a task again; FLARE's default is 2
 StartupKit = dict[str, str]
 
 
 def build_server_kit(folder: str, port: int) -> StartupKit:
-    """`folder`: where FLARE keeps jobs; it listens on the loopback only, behind the front port."""
+    """`folder`: FLARE's job storage. The server listens on the loopback only, behind the TLS router."""
     startup = {
         "format_version": 2,
         "servers": [
@@ -56,7 +56,7 @@ def build_server_kit(folder: str, port: int) -> StartupKit:
             },
         },
         "components": [
-            _component("wall", "pipeline.engines.flare_message_filter.FlareMessageFilter"),
+            _component("message_filter", "pipeline.engines.flare_message_filter.FlareMessageFilter"),
             _component(
                 "job_scheduler",
                 "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
@@ -101,7 +101,7 @@ def build_client_kit(site: str, host: str, port: int) -> StartupKit:
         "allow_log_streaming": False,
         "client": {"retry_timeout": 30, "compression": "None"},
         "components": [
-            _component("wall", "sites.worker.flare_hardening.FlareRequestHardening"),
+            _component("request_hardening", "sites.worker.flare_hardening.FlareRequestHardening"),
             _component(
                 "resource_manager",
                 "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
@@ -147,7 +147,7 @@ def build_admin_kit(port: int) -> StartupKit:
 
 
 def build_job(run: str, digest: str, sites: list[str], min_sites: int) -> StartupKit:
-    """Configuration alone: which run, and the digest that the sites' officers approved."""
+    """A job of configuration only: the run, and the digest of the offer that the officers approved."""
     run_args = {"run": run, "digest": digest}
     return {
         "meta.json": _to_json(
@@ -162,7 +162,9 @@ def build_job(run: str, digest: str, sites: list[str], min_sites: int) -> Startu
         "app/config/config_fed_server.json": _to_json(
             {
                 "format_version": 2,
-                "workflows": [{"id": "federation", "path": CONTROLLER_PATH, "args": {**run_args, "fewest": min_sites}}],
+                "workflows": [
+                    {"id": "federation", "path": CONTROLLER_PATH, "args": {**run_args, "min_sites": min_sites}}
+                ],
                 "components": [],
                 "task_data_filters": [],
                 "task_result_filters": [],
@@ -173,7 +175,9 @@ def build_job(run: str, digest: str, sites: list[str], min_sites: int) -> Startu
         "app/config/config_fed_client.json": _to_json(
             {
                 "format_version": 2,
-                "executors": [{"tasks": ["about", "ask"], "executor": {"path": EXECUTOR_PATH, "args": run_args}}],
+                "executors": [
+                    {"tasks": [DATA_SUMMARY_TASK, EXCHANGE_TASK], "executor": {"path": EXECUTOR_PATH, "args": run_args}}
+                ],
                 "components": [],
                 "task_data_filters": [],
                 "task_result_filters": [],

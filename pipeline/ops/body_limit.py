@@ -1,4 +1,4 @@
-"""Request bodies are counted as they come: a length that is not told, or a lie, helps nobody."""
+"""Limits request bodies by counting the bytes received: a missing or false content-length does not help a client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope
 
 
 def limit_body(scope: Scope, receive: Receive, max_bytes: int, error_text: str) -> Receive:
-    """`receive`, until more than `most` bytes have come."""
+    """Wraps `receive`: raises 413 with `error_text` after more than `max_bytes`."""
     content_length = Headers(scope=scope).get("content-length", "0")
     num_bytes = int(content_length) if content_length.isdigit() and int(content_length) > max_bytes else 0
 

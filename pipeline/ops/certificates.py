@@ -1,6 +1,6 @@
-"""A federation's own certificate authority: RSA-2048, as FLARE's handshake wants it.
+"""A federation's own certificate authority; RSA-2048, as FLARE's handshake needs it.
 
-A site's certificate may be shown by a client only, and names no host: no site can pose as the coordinator.
+A site's certificate is valid for clients only and names no host, so that no site can impersonate the coordinator.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ RSA_KEY_BITS = 2048
 CLOCK_SKEW = timedelta(days=1)  # a site's clock may be behind
 CA_YEARS, CERTIFICATE_YEARS = 10, 2
 ORGANIZATION_NAME = "hemofed"
-MAX_COMMON_NAME_CHARS = 64  # of a common name (X.520)
-# roles of FLARE's administrators stand in this attribute
+MAX_COMMON_NAME_CHARS = 64  # X.520
+# FLARE reads an administrator's role from this attribute
 ROLE_ATTRIBUTE = NameOID.UNSTRUCTURED_NAME
 
 
 @dataclass(frozen=True)
 class IssuedCertificate:
-    certificate_pem: str  # PEM
+    certificate_pem: str
     key_pem: str
 
 
@@ -75,7 +75,7 @@ class CertificateAuthority:
         return self.certificate.public_bytes(Encoding.PEM).decode()
 
     def is_current(self, certificate: str) -> bool:
-        """Whether it is one of ours, and good for another month."""
+        """Whether this authority issued the certificate and it is valid for another 30 days."""
         try:
             parsed = x509.load_pem_x509_certificate(certificate.encode())
             parsed.verify_directly_issued_by(self.certificate)
@@ -84,8 +84,11 @@ class CertificateAuthority:
         return parsed.not_valid_after_utc > datetime.now(UTC) + timedelta(days=30)
 
     def issue_server(self, hosts: Sequence[str], name: str | None = None) -> IssuedCertificate:
-        """For all these hosts; `name`: its common name, by which FLARE's clients know their server."""
-        purposes = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)  # FLARE's server calls itself
+        """A server certificate for all hosts. `name`: common name by which FLARE's clients know the server."""
+        purposes = (
+            ExtendedKeyUsageOID.SERVER_AUTH,
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+        )  # FLARE's server connects to itself
         alternative_names = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)])
         key = _generate_key()
         return IssuedCertificate(
@@ -94,7 +97,7 @@ class CertificateAuthority:
         )
 
     def issue_client(self, name: str, role: str | None = None) -> IssuedCertificate:
-        """With `role`, for an administrator of FLARE."""
+        """A client certificate; with `role`, of a FLARE administrator."""
         key = _generate_key()
         purposes = (ExtendedKeyUsageOID.CLIENT_AUTH,)
         return IssuedCertificate(
@@ -102,22 +105,22 @@ class CertificateAuthority:
         )
 
     def sign_request(self, csr: str, name: str) -> str:
-        """Only the public key is taken from the request; the rest is for us to say."""
+        """Signs the public key of a certificate request; takes nothing else from the request."""
         try:
             request = x509.load_pem_x509_csr(csr.encode())
             public_key, is_proven = request.public_key(), request.is_signature_valid
         except (ValueError, UnsupportedAlgorithm) as error:
             raise KeyFileError(
-                "the certificate request is no PKCS#10 in PEM; let `hemofed site join` make it"
+                "the certificate request is not PKCS#10 in PEM; make it with `hemofed site join`"
             ) from error
         if not is_proven:
-            raise KeyFileError("the certificate request is not signed by its own key; let `hemofed site join` make it")
+            raise KeyFileError("the certificate request is not signed by its own key; make it with `hemofed site join`")
         if not isinstance(public_key, RSAPublicKey) or public_key.key_size < RSA_KEY_BITS:
             raise KeyFileError(f"the certificate request must be for an RSA key of at least {RSA_KEY_BITS} bits")
         common_names = [str(a.value) for a in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if common_names != [name]:
             raise KeyFileError(
-                f"the certificate request is for {', '.join(common_names) or 'nobody'}, and {name} enrols"
+                f"the certificate request is for {', '.join(common_names) or 'no name'}, but {name} enrols"
             )
         return self._sign_certificate(_x509_name(name), public_key, (ExtendedKeyUsageOID.CLIENT_AUTH,))
 
@@ -140,7 +143,7 @@ class CertificateAuthority:
 
 
 def write_private_file(path: Path, data: bytes) -> Path:
-    """Readable by its owner alone from its first byte on; never over another file."""
+    """Creates a file with mode 0600; never overwrites one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)

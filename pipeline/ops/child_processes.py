@@ -1,10 +1,10 @@
-"""Child processes that never outlive their keeper, however it ends.
+"""Child processes that never outlive their parent, however it ends.
 
-A kept child carries HEMOFED_MARK in its environment, and so does all that it starts: `sweep` finds even what has a
-session of its own or lost its parents. It also holds the reading end of a pipe whose other end only the keeper has;
-`tied` watches it, so that a kill -9 of the keeper ends the child, which takes its own children along. To tie a module:
+A child and its descendants inherit HEMOFED_MARK in their environment: `kill_by_mark` finds even those with their own
+session or without a parent. The child also holds the reading end of a pipe whose other end only the parent has;
+`exit_with_parent` watches it, so that a kill -9 of the parent ends the child and its descendants. To run a module so:
     python -m pipeline.ops.child_processes MODULE ARGS...
-A child that was stopped (SIGSTOP) when its keeper was killed cannot watch: the next keeper sweeps before it starts.
+A child that is stopped (SIGSTOP) when its parent is killed cannot watch; the next parent calls `kill_by_mark` first.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pathlib import Path
 
 import psutil
 
-MARK_ENV = "HEMOFED_MARK"  # "a:b:c": a keeper may itself be kept
+MARK_ENV = "HEMOFED_MARK"  # "a:b:c": marks of all ancestors
 PIPE_ENV = "HEMOFED_TIE"  # number of the file descriptor
-MAX_LOG_BYTES = 10 * 2**20  # bytes; one older file of that size is kept beside it
-MAX_KILL_PASSES = 20  # what is being killed may still have started something
+MAX_LOG_BYTES = 10 * 2**20  # of a log file and of its one backup
+MAX_KILL_PASSES = 20  # a process may start another before it is killed
 
 
 @dataclass(frozen=True)
 class ChildProcess:
     process: subprocess.Popen[bytes]
-    own_mark: str  # mark of this child and what it starts
+    own_mark: str  # of this child and its descendants
     log_path: Path
     started_at: float = field(default_factory=time.monotonic)
     _pipe_fds: list[int] = field(default_factory=list, repr=False)
@@ -41,7 +41,7 @@ class ChildProcess:
     def start(
         cls, argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None, log_path: Path, mark: str
     ) -> ChildProcess:
-        """`env`: all of it; this process's own if None. `mark`: of the home, for `sweep` after a kill -9."""
+        """`env`: the whole environment; None: this process's. `mark`: of the home, for `kill_by_mark` after a kill -9."""
         child_env = dict(os.environ if env is None else env)
         own_mark = uuid.uuid4().hex
         rotate_log(log_path)
@@ -79,7 +79,7 @@ class ChildProcess:
         return self.process.pid
 
     def stop(self, grace: float = 10.0) -> int:
-        """Its exit code. Ends it and all that it started; whoever is still there after `grace` seconds is killed."""
+        """Terminates the child and its descendants, kills the rest after `grace` seconds; returns the exit code."""
         process_tree = self._process_tree()
         for member in process_tree:
             with contextlib.suppress(psutil.Error):
@@ -96,7 +96,7 @@ class ChildProcess:
         return exit_code
 
     def _process_tree(self) -> list[psutil.Process]:
-        """A child that has been waited for is not looked up: its number may be another's by now."""
+        """Does not look up the pid of a child that has ended: another process may have it by now."""
         if not self.is_alive:
             return _find_marked(self.own_mark)
         try:
@@ -107,7 +107,7 @@ class ChildProcess:
 
 
 class RestartingProcess:
-    """Starts a child again when it ends: at once, then after 1, 2, 4 .. 60 s; a minute of life makes good again."""
+    """Restarts a child that ends: at once, then after 1, 2, 4 .. 60 s; a run of 60 s resets the delay."""
 
     def __init__(
         self,
@@ -126,11 +126,11 @@ class RestartingProcess:
         )
         self._delay, self._started_at, self._not_before = 0.0, 0.0, 0.0
         self.child: ChildProcess | None = None
-        self.exit_codes: list[int] = []  # exit codes since the last calm
-        self.num_exits = 0  # in all
+        self.exit_codes: list[int] = []  # since the last reset of the delay
+        self.num_exits = 0  # in total
 
     def tick(self) -> ChildProcess | None:
-        """To be called every second or so. The child, if it runs."""
+        """Returns the running child or None; call it about every second."""
         now = self._clock()
         if self.child is not None and self.child.is_alive:
             rotate_log(self.child.log_path)
@@ -161,7 +161,7 @@ class RestartingProcess:
 
 
 def kill_by_mark(mark: str) -> int:
-    """How many were killed: all processes of this user that carry the mark, but not this one or those above it."""
+    """Kills this user's processes with the mark, except this one and its ancestors; returns their number."""
     num_killed = 0
     for _ in range(MAX_KILL_PASSES):
         if not (processes := _find_marked(mark)):
@@ -172,13 +172,15 @@ def kill_by_mark(mark: str) -> int:
 
 
 def exit_with_parent() -> None:
-    """To be called early in a kept child: it ends, with all that it started, when its keeper is gone."""
+    """Ends this process and its descendants when its parent is gone; call it early in the child."""
     pipe_fd = os.environ.pop(PIPE_ENV, None)
     if pipe_fd is None:
         return
     own_mark = os.environ.get(MARK_ENV, "").rpartition(":")[2]
     os.set_inheritable(int(pipe_fd), False)
-    threading.Thread(target=_wait_for_parent, args=(int(pipe_fd), own_mark), name="tied", daemon=True).start()
+    threading.Thread(
+        target=_wait_for_parent, args=(int(pipe_fd), own_mark), name="exit-with-parent", daemon=True
+    ).start()
 
 
 def _wait_for_parent(pipe_fd: int, own_mark: str) -> None:
@@ -193,7 +195,7 @@ def _wait_for_parent(pipe_fd: int, own_mark: str) -> None:
 
 
 def rotate_log(log_path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-    """The child writes on at the end, wherever that is: it opened the file to append."""
+    """Truncates a large log and keeps its end as a backup; the child appends, so it need not reopen the file."""
     if log_path.exists() and log_path.stat().st_size > max_bytes:
         with log_path.open("rb") as file:
             file.seek(-max_bytes, os.SEEK_END)
@@ -214,7 +216,7 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
         if process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
             return False
         return mark in process.environ().get(MARK_ENV, "").split(":")
-    except (psutil.Error, OSError):  # gone meanwhile, or not ours to look into
+    except (psutil.Error, OSError):  # ended meanwhile, or access denied
         return False
 
 
@@ -222,12 +224,12 @@ def _kill_all(processes: Iterable[psutil.Process]) -> None:
     targets = list(processes)
     for process in targets:
         with contextlib.suppress(psutil.Error):
-            process.kill()  # psutil looks whether the number still means the same process
+            process.kill()  # psutil checks that the pid is still the same process
     _wait_until_gone(targets, 5.0)
 
 
 def _wait_until_gone(processes: Iterable[psutil.Process], timeout: float) -> None:
-    """A zombie is gone: whether somebody fetches its exit code is not ours to wait for."""
+    """Waits until all have ended; a zombie counts as ended."""
     deadline = time.monotonic() + timeout
     remaining = list(processes)
     while (remaining := [process for process in remaining if _is_running(process)]) and time.monotonic() < deadline:

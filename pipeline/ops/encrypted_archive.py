@@ -1,8 +1,8 @@
-"""Folders in one file: a tar whose last member lists the SHA-256 of all others, in the clear or under a passphrase.
+"""Folders in one file: a tar whose last member lists the SHA-256 of all others, optionally encrypted with a passphrase.
 
-Under a passphrase the tar goes through AES-256-GCM in chunks of 1 MiB; the key is scrypt's (RFC 7914). A chunk's nonce
-counts it and says whether it is the last one (the STREAM construction of Hoang et al. 2015), so none can be left out,
-moved or cut off unseen. The file is for its owner's eyes only (mode 0600), for it holds keys.
+Encryption is AES-256-GCM in chunks of 1 MiB with a key from scrypt (RFC 7914). A chunk's nonce holds its index and whether
+it is the last one (STREAM, Hoang et al. 2015), so that a missing, moved or truncated chunk is detected. The file has mode
+0600 because it holds keys.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pipeline.core.files import raise_no_space
 MAGIC = b"hemofed-backup/1\n"
 MANIFEST_NAME = ".hemofed-backup.json"
 CHUNK_BYTES, TAG_BYTES = 2**20, 16
-SALT_BYTES, NONCE_PREFIX_BYTES = 16, 7  # random bytes: of the key, and of all nonces
-SCRYPT_COST = 2**15  # scrypt's N: 32 MB and a tenth of a second
+SALT_BYTES, NONCE_PREFIX_BYTES = 16, 7  # random: of the key derivation, and of all nonces
+SCRYPT_COST = 2**15  # scrypt's N: 32 MB and about 0.1 s
 
 
 def pack_archive(
     archive_path: Path, files: Iterable[tuple[str, bytes, int]], metadata: dict[str, Any], passphrase: str | None
 ) -> Path:
-    """(name, content, mode) each. The whole file is there at the end, or nothing is."""
+    """Writes the archive atomically; `files`: (name, content, mode)."""
     if archive_path.exists():
         raise RunFolderError(f"{archive_path} exists and is not overwritten; choose another name")
     with raise_no_space(archive_path):
@@ -63,7 +63,7 @@ def pack_archive(
 
 
 def unpack_archive(archive_path: Path, target_folder: Path, passphrase: str | None) -> dict[str, Any]:
-    """Into an empty folder, and what its maker said about it. Only after this returns is any of it to be believed."""
+    """Unpacks into an empty folder and returns the metadata. The files are verified only once this has returned."""
     digests: dict[str, str] = {}
     manifest: Any = None
     try:
@@ -80,17 +80,15 @@ def unpack_archive(archive_path: Path, target_folder: Path, passphrase: str | No
                     continue
                 if manifest is not None:
                     raise RunFolderError(
-                        f"{archive_path}: {name!r} comes after the list of what is in it; it was altered"
+                        f"{archive_path}: {name!r} comes after the list of contents; the archive was altered"
                     )
                 digests[name] = _copy_member(source, target_folder / name, member.mode)
     except (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError) as error:
-        raise RunFolderError(f"{archive_path} is no backup, or is damaged ({error}); use another copy") from error
+        raise RunFolderError(f"{archive_path} is not a backup, or is damaged ({error}); use another copy") from error
     if not isinstance(manifest, dict) or not all(isinstance(manifest.get(key), dict) for key in ("about", "sha256")):
-        raise RunFolderError(
-            f"{archive_path} is cut short: the list of what should be in it is missing; use another copy"
-        )
+        raise RunFolderError(f"{archive_path} is truncated: its list of contents is missing; use another copy")
     if mismatches := sorted(set(digests.items()) ^ set(manifest["sha256"].items())):
-        raise RunFolderError(f"{archive_path}: {mismatches[0][0]!r} is not what was saved; use another copy")
+        raise RunFolderError(f"{archive_path}: {mismatches[0][0]!r} differs from what was saved; use another copy")
     metadata: dict[str, Any] = manifest["about"]
     return metadata
 
@@ -107,11 +105,11 @@ def _add_member(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> N
 
 
 def _check_member_name(archive_path: Path, member: tarfile.TarInfo, digests: dict[str, str]) -> str:
-    """A plain file, below the folder, once."""
+    """Accepts a regular file inside the folder whose name occurs once."""
     member_path = PurePosixPath(member.name)
     if not member.isreg() or member.issparse():
         raise RunFolderError(
-            f"{archive_path}: {member.name!r} is a link or no plain file; such a backup is not ours and is not restored"
+            f"{archive_path}: {member.name!r} is not a regular file; hemofed writes no such backup and does not restore it"
         )
     if (
         member_path.is_absolute()
@@ -121,10 +119,10 @@ def _check_member_name(archive_path: Path, member: tarfile.TarInfo, digests: dic
         or member_path == PurePosixPath()
     ):
         raise RunFolderError(
-            f"{archive_path}: {member.name!r} points out of the folder; such a backup is not ours and is not restored"
+            f"{archive_path}: {member.name!r} is outside the folder; hemofed writes no such backup and does not restore it"
         )
     if member.name in digests:
-        raise RunFolderError(f"{archive_path}: {member.name!r} is in it twice; it was altered")
+        raise RunFolderError(f"{archive_path}: {member.name!r} occurs twice; the archive was altered")
     return member.name
 
 
@@ -161,7 +159,7 @@ def _open_source(raw: BinaryIO, archive_path: Path, passphrase: str | None) -> I
         return raw
     if passphrase is None:
         raise RunFolderError(
-            f"{archive_path} is protected by a passphrase, and none was given; set HEMOFED_PASSPHRASE, or type it in"
+            f"{archive_path} is encrypted, and no passphrase was given; set HEMOFED_PASSPHRASE, or type it in"
         )
     salt, prefix = raw.read(SALT_BYTES), raw.read(NONCE_PREFIX_BYTES)
     return cast("IO[bytes]", _DecryptingReader(raw, archive_path, AESGCM(_derive_key(passphrase, salt)), prefix))
@@ -209,7 +207,9 @@ class _DecryptingReader:
                 )
             except InvalidTag as error:
                 reason = (
-                    "the passphrase is wrong, or it is damaged" if self._counter == 0 else "it is damaged or cut short"
+                    "the passphrase is wrong, or the file is damaged"
+                    if self._counter == 0
+                    else "it is damaged or truncated"
                 )
                 raise RunFolderError(
                     f"{self._archive_path} cannot be read: {reason}; try again, or use another copy"

@@ -1,4 +1,4 @@
-"""What a service did, as JSON lines in a file that turns over by size. No secret ever reaches it."""
+"""A service's log: JSON lines in a file that rotates by size; secrets are redacted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 LogLevel = Literal["info", "warning", "error"]
 REDACTED = "***"
-# whole words of a name: `public_key` and `keys` are masked, `monkey` and `keyword` are not
+# whole words of a name: `public_key` and `keys` are redacted, `monkey` and `keyword` are not
 SECRET_NAME_PATTERN = re.compile(
     r"token|credential|passw|passphrase|secret|authorization|cookie|csr|proof|(^|[_\W])(key|pem)s?($|[_\W])"
 )
@@ -22,11 +22,11 @@ SECRET_TEXT_PATTERNS = (
     re.compile(r"(?i)\b(bearer)\s+\S+"),
     re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(-----END [A-Z ]*-----|$)", re.DOTALL),
 )
-MAX_TEXT_CHARS = 4000  # characters of one text
+MAX_TEXT_CHARS = 4000  # of one value
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """By the name of a field, at any depth; and what betrays itself within a text."""
+    """Redacts values by field name at any depth, and bearer tokens and private keys within texts."""
     if SECRET_NAME_PATTERN.search(name.lower()) and value is not None:
         return REDACTED
     match value:
@@ -43,7 +43,7 @@ def redact(value: Any, name: str = "") -> Any:
 
 
 class JsonLog:
-    """`event` is safe to call from any thread, and never fails a service whose disk is full."""
+    """`write_event` is thread-safe and does not fail if the disk is full."""
 
     def __init__(self, path: Path, max_bytes: int, num_backups: int) -> None:
         self.path, self._max_bytes, self._num_backups = path, max_bytes, num_backups
@@ -59,11 +59,13 @@ class JsonLog:
                 self._has_warned = False
             except OSError as error:
                 if not self._has_warned:
-                    sys.stderr.write(f"{self.path} cannot be written: {error.strerror}; logging goes on when it can\n")
+                    sys.stderr.write(
+                        f"{self.path} cannot be written: {error.strerror}; logging continues when it can\n"
+                    )
                 self._has_warned = True
 
     def read_last(self, count: int) -> list[dict[str, Any]]:
-        """The newest records, oldest of them first."""
+        """The last `count` records, oldest first."""
         lines: list[bytes] = []
         for file in (self.path, self._backup_path(1)):
             if len(lines) < count and file.exists():
@@ -85,7 +87,7 @@ class JsonLog:
 
 
 def open_log(path: Path, max_bytes: int = 5_000_000, num_backups: int = 5) -> JsonLog:
-    """`most` bytes in a file, and so many older files beside it."""
+    """Opens a log of at most `max_bytes` per file and `num_backups` older files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return JsonLog(path, max_bytes, num_backups)
 
@@ -93,6 +95,6 @@ def open_log(path: Path, max_bytes: int = 5_000_000, num_backups: int = 5) -> Js
 def _parse_line(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:  # cut short by a kill
+    except ValueError:  # truncated by a kill
         return None
     return record if isinstance(record, dict) else None

@@ -1,8 +1,8 @@
-"""How vectors travel in a study: which codecs they pass on their way up and down, and what error feedback keeps.
+"""Update compression: the codecs of the uplink and the downlink, and error feedback.
 
-Encoded are the flat float32 vectors of an update's `mean` and of what a site is sent to train from. `stats` never are
-(a variance must not be rounded below zero), nor are sums, single numbers, and what is sent to be judged. The
-coordinator keeps its exact model; a site's update is the difference to the copy that the site received.
+Codecs encode the flat float32 vectors in an update's `averaged` and in training messages. They never encode `stats`
+(rounding could make a variance negative), sums, single numbers and models sent for evaluation. The coordinator keeps its
+exact model; a client's delta counts from the copy that it received.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UpdateCompression:
     def compress_update(
         self, update: ClientUpdate, old_residuals: ClientState, site: SiteId, round_number: int
     ) -> tuple[dict[str, EncodedVector], dict[str, Tensor]]:
-        """The encoded means, and what they lost, to be added to the next ones. `kept` is what the last ones lost."""
+        """The encoded vectors, and the new residuals. Error feedback adds the old residuals before encoding."""
         encoded: dict[str, EncodedVector] = {}
         new_residuals: dict[str, Tensor] = {}
         for key in _compressible_keys(update.averaged) if self.uplink else ():
@@ -56,7 +56,7 @@ class UpdateCompression:
         return encoded, new_residuals
 
     def serialize_messages(self, messages: Mapping[SiteId, Message]) -> dict[SiteId, bytes]:
-        """A vector that goes to many is encoded once."""
+        """Encodes a vector that is sent to several sites once."""
         encoded_by_id: dict[int, EncodedVector] = {}
         serialized = {}
         for site, message in messages.items():
@@ -79,8 +79,8 @@ class UpdateCompression:
 
     def _decode(self, chain: CodecChain, encoded: EncodedVector) -> Tensor:
         if not chain:
-            raise MessageError("a vector came encoded, but this study names no codec for that way")
-        if not 0 <= encoded.n <= sum(self.layout.tensor_sizes):  # before anything of that length is made
+            raise MessageError("a vector came encoded, but this study names no codec for this direction")
+        if not 0 <= encoded.n <= sum(self.layout.tensor_sizes):  # before allocating this length
             raise MessageError(
                 f"an encoded vector claims {encoded.n} numbers; the model has {sum(self.layout.tensor_sizes)}"
             )

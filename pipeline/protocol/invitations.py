@@ -1,8 +1,8 @@
-"""What a study lead hands to a hospital: a one-time token, and how to know the coordinator when it is first met.
+"""Invitations: a one-time token for a hospital, and the fingerprint by which it recognizes the coordinator.
 
     hemofed1.TOKEN.FINGERPRINT
-The fingerprint is of the certificate authority's certificate: 128 bits of the SHA-256 of its DER. Without it the first
-connection would have to believe whoever answers.
+The fingerprint is the first 128 bits of the SHA-256 of the certificate authority's certificate (DER). Without it the
+first connection could not authenticate the coordinator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pipeline.core.errors import KeyFileError
 
 FORMAT_PREFIX = "hemofed1"
-FINGERPRINT_HEX_DIGITS = 32  # hex digits
+FINGERPRINT_HEX_DIGITS = 32
 INVITATION_PATTERN = re.compile(
     rf"^{FORMAT_PREFIX}\.([A-Za-z0-9_-]{{16,200}})\.([0-9a-f]{{{FINGERPRINT_HEX_DIGITS}}})$"
 )
@@ -35,9 +35,9 @@ def format_invitation(token: str, ca_pem: str) -> str:
 
 def parse_invitation(text: str) -> Invitation:
     matched = INVITATION_PATTERN.fullmatch(text.strip())
-    if matched is None:  # not shown: it may be a secret with a slip in it
+    if matched is None:  # the text is not shown: it may be a mistyped secret
         raise KeyFileError(
-            f"this is no invitation; it looks like {FORMAT_PREFIX}.TOKEN.FINGERPRINT: copy the whole line from the lead"
+            f"this is not an invitation; it looks like {FORMAT_PREFIX}.TOKEN.FINGERPRINT: copy the whole line from the lead"
         )
     return Invitation(matched[1], matched[2])
 
@@ -47,7 +47,7 @@ def ca_fingerprint(pem: str) -> str:
 
 
 def normalize_certificate(pem: str) -> str:
-    """The same certificate without anything around it: what else stood in the text would be believed, too."""
+    """The certificate alone: any other text in the file would be trusted, too."""
     return ssl.DER_cert_to_PEM_cert(_decode_pem(pem))
 
 
@@ -55,8 +55,8 @@ def _decode_pem(pem: str) -> bytes:
     before, begin, rest = pem.partition(PEM_BEGIN)
     body, end, after = rest.partition(PEM_END)
     if not begin or not end or before.strip() or after.strip():
-        raise KeyFileError("this is not one certificate in PEM; the coordinator's HOME/ca.pem is wanted")
+        raise KeyFileError("this is not one certificate in PEM; give the coordinator's HOME/ca.pem")
     try:
         return base64.b64decode("".join(body.split()), validate=True)
     except ValueError as error:
-        raise KeyFileError("the certificate's PEM is damaged; the coordinator's HOME/ca.pem is wanted") from error
+        raise KeyFileError("the certificate's PEM is damaged; give the coordinator's HOME/ca.pem") from error

@@ -1,14 +1,14 @@
-"""What travels between coordinator and sites; parcels.py makes bytes of it.
+"""Messages, replies and their aggregate; serialization.py turns them into bytes.
 
-A turn is an identity: a re-run keeps its turn and raises `attempt`. `counted` is the last (turn, attempt) in
-which *this site's* reply entered the state, so a site knows which of its pending memories to keep.
+(round, attempt) identifies a request: a repeated round keeps its number and raises `attempt`. `last_accepted` is the
+last (round, attempt) whose reply from *this* client entered the state; the client commits its pending state by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -17,17 +17,29 @@ from pipeline.core.parameters import NamedTensors
 from pipeline.protocol.tasks import JobResult, LocalJob, LocalWork, Split
 
 SiteId = str
-RoundAttempt = tuple[int, int]  # (turn, attempt)
-ClientState = Mapping[str, Tensor]  # a site's own state; never leaves it
-Visibility = Literal["totals", "groups", "each"]  # what of the sites' answers somebody must look at
-
-
+RoundAttempt = tuple[int, int]  # (round, attempt)
+ClientState = Mapping[str, Tensor]  # a client's own state; it never leaves the site
+Visibility = Literal["totals", "groups", "each"]  # what the coordinator must see: the sum, sums by cluster, each reply
 Weighting = Literal["examples", "equal", "inverse"]
-BUDGET_DECLINE_PREFIX = "privacy budget"  # how a site's excuse begins when it has nothing left to spend
+
+DeclineKind = Literal[
+    "busy",  # still works on an earlier round
+    "late",  # cannot finish by the deadline
+    "privacy_budget",  # the site's privacy budget does not allow the round
+    "no_receipt",  # the charge to the ledger has no valid receipt
+    "not_permitted",  # the site's policy or approval forbids the task
+    "secure_aggregation",  # cannot take part in secure aggregation
+    "not_sent",  # trained, but the update cannot be encoded or masked
+    "too_large",  # the reply exceeds the size limit
+    "failed",  # an error at the site
+    "other",  # a kind that this version does not know
+]
+DECLINE_KINDS: frozenset[str] = frozenset(get_args(DeclineKind))
+FailureKind = Literal[DeclineKind, "quarantined", "no_reply"]
 
 
 def client_weight(rule: Weighting, work: LocalWork | None) -> float:
-    """`inverse`: sites with few examples count more, so that a small hospital is heard."""
+    """`inverse`: sites with few examples count more."""
     n = float(work.num_examples) if work is not None else 1.0
     return {"examples": n, "equal": 1.0, "inverse": 1.0 / max(n, 1.0)}[rule]
 
@@ -40,15 +52,15 @@ class Message:
     attempt: int = 0
     last_accepted: RoundAttempt | None = None
     deadline: float | None = None
-    accept_partial: bool = True  # whether work cut short by the deadline is welcome
-    splits: tuple[Split, ...] = ()  # what `judge` looks at
+    accept_partial: bool = True  # whether the coordinator accepts work that the deadline cut short
+    splits: tuple[Split, ...] = ()  # the splits to evaluate on
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """`mean` entries are averaged by the study's weighting rule, `sum` entries added.
+    """`averaged` vectors enter a weighted mean by the study's weighting, `summed` vectors a sum.
 
-    `group`: whose mean this belongs to, where an algorithm keeps several models and the site chooses.
+    `cluster`: index of the model that the client chose, in an algorithm that keeps several.
     """
 
     averaged: NamedTensors = field(default_factory=dict)
@@ -69,12 +81,24 @@ class Reply:
 
 @dataclass(frozen=True)
 class Declined:
-    """A site that sits this turn out says why."""
+    """A client's reply that it does not take part in a round, and why.
+
+    Logic depends on `kind` only; `text` is for people.
+    """
 
     site: SiteId
     task: str
     round: int
-    reason: str
+    kind: DeclineKind
+    text: str
+
+
+@dataclass(frozen=True)
+class ClientFailure:
+    """Why a client's reply did not enter the aggregate."""
+
+    kind: FailureKind
+    text: str
 
 
 @dataclass(frozen=True)
@@ -89,7 +113,7 @@ ClientTask = Generator[LocalJob, JobResult, tuple[ClientUpdate, ClientState]]
 
 
 class Aggregate:
-    """Sums over replies, in the order of arrival; an engine that must repeat itself bit for bit yields in site order."""
+    """Sums over replies in the order of arrival. For reproducible sums the engine yields replies in site order."""
 
     def __init__(self) -> None:
         self.work_by_client: dict[SiteId, LocalWork] = {}
@@ -113,7 +137,7 @@ class Aggregate:
 
     @classmethod
     def from_replies(cls, replies: Iterable[Reply], means: NamedTensors | None = None) -> Aggregate:
-        """Of these replies; `means` where a rule other than the weighted mean made them."""
+        """`means`: what a rule other than the weighted mean made of the `averaged` vectors."""
         aggregate = cls()
         for reply in replies:
             aggregate.add(reply if means is None else replace(reply, update=replace(reply.update, averaged={})))
@@ -123,7 +147,7 @@ class Aggregate:
 
     @classmethod
     def from_sums(cls, means: NamedTensors, weight: float, sums: NamedTensors, clients: Iterable[SiteId]) -> Aggregate:
-        """Where only the sums are known: `means` of the weighted vectors, `weight` of the weights. No site's work is."""
+        """From sums alone: `means` of the weighted vectors, `weight` of the weights. `work_by_client` stays empty."""
         aggregate = cls()
         aggregate._weighted_sums, aggregate._weight_sum, aggregate._sums = dict(means), weight, dict(sums)
         aggregate.clients = list(clients)
@@ -132,24 +156,24 @@ class Aggregate:
 
     @property
     def all_sums(self) -> NamedTensors:
-        """All that was added up as sums."""
+        """The sums of the `summed` vectors."""
         return self._sums
 
     @property
     def weighted_sums(self) -> NamedTensors:
-        """All that is averaged, before it is divided by the sum of the weights."""
+        """The weighted sums of the `averaged` vectors, not yet divided by the sum of the weights."""
         return self._weighted_sums
 
     def mean(self, key: str) -> Tensor:
-        return _require_vector(self._weighted_sums, key, "mean") / self._weight_sum
+        return _require_vector(self._weighted_sums, key, "averaged") / self._weight_sum
 
     def sum(self, key: str) -> Tensor:
-        return _require_vector(self._sums, key, "sum")
+        return _require_vector(self._sums, key, "summed")
 
 
 def _require_vector(vectors: Mapping[str, Tensor], key: str, kind: str) -> Tensor:
     if key not in vectors:
-        raise StrategyContractError(f"no site sent {key!r} as a {kind}; its Update holds {sorted(vectors)}")
+        raise StrategyContractError(f"no client sent {key!r} to be {kind}; its ClientUpdate holds {sorted(vectors)}")
     return vectors[key]
 
 

@@ -1,4 +1,4 @@
-"""Messages and replies as bytes: a checksum, then safetensors with a JSON header. Vectors may travel encoded."""
+"""Messages and replies as bytes: a checksum, then safetensors with a JSON header. Vectors may be encoded by codecs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pipeline.codecs.base import EncodedVector
 from pipeline.core.errors import MessageError, ReplyError
 from pipeline.core.parameters import NamedTensors
 from pipeline.core.tensor_io import is_finite, tensors_to_bytes
-from pipeline.protocol.messages import ClientUpdate, Declined, Message, Reply, SiteId
+from pipeline.protocol.messages import DECLINE_KINDS, ClientUpdate, Declined, DeclineKind, Message, Reply, SiteId
 from pipeline.protocol.tasks import LocalWork
 
-_MAGIC = b"HF2\0"
-MAX_CLIENT_WEIGHT = 1e9  # examples that a site may hold; in float32 nothing would be left of the others beside more
-MAX_REASON_LENGTH = 2000  # characters of an excuse: it is kept with the round, and shown
-_PART_SEPARATOR = "@"  # stands between a vector's name and that of a part of its encoding
+_MAGIC = b"HF3\0"
+MAX_CLIENT_WEIGHT = 1e9  # examples; with a larger weight the other clients would vanish in a float32 mean
+MAX_DECLINE_TEXT_LENGTH = 2000  # characters; the text is kept with the round's record and displayed
+_PART_SEPARATOR = "@"  # between a vector's name and the name of a part of its encoding
 
 
 def serialize_frame(header: Mapping[str, Any], tensors: NamedTensors) -> bytes:
@@ -34,23 +34,23 @@ def serialize_frame(header: Mapping[str, Any], tensors: NamedTensors) -> bytes:
 
 def deserialize_frame(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if len(data) < 16 or data[:4] != _MAGIC:
-        raise MessageError("these bytes are no hemofed message; is the other side of the same version?")
+        raise MessageError("these bytes are not a hemofed message of this version; do both sides run the same version?")
     body = data[8:]
     if zlib.crc32(body) != struct.unpack("<I", data[4:8])[0]:
-        raise MessageError(f"a message of {len(data)} bytes arrived damaged or cut short; it has to be sent again")
+        raise MessageError(f"a message of {len(data)} bytes arrived damaged or cut short; send it again")
     try:
         tensors = load(body)
         (length,) = struct.unpack("<Q", body[:8])
         header = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["hemofed"])
     except (SafetensorError, KeyError, ValueError, struct.error, RecursionError) as error:
-        raise MessageError(f"a message cannot be read ({error}); is the other side of the same version?") from error
+        raise MessageError(f"a message cannot be read ({error}); do both sides run the same version?") from error
     if not isinstance(header, dict):
-        raise MessageError("a message's header is no table; is the other side of the same version?")
+        raise MessageError("a message's header is not a table; do both sides run the same version?")
     return header, tensors
 
 
 def peek_task(data: bytes) -> str:
-    """Without reading the rest of it, and only to be shown: "" if it cannot be told."""
+    """The task of a serialized message, for display only, without reading the tensors; "" if unreadable."""
     try:
         (length,) = struct.unpack("<Q", data[8:16])
         return str(json.loads(json.loads(data[16 : 16 + length])["__metadata__"]["hemofed"])["task"])
@@ -58,16 +58,16 @@ def peek_task(data: bytes) -> str:
         return ""
 
 
-VectorDecoder = Callable[[EncodedVector], Tensor]  # decodes
+VectorDecoder = Callable[[EncodedVector], Tensor]
 _NO_ENCODED_VECTORS: Mapping[str, EncodedVector] = {}
 
 
 def reject_encoded_vector(encoded: EncodedVector) -> Tensor:
-    raise MessageError("a vector came encoded, but this study names no codec for that way")
+    raise MessageError("a vector came encoded, but this study names no codec for this direction")
 
 
 def _flatten_encoded(encoded: Mapping[str, EncodedVector]) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """Encoded vectors as a header and tensors."""
+    """Lengths for the header, and the parts as tensors."""
     tensors = {
         f"{key}{_PART_SEPARATOR}{name}": part for key, vector in encoded.items() for name, part in vector.parts.items()
     }
@@ -75,7 +75,7 @@ def _flatten_encoded(encoded: Mapping[str, EncodedVector]) -> tuple[dict[str, in
 
 
 def _decode_all(header: dict[str, Any], tensors: NamedTensors, decode_one: VectorDecoder) -> dict[str, Tensor]:
-    """All vectors as they were before they were encoded."""
+    """All vectors, decoded where they came encoded."""
     parts: dict[str, dict[str, Tensor]] = {}
     unencoded: dict[str, Tensor] = {}
     for key, value in tensors.items():
@@ -88,7 +88,7 @@ def _decode_all(header: dict[str, Any], tensors: NamedTensors, decode_one: Vecto
         sizes = {str(key): int(n) for key, n in header.pop("packed").items()}
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise MessageError(
-            f"a message does not say what of it is encoded ({error}); is it of the same version?"
+            f"a message does not say which vectors are encoded ({error}); do both sides run the same version?"
         ) from error
     if not parts.keys() <= sizes.keys() or sizes.keys() & unencoded.keys():
         raise MessageError("a message does not say how long its encoded vectors are; it is damaged")
@@ -96,7 +96,7 @@ def _decode_all(header: dict[str, Any], tensors: NamedTensors, decode_one: Vecto
 
 
 def serialize_message(message: Message, encoded: Mapping[str, EncodedVector] = _NO_ENCODED_VECTORS) -> bytes:
-    """`packed`: vectors that travel encoded, instead of those of the message by the same name."""
+    """`encoded` vectors replace the message's vectors of the same name."""
     sizes, parts = _flatten_encoded(encoded)
     header = {k: v for k, v in vars(message).items() if k != "vectors"} | {"packed": sizes}
     return serialize_frame(header, {k: v for k, v in message.vectors.items() if k not in encoded} | parts)
@@ -113,11 +113,11 @@ def deserialize_message(data: bytes, decode_one: VectorDecoder = reject_encoded_
             vectors=vectors,
         )
     except (KeyError, TypeError, IndexError) as error:
-        raise MessageError(f"a message lacks a field ({error}); is the other side of the same version?") from error
+        raise MessageError(f"a message lacks a field ({error}); do both sides run the same version?") from error
 
 
 def serialize_reply(reply: Reply | Declined, encoded: Mapping[str, EncodedVector] = _NO_ENCODED_VECTORS) -> bytes:
-    """`packed`: means that travel encoded, instead of those of the update by the same name."""
+    """`encoded` vectors replace the update's `averaged` vectors of the same name."""
     if isinstance(reply, Declined):
         return serialize_frame(asdict(reply) | {"packed": {}}, {})
     update = reply.update
@@ -131,7 +131,7 @@ def serialize_reply(reply: Reply | Declined, encoded: Mapping[str, EncodedVector
 
 
 def _work_to_dict(work: LocalWork) -> dict[str, Any]:
-    """Seconds in a fixed width, so that the length of a reply does not depend on the clock."""
+    """Seconds have a fixed width, so that the length of a reply does not depend on the clock."""
     return asdict(work) | {"seconds": f"{work.seconds:015.6f}"}
 
 
@@ -147,19 +147,26 @@ def _work_from_dict(fields: Mapping[str, Any]) -> LocalWork:
 
 
 def deserialize_reply(site: SiteId, data: bytes, decode_one: VectorDecoder = reject_encoded_vector) -> Reply | Declined:
-    """`site` is whom the engine had it from; a reply in another's name is refused."""
+    """`site`: the sender as the engine knows it; a reply in another site's name is refused.
+
+    A decline of an unknown kind gets the kind "other".
+    """
     header, raw_tensors = deserialize_frame(data)
     if header.get("site") != site:
-        raise ReplyError(f"{site}: answered in the name of {header.get('site')!r}")
+        raise ReplyError(f"{site}: replied in the name of {header.get('site')!r}")
     tensors = _decode_all(header, raw_tensors, decode_one)
     try:
-        if "reason" in header:
-            return Declined(site, header["task"], int(header["round"]), str(header["reason"])[:MAX_REASON_LENGTH])
+        if "kind" in header:
+            kind: DeclineKind = header["kind"] if header["kind"] in DECLINE_KINDS else "other"
+            text = str(header["text"])[:MAX_DECLINE_TEXT_LENGTH]
+            return Declined(site, header["task"], int(header["round"]), kind, text)
         weight = float(header["weight"])
         work = header["work"] and _work_from_dict(header["work"])
         round_number, attempt, cluster = int(header["round"]), int(header["attempt"]), int(header["cluster"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ReplyError(f"{site}: a field is missing or wrong ({error}); is the site of the same version?") from error
+        raise ReplyError(
+            f"{site}: a field is missing or wrong ({error}); do both sides run the same version?"
+        ) from error
     if not 0 < weight <= MAX_CLIENT_WEIGHT:
         raise ReplyError(
             f"{site}: weight {weight} must be > 0 and at most {MAX_CLIENT_WEIGHT:g}; run `hemofed study check` on its data"

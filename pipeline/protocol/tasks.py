@@ -1,4 +1,4 @@
-"""Local work as data: what a site's half of an algorithm asks a trainer to do, and what comes back."""
+"""Local jobs as data: what a client's half of an algorithm asks a trainer to do, and the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.core.parameters import ParameterRole, ParamVector
 Split = Literal["train", "val", "test"]
 SCORE_BINS = 1024
 CALIBRATION_BINS = 15
-PROFILE_SCORE_BINS = 4096  # of a profile's scores: thresholds stand at their edges
+PROFILE_SCORE_BINS = 4096  # of a profile's scores; thresholds are bin edges
 DISTANCE_BINS = 256
 IMAGE_MEASURE_BINS = 256
 TEMPERATURES = tuple(2.0 ** (k / 8) for k in range(-24, 25))
@@ -22,7 +22,7 @@ TEMPERATURES = tuple(2.0 ** (k / 8) for k in range(-24, 25))
 
 @dataclass(frozen=True)
 class LocalRegularizer:
-    """A data-free term of the local objective: adds `slope * w + offset` to the gradient. Pulls add."""
+    """A data-free term of the local objective: adds `slope * w + offset` to the gradient. Regularizers can be added."""
 
     slope: ParamVector | float = 0.0
     offset: ParamVector | float = 0.0
@@ -46,18 +46,18 @@ def proximal_term(target: ParamVector, mu: float) -> LocalRegularizer:
 
 @dataclass(frozen=True)
 class LocalWork:
-    steps_requested: int  # steps
+    steps_requested: int
     steps_done: int
-    num_examples: int  # n_k of the training split
+    num_examples: int  # n_k, of the training split
     seconds: float = 0.0
-    eval_steps: int = 0  # steps' worth of looking at all local data (gamma), which takes time but trains nothing
+    eval_steps: int = 0  # cost of evaluating the full local gradient (gamma-inexactness), in steps
 
     @property
     def is_partial(self) -> bool:
         return self.steps_done < self.steps_requested
 
     def __add__(self, other: LocalWork) -> LocalWork:
-        """Two jobs of one turn on the same examples."""
+        """Two jobs of one round on the same examples."""
         return replace(
             self,
             steps_requested=self.steps_requested + other.steps_requested,
@@ -71,24 +71,26 @@ NO_NORM_STATS = torch.zeros(0)
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Train from `start`. Either `epochs` or `steps`; optimiser state is fresh in every Fit."""
+    """Train from `initial_weights` for `epochs` or `steps`. Every job starts with a new optimizer state.
+
+    inexactness: stop once |grad h(w)| <= gamma |grad h(initial)|, checked after every epoch on all local data.
+    maml_lr: first-order MAML; the gradient is taken one step of this rate ahead, on the other half of the batch.
+    max_steps, all_or_nothing: set by the runner from the deadline; with all_or_nothing a job that cannot finish does not
+    begin, because the coordinator does not accept partial work.
+    """
 
     initial_weights: ParamVector
     norm_stats: ParamVector = field(default_factory=lambda: NO_NORM_STATS)
     steps: int | None = None
     epochs: int | None = None
-    inexactness: float | None = (
-        None  # stop once |grad h(w)| <= gamma |grad h(start)|, checked once an epoch on all local data
-    )
+    inexactness: float | None = None  # gamma
     regularizer: LocalRegularizer = LocalRegularizer()
-    trainable_roles: frozenset[ParameterRole] | None = None  # the roles that may move; None: all
-    maml_lr: float = 0.0  # first-order MAML: the gradient is taken a step of this rate ahead, on the batch's other half
-    lr: float | None = None  # else the plan's for this turn
-    dataset: Literal["train", "public"] = "train"  # the site's own examples, or those that nobody has to protect
-    max_steps: int | None = None  # set by the runner from the deadline: at most so many steps
-    all_or_nothing: bool = (
-        False  # set by the runner: work cut short is not welcome, so do not begin what cannot be finished
-    )
+    trainable_roles: frozenset[ParameterRole] | None = None  # the roles that are trained; None: all
+    maml_lr: float = 0.0
+    lr: float | None = None  # None: the round's learning rate
+    dataset: Literal["train", "public"] = "train"  # the site's own examples, or the public ones
+    max_steps: int | None = None
+    all_or_nothing: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class TrainResult:
     weights: ParamVector
     norm_stats: ParamVector
     work: LocalWork
-    loss: float  # mean over the training batches seen
+    loss: float  # mean over the training batches
     lr_sum: float | None  # sum of the learning rates over the steps done, for plain SGD, else None
 
 
@@ -123,7 +125,7 @@ class EvaluateJob:
 
 
 class SummableTensors:
-    """Tensors that add up: over batches, and over sites."""
+    """Tensors that are summed over batches and over sites."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -140,7 +142,7 @@ class SummableTensors:
 
 @dataclass(frozen=True)
 class EvaluationSums(SummableTensors):
-    """Sums only, so that pooled AUROC, calibration and thresholds derive from totals over sites."""
+    """Sums only, so that pooled AUROC, calibration and thresholds follow from sums over sites."""
 
     n: Tensor  # ()
     loss: Tensor  # () sum over examples
@@ -151,7 +153,7 @@ class EvaluationSums(SummableTensors):
 
 @dataclass(frozen=True)
 class ActivationsJob:
-    """What a network's layers answer to `count` public examples: nobody's, so that they may be compared anywhere."""
+    """The activations of a network's layers on `num_examples` public examples, for the coordinator to compare networks."""
 
     weights: ParamVector
     norm_stats: ParamVector = field(default_factory=lambda: NO_NORM_STATS)
@@ -161,13 +163,13 @@ class ActivationsJob:
 @dataclass(frozen=True)
 class ActivationsResult:
     inputs: Tensor  # (n, d)
-    layers: tuple[Tensor, ...]  # (n, p) each: the outputs of the layers with weights, normalisations left out
+    layers: tuple[Tensor, ...]  # (n, p) each: the outputs of the layers with weights, without normalization layers
 
 
 @dataclass(frozen=True)
 class FeatureWhitening:
-    """How traits are measured: within each class `(traits - mean) @ whiten` has the covariance 1, about one of `centres`;
-    logits are divided by `temperature`."""
+    """Within each class `(features - mean) @ whitening` has the covariance 1 around one of `class_centers`; logits are
+    divided by `temperature`."""
 
     mean: Tensor  # (D,)
     whitening: Tensor  # (D, D)
@@ -175,52 +177,52 @@ class FeatureWhitening:
     temperature: float
 
     def to_dict(self) -> dict[str, Tensor]:
-        """As a message carries it."""
+        """As named tensors of a message."""
         temperature = torch.tensor(self.temperature, dtype=torch.float64)
         return {
-            "lens/mean": self.mean,
-            "lens/whiten": self.whitening,
-            "lens/centres": self.class_centers,
-            "lens/temperature": temperature,
+            "whitening/mean": self.mean,
+            "whitening/matrix": self.whitening,
+            "whitening/class_centers": self.class_centers,
+            "whitening/temperature": temperature,
         }
 
 
 def whitening_from_dict(vectors: Mapping[str, Tensor]) -> FeatureWhitening:
-    mean, whitening, class_centers = (vectors[f"lens/{part}"] for part in ("mean", "whiten", "centres"))
-    return FeatureWhitening(mean, whitening, class_centers, float(vectors["lens/temperature"]))
+    mean, whitening, class_centers = (vectors[f"whitening/{part}"] for part in ("mean", "matrix", "class_centers"))
+    return FeatureWhitening(mean, whitening, class_centers, float(vectors["whitening/temperature"]))
 
 
 @dataclass(frozen=True)
 class ProfileJob:
-    """What a network makes of a split's images, as an exported model needs it; at first without a lens."""
+    """Statistics of a network's outputs on a split, for an exported model; the first pass runs without whitening."""
 
     weights: ParamVector
     split: Split = "val"
     norm_stats: ParamVector = field(default_factory=lambda: NO_NORM_STATS)
     whitening: FeatureWhitening | None = None
-    num_tta_views: int = 1  # 8: answers are means over all ways to lay an image down
+    num_tta_views: int = 1  # 8: outputs are means over the rotations and flips of an image
 
 
 @dataclass(frozen=True)
 class ProfileSums(SummableTensors):
-    """Sums only. Without a lens temperature is 1 and there are no distances."""
+    """Sums only. Without whitening the temperature is 1 and there are no distances."""
 
     n: Tensor  # ()
     nll_by_temperature: Tensor  # (len(TEMPERATURES),) loss at each temperature
-    feature_sums: Tensor  # (C, D) sum of the traits, by class
+    feature_sums: Tensor  # (C, D) sums of the features, by class
     feature_product_sums: Tensor  # (D, D) of their products
     confusion: Tensor  # (C, C) rows are the truth
-    scores: Tensor  # (C, 2, FINE_BINS) as Evaluated's, at the lens's temperature
-    calibration: Tensor  # (CALIBRATION_BINS, 3), likewise
-    distances: Tensor  # (C, DISTANCE_BINS) images by their distance from the nearest centre, even in its logarithm
-    image_measures: Tensor  # (measures, MEASURE_BINS) images by each measure from 0 to 1
+    scores: Tensor  # (C, 2, PROFILE_SCORE_BINS) as in EvaluationSums, at the temperature
+    calibration: Tensor  # (CALIBRATION_BINS, 3) likewise
+    distances: Tensor  # (C, DISTANCE_BINS) images by the distance to the nearest center, logarithmic bins
+    image_measures: Tensor  # (measures, IMAGE_MEASURE_BINS) images by each measure from 0 to 1
 
 
 LocalJob = TrainJob | GradientJob | EvaluateJob | ActivationsJob | ProfileJob
 JobResult = TrainResult | GradientResult | EvaluationSums | ActivationsResult | ProfileSums
 
 
-# `fit = yield from fitted(Fit(...))` is `fit = yield Fit(...)` with the type of what comes back.
+# `result = yield from run_training(TrainJob(...))` is `result = yield TrainJob(...)` with the type of the result.
 def run_training(job: TrainJob) -> Generator[LocalJob, JobResult, TrainResult]:
     result = yield job
     assert isinstance(result, TrainResult)

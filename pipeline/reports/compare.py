@@ -1,4 +1,4 @@
-"""Several runs on one page: their curves laid over each other, their scores, and the settings that differ."""
+"""Several runs on one page: scores, curves in one figure, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from pipeline.reports.run.headline_metric import select_main_scores
 from pipeline.reports.run.record import SPLIT_ORDER, JsonObject, RunRecord, finite_or_none, load_run_record
 from pipeline.reports.run.scores import BAND_DESCRIPTIONS
 
-ScoreSource = tuple[str, str]  # split, and whose judgement
+ScoreSource = tuple[str, str]  # split, and who evaluated it
 SOURCE_LABELS: Mapping[str, str] = {
-    "coordinator": "as the coordinator judged it",
+    "coordinator": "evaluated at the coordinator",
     "sites": "mean over sites",
     "pooled": "pooled over all sites",
 }
@@ -36,9 +36,12 @@ SCORE_SOURCES: Sequence[ScoreSource] = [(split, where) for where in SOURCE_LABEL
 def write_comparison(
     runs: Sequence[Path], out_path: Path, metric: str = "accuracy"
 ) -> tuple[Path, list[dict[str, object]]]:
-    """`out`: an .html file, or a folder that gets compare.html. The list is the page's table, in plain numbers."""
+    """Writes the page and returns its path and its table in plain numbers.
+
+    `out_path`: an .html file, or a folder that gets compare.html.
+    """
     if metric not in METRIC_LABELS:
-        raise RunFolderError(f"no run records the metric {metric!r}; valid: {', '.join(METRIC_LABELS)}")
+        raise RunFolderError(f"runs do not record a metric {metric!r}; valid: {', '.join(METRIC_LABELS)}")
     records = dict(zip(_unique_run_names(runs), map(load_run_record, runs), strict=True))
     rows = [_comparison_row(name, record, metric) for name, record in records.items()]
     page = HtmlPage(
@@ -53,7 +56,7 @@ def write_comparison(
 
 
 def _unique_run_names(runs: Sequence[Path]) -> list[str]:
-    """Folder names; with their parents where two folders are called the same."""
+    """Folder names, with the parent's name where two folders have the same one."""
     resolved_runs = [run.resolve() for run in runs]
     folder_names = [run.name for run in resolved_runs]
     parent_names = [f"{run.parent.name}/{run.name}" for run in resolved_runs]
@@ -69,7 +72,7 @@ def _unique_run_names(runs: Sequence[Path]) -> list[str]:
 
 def _unfinished_notice(records: Mapping[str, RunRecord]) -> str:
     running = [name for name, record in records.items() if record.results is None]
-    return f"Not finished, judged by their last round: {', '.join(running)}." if running else ""
+    return f"Not finished, scores of the last evaluated round: {', '.join(running)}." if running else ""
 
 
 def _comparison_row(name: str, record: RunRecord, metric: str) -> dict[str, object]:
@@ -94,7 +97,7 @@ def _comparison_columns(metric: str) -> list[TableColumn]:
         TableColumn("Run"),
         TableColumn("Strategy"),
         TableColumn("Best round", True),
-        TableColumn("Judged on"),
+        TableColumn("Evaluated on"),
         *metric_columns,
         TableColumn("Traffic", True),
         TableColumn("Time", True),
@@ -119,7 +122,7 @@ def _add_curves_section(page: HtmlPage, records: Mapping[str, RunRecord], metric
     sources_by_run = {name: _available_sources(record, metric) for name, record in records.items()}
     sources_by_run = {name: sources for name, sources in sources_by_run.items() if sources}
     if not sources_by_run:
-        page.add_section("Curves").add_text(f"No run has recorded {metric_label(metric).lower()} by round.")
+        page.add_section("Curves").add_text(f"The runs have not recorded {metric_label(metric).lower()} by round.")
         return
     shared_source = next(
         (source for source in SCORE_SOURCES if all(source in sources for sources in sources_by_run.values())), None
@@ -136,7 +139,7 @@ def _add_curves_section(page: HtmlPage, records: Mapping[str, RunRecord], metric
             f"{name}: {SPLIT_LABELS[split]} data, {SOURCE_LABELS[evaluated_at]}"
             for name, [(split, evaluated_at), *_] in sources_by_run.items()
         )
-        caption += f". The runs were not judged alike: {'; '.join(source_texts)}."
+        caption += f". The runs were evaluated differently: {'; '.join(source_texts)}."
     if any(curve.std_over_sites is not None for curve in series):
         caption += f" {BAND_DESCRIPTIONS['68']}"
     figure = plot_curves(series, metric_label(metric), percent=metric in PERCENT_METRICS, wide=True)
@@ -144,7 +147,7 @@ def _add_curves_section(page: HtmlPage, records: Mapping[str, RunRecord], metric
 
 
 def _available_sources(record: RunRecord, metric: str) -> list[ScoreSource]:
-    """What this run can be drawn by, best first: a source judged in one round only is no curve if there is another."""
+    """Sources that this run can be plotted by, preferred ones first; those with one round only if nothing else exists."""
     num_rounds_by_source = {
         (split, evaluated_at): len(
             record.site_metric_by_round(split, metric)
@@ -173,7 +176,7 @@ def _add_differences_section(page: HtmlPage, records: Mapping[str, RunRecord]) -
     ]
     page.add_section("Settings that differ")
     if not differing_keys:
-        page.add_text("None: the study files say the same.")
+        page.add_text("None: the study files have the same settings.")
         return
     rows = [
         [key, *(settings.get(key, UNDEFINED_TEXT) for settings in flat_settings.values())] for key in differing_keys

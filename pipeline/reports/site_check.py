@@ -1,4 +1,4 @@
-"""The page of `hemofed site check`: what a site's own images are like, for the eyes of the site alone."""
+"""The page of `hemofed site check`: findings on a site's own images, for the site only."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
     from sites.data_check.phi import PhiSummary
     from sites.data_check.phi_tags import MetadataTag
 
-MAX_IMAGES_PER_CLASS = 60  # images a class on its contact sheet
-MAX_CLASS_GALLERIES = 24  # that have a sheet
-MAX_OUTLIER_TILES = 24  # images of a kind, or pairs
-MAX_LISTED_NAMES = 12  # names behind a finding
-CLASS_TILE_PIXELS, OUTLIER_TILE_PIXELS = 56, 88  # pixels a side on the page
-CONFIDENTIAL_NOTICE = (
-    "This page contains images: it must not leave the hospital. It was made on this machine; nothing was sent anywhere, "
-    "and nothing was changed."
-)
+MAX_IMAGES_PER_CLASS = 60  # in the class's gallery
+MAX_CLASS_GALLERIES = 24
+MAX_OUTLIER_TILES = 24  # images of one kind, or pairs of duplicates
+MAX_LISTED_NAMES = 12  # files of one finding
+CLASS_TILE_PIXELS, OUTLIER_TILE_PIXELS = 56, 88  # side on the page
+MAX_STORED_SIDE_PIXELS = 96  # of an embedded image
+MAX_LOSSLESS_SIDE_PIXELS = 40  # up to here PNG; on so few pixels, JPEG artefacts would be visible
+PixelArray = NDArray[np.uint8]  # (C, H, W)
+CONFIDENTIAL_NOTICE = "This page contains images: it must not leave the hospital. It was made on this machine; no data was sent or changed."
 VERDICT_TEXTS = {
-    "stop": "a study should not begin before this is put right",
-    "look": "nothing stands against a study, but somebody should look",
-    "fine": "nothing was found",
+    "stop": "fix this before a study starts",
+    "look": "a study can start, but review the findings",
+    "fine": "no findings",
 }
-MAX_BAR_CLASSES = 10  # bars of more classes cannot be told apart
+BURNED_IN_LABELS = {"yes": "yes", "no": "no", "unsaid": "not stated"}
+MAX_BAR_CLASSES = 10  # with more classes, colours of bars are hard to distinguish
 
 
 def write_site_check(check: DataCheck, site: str, read_as: str, out_path: Path, seed: int = 0) -> Path:
     page = HtmlPage(
-        f"{site}: its images before a study", " · ".join(filter(None, [check.data_path, read_as])), CONFIDENTIAL_NOTICE
+        f"{site}: images before a study", " · ".join(filter(None, [check.data_path, read_as])), CONFIDENTIAL_NOTICE
     )
     _add_summary_tiles(page, check)
     _add_findings_section(page, check)
@@ -51,7 +52,7 @@ def write_site_check(check: DataCheck, site: str, read_as: str, out_path: Path, 
         _add_identity_section(page, check.phi_summary)
     _add_class_galleries(page, check, seed)
     if check.skipped:
-        page.add_section("What was left out").add_details(
+        page.add_section("Skipped files").add_details(
             format_count(len(check.skipped), "note"), "\n".join(check.skipped)
         )
     page.save(out_path)
@@ -67,21 +68,21 @@ def _add_summary_tiles(page: HtmlPage, check: DataCheck) -> None:
         if check.class_counts.unit is not None:
             tiles.append((f"{check.class_counts.unit}s", format_integer(sum(check.class_counts.num_units.values()))))
     if check.file_counts:
-        tiles.append(("files looked at", format_integer(check.file_counts["files"])))
+        tiles.append(("files examined", format_integer(check.file_counts["files"])))
     page.add_tiles(tiles, lead=True)
 
 
 def _add_findings_section(page: HtmlPage, check: DataCheck) -> None:
-    page.add_section("What was found")
+    page.add_section("Findings")
     if not check.findings:
-        page.add_text("Nothing that anybody should look at.")
+        page.add_text("No findings.")
         return
     rows: list[list[TableCell]] = [
         [_level_badge(finding.severity), (finding.message, _list_names(finding.locations)), finding.remedy]
         for finding in check.findings
     ]
     page.add_table(
-        [TableColumn("Level"), TableColumn("Finding", is_text=True), TableColumn("Cure", is_text=True)], rows
+        [TableColumn("Level"), TableColumn("Finding", is_text=True), TableColumn("Remedy", is_text=True)], rows
     )
 
 
@@ -100,7 +101,7 @@ def _add_counts_section(page: HtmlPage, check: DataCheck) -> None:
     census = check.class_counts
     if census is None:
         return
-    page.add_section("How much there is")
+    page.add_section("Class counts")
     bars = [
         CountBar(
             f"{SPLIT_LABELS.get(split, split).capitalize()} {sum(counts):,}",
@@ -125,9 +126,7 @@ def _add_counts_section(page: HtmlPage, check: DataCheck) -> None:
         unit_counts = [format_integer(number) for number in census.num_units.values()]
         rows.append([f"{census.unit.capitalize()}s", *unit_counts, format_integer(sum(census.num_units.values())), ""])
     split_columns = [TableColumn(SPLIT_LABELS.get(split, split).capitalize(), True) for split in census.counts]
-    page.add_table(
-        [TableColumn("Class"), *split_columns, TableColumn("In all", True), TableColumn("Share", True)], rows
-    )
+    page.add_table([TableColumn("Class"), *split_columns, TableColumn("Total", True), TableColumn("Share", True)], rows)
 
 
 def _image_pixels(check: DataCheck, row: int) -> PixelArray:
@@ -139,9 +138,9 @@ def _image_pixels(check: DataCheck, row: int) -> PixelArray:
 def _add_outliers_section(page: HtmlPage, check: DataCheck) -> None:
     if not check.outliers:
         return
-    page.add_section("Images that stand out").add_text(
-        "Compared with the site's own images, in units of their spread. What is odd need not be wrong: a rare stain is "
-        "odd too. The most striking come first."
+    page.add_section("Unusual images").add_text(
+        "Compared with the site's own images, in units of their spread. An unusual image can be correct, for example one "
+        "with a rare stain. The most unusual images come first."
     )
     for outliers in check.outliers:
         rows = [int(row) for row in outliers.rows[:MAX_OUTLIER_TILES]]
@@ -161,10 +160,10 @@ def _add_duplicates_section(page: HtmlPage, check: DataCheck) -> None:
     identical = check.duplicates.identical_groups if check.duplicates is not None else ()
     if not identical and not check.leaking_pairs:
         return
-    page.add_section("The same image more than once")
+    page.add_section("Duplicate images")
     for duplicate_sets, title in (
-        (identical, "Equal in every pixel"),
-        (check.leaking_pairs, "Nearly the same, in two splits or of two units"),
+        (identical, "Identical pixels"),
+        (check.leaking_pairs, "Nearly identical, in two splits or of two units"),
     ):
         if duplicate_sets:
             tiles = [_duplicate_tile(check, duplicate_rows) for duplicate_rows in duplicate_sets[:MAX_OUTLIER_TILES]]
@@ -202,35 +201,30 @@ def _add_identity_section(page: HtmlPage, identity: PhiSummary) -> None:
     def tag_rows(tags: dict[MetadataTag, int]) -> list[list[str]]:
         return [[tag.name, KINDS[tag.kind], format_integer(number)] for tag, number in rank_tags(tags)]
 
-    page.add_section("Who could be recognised, beside the pixels")
-    columns = [TableColumn("Tag"), TableColumn("What it tells", is_text=True), TableColumn("Files", True)]
+    page.add_section("Identifying information in metadata")
+    columns = [TableColumn("Tag"), TableColumn("Information", is_text=True), TableColumn("Files", True)]
     if not identity.num_dicom and not identity.image_tags:
-        page.add_text(
-            "No DICOM files lie here, and no picture has text, places, names or serial numbers beside its pixels."
-        )
+        page.add_text("No DICOM files, and no image metadata with text, locations, names or serial numbers.")
         return
-    page.add_text("Names of tags that are filled in, and in how many files. What they say is not shown anywhere.")
+    page.add_text("Tags that have a value, and the number of files. The values are not shown.")
     if identity.num_dicom:
         burned_in_text = ", ".join(
-            f"{label}: {identity.burned_in_counts.get(key, 0):,}" for key, label in _BURNED_IN_LABELS.items()
+            f"{label}: {identity.burned_in_counts.get(key, 0):,}" for key, label in BURNED_IN_LABELS.items()
         )
         page.add_text(
-            f"{format_count(identity.num_dicom, 'DICOM file')}, of which {identity.num_deidentified:,} say that identity was removed. Text in the "
-            f"picture itself: {burned_in_text}."
+            f"{format_count(identity.num_dicom, 'DICOM file')}, {identity.num_deidentified:,} of them marked as de-identified "
+            f"(PatientIdentityRemoved). Burned-in annotation: {burned_in_text}."
         )
         page.add_table(columns, tag_rows(identity.dicom_tags), "DICOM")
     if identity.image_tags:
-        page.add_table(columns, tag_rows(identity.image_tags), "Pictures")
-
-
-_BURNED_IN_LABELS = {"yes": "yes", "no": "no", "unsaid": "not said"}
+        page.add_table(columns, tag_rows(identity.image_tags), "Images")
 
 
 def _add_class_galleries(page: HtmlPage, check: DataCheck, seed: int) -> None:
     if check.examples is None or check.class_counts is None or not check.examples.has_images:
         return
     page.add_section("Images of each class").add_text(
-        f"Up to {MAX_IMAGES_PER_CLASS} of each, drawn at random. Point at an image for its name. Does each look like its class?"
+        f"Up to {MAX_IMAGES_PER_CLASS} images of each class, drawn at random. Hover over an image to see its name. Check that each image shows its class."
     )
     labels = check.examples.dataset.y.numpy()
     present_classes = [class_index for class_index, number in enumerate(check.class_counts.totals_by_class) if number]
@@ -247,25 +241,20 @@ def _add_class_galleries(page: HtmlPage, check: DataCheck, seed: int) -> None:
         page.add_text(f"{len(present_classes) - MAX_CLASS_GALLERIES:,} more classes are not shown.")
 
 
-# Small images side by side, each with its name, inside a page: they wrap with its width and need no network.
-
-MAX_STORED_SIDE_PIXELS = 96  # pixels of a stored image
-MAX_LOSSLESS_SIDE_PIXELS = 40  # pixels up to which JPEG would show
-
-PixelArray = NDArray[np.uint8]  # (C, H, W)
+# Galleries: small embedded images side by side, each with its name
 
 
 @dataclass(frozen=True)
 class GalleryTile:
-    """One image, or several of the same size beside each other; `name` shows up when pointed at."""
+    """One image, or several of the same size next to each other; `name` is the tooltip."""
 
     images: Sequence[PixelArray]
     name: str
-    text: str = ""  # stand below
+    text: str = ""  # below the images
 
 
 def render_gallery(title: str, tiles: Sequence[GalleryTile], display_pixels: int) -> Markup:
-    """`shown`: pixels a side on the page."""
+    """`display_pixels`: height of an image on the page."""
     spans = Markup("").join(_render_tile(tile, display_pixels) for tile in tiles)
     heading = Markup('<strong style="display:block;margin-bottom:.4rem">{}</strong>').format(title)
     return heading + Markup('<div style="display:flex;flex-wrap:wrap;gap:{}px;padding:1px">{}</div>').format(

@@ -1,4 +1,4 @@
-"""A study's simulated sites before anything is trained: what each holds, how it sees, and how they differ."""
+"""The page of `hemofed study preview`: each simulated site's class counts, images and acquisition, before training."""
 
 from __future__ import annotations
 
@@ -33,32 +33,34 @@ from pipeline.reports.run.curves import plot_class_counts
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from pipeline.study.schema import Study
     from sites.population.simulated_sites import FederatedDataset
 
 ORDERED_SPLITS = ("train", "val", "test")
-MAX_MEASURED_EXAMPLES = 1000  # training examples a site that colours are measured on
+MAX_MEASURED_EXAMPLES = 1000  # training examples per site for the channel statistics
+NUM_HISTOGRAM_BINS = 48
+CHANNEL_STYLES: Mapping[int, Sequence[tuple[str, str]]] = {  # number of channels -> (name, colour) of each
+    3: (("Red", "#c9505f"), ("Green", "#3f9e6d"), ("Blue", "#3f7fc1")),
+    1: (("Grey", "#7d8a97"),),
+}
 FloatArray = NDArray[np.floating[Any]]
 CountsBySplit = Mapping[str, list[int]]  # split -> examples by class
 
 
 @dataclass(frozen=True)
 class SitePreview:
-    """A site's training examples in numbers; channels of images, coordinates of points."""
+    """Statistics of a site's training examples, by channel of images or coordinate of points."""
 
     counts: CountsBySplit
-    num_examples: int  # that the rest was measured on
+    num_examples: int  # that means, stds and histograms were measured on
     means: list[float]
-    stds: list[float]  # standard deviations
-    histograms: list[list[float]]  # of images: a channel's values, shares of BINS bins
-    acquisition: str
+    stds: list[float]
+    histograms: list[list[float]]  # images only; per channel, fractions in NUM_HISTOGRAM_BINS bins over [0, 1]
+    acquisition: str  # description of the site's feature skew
 
     def to_dict(self, classes: Sequence[str]) -> dict[str, Any]:
         by_class = {split: dict(zip(classes, counts, strict=True)) for split, counts in self.counts.items()}
-        statistics = {"measured_on": self.num_examples, "means": self.means, "spreads": self.stds}
+        statistics = {"measured_on": self.num_examples, "means": self.means, "stds": self.stds}
         return {"counts": by_class, **statistics, "acquisition": self.acquisition}
 
 
@@ -82,7 +84,7 @@ def write_preview(study: Study, dataset: FederatedDataset, previews: Mapping[str
 def sample_train_examples(
     dataset: FederatedDataset, site: str, max_examples: int
 ) -> tuple[FloatArray, NDArray[np.int64]]:
-    """x (n, ...) and y (n,) of training examples, evenly from the first to the last."""
+    """x (n, ...) and y (n,) of training examples, evenly spaced from the first to the last."""
     import torch
 
     train_rows = dataset.split_indices[site].train
@@ -121,7 +123,7 @@ def _data_subtitle(study: Study, dataset: FederatedDataset) -> str:
 
 
 def _confidentiality_notice(has_images: bool) -> str:
-    text = "These are simulated sites on this machine; nothing has been trained and nothing was sent."
+    text = "These are simulated sites on this machine; no model was trained and no data was sent."
     return f"{text} This page contains images: it must not leave the hospital." if has_images else text
 
 
@@ -131,9 +133,9 @@ def _add_contact_sheets_section(
     positive_class = study.evaluation.positive_class
     sheets = make_contact_sheets(dataset, seed=study.seed, positive_class=positive_class)
     layout_text = contact_sheet_layout(dataset, None, positive_class).describe(dataset.classes)
-    description = f"Training images drawn at random, as the site's own scanner sees them. {layout_text} A blank place: the site has no "
-    description += "more of that class. Bars: examples by class."
-    page.add_section("What each site sees").add_text(description + _hidden_sites_text(dataset))
+    description = f"Training images drawn at random, as acquired by the site's simulated scanner. {layout_text} Blank tile: the site "
+    description += "has no more examples of that class. Bars: examples by class."
+    page.add_section("Training images by site").add_text(description + _hidden_sites_text(dataset))
     page.add_legend(dataset.classes)
     page.add_images(
         [
@@ -157,7 +159,9 @@ def _captioned_sheet(
 ) -> CaptionedImage:
     channel_names = "RGB" if len(preview.means) == 3 else ("Grey",)
     channels = zip(channel_names, preview.means, preview.stds, strict=True)
-    color_text = "Mean and spread: " + ", ".join(f"{name} {mean:.2f} ± {std:.2f}" for name, mean, std in channels)
+    color_text = "Mean and standard deviation: " + ", ".join(
+        f"{name} {mean:.2f} ± {std:.2f}" for name, mean, std in channels
+    )
     mean = [round(255 * min(max(value, 0.0), 1.0)) for value in preview.means]
     red, green, blue = mean if len(mean) == 3 else mean * 3
     bars = [
@@ -180,25 +184,25 @@ def _captioned_sheet(
 
 def _add_color_section(page: HtmlPage, dataset: FederatedDataset, previews: Mapping[str, SitePreview]) -> None:
     shown_previews = {site: previews[site] for site in dataset.sites[:MAX_SHEET_SITES]}
-    page.add_section("How the sites' images differ")
+    page.add_section("Channel statistics by site")
     means = {site: (preview.means, preview.stds) for site, preview in shown_previews.items()}
     page.add_figure(
         to_svg(plot_channel_means(means), "means"),
-        "Mean of every channel, and one standard deviation to each side. With the same scanner everywhere, the dots of a panel would stand below each other.",
+        "Mean of every channel, and one standard deviation to each side. With the same scanner at all sites, the dots of a panel would be aligned.",
         wide=True,
     )
     histograms = {site: preview.histograms for site, preview in shown_previews.items()}
     page.add_figure(
         to_svg(plot_channel_histograms(histograms), "histograms"),
-        "How often each brightness occurs, by channel; a line a site. Lines apart: a model that learnt one site's colours "
-        f"meets others elsewhere. Measured on at most {MAX_MEASURED_EXAMPLES:,} training images a site.",
+        "Histograms of pixel values by channel, one line per site. Where lines differ, a model trained on one site's colours "
+        f"sees other colours elsewhere. Measured on at most {MAX_MEASURED_EXAMPLES:,} training images per site.",
         wide=True,
     )
 
 
 def _add_points_section(page: HtmlPage, dataset: FederatedDataset, previews: Mapping[str, SitePreview]) -> None:
     description = "Training points of each site, on the same axes." + _hidden_sites_text(dataset)
-    page.add_section("What each site sees").add_text(description)
+    page.add_section("Training points by site").add_text(description)
     if len(dataset.shape) == 1 and dataset.shape[0] >= 2:
         points_by_site = {
             site: sample_train_examples(dataset, site, MAX_MEASURED_EXAMPLES)
@@ -208,11 +212,11 @@ def _add_points_section(page: HtmlPage, dataset: FederatedDataset, previews: Map
         page.add_figure(to_svg(plot_site_points(dataset.classes, points_by_site), "points"), caption, wide=True)
     described_rows = [[site, preview.acquisition] for site, preview in previews.items() if preview.acquisition]
     if described_rows:
-        page.add_table([TableColumn("Site"), TableColumn("How it differs")], described_rows)
+        page.add_table([TableColumn("Site"), TableColumn("Feature skew")], described_rows)
 
 
 def _add_counts_section(page: HtmlPage, dataset: FederatedDataset, previews: Mapping[str, SitePreview]) -> None:
-    page.add_section("How much each site holds")
+    page.add_section("Examples by site")
     figure = plot_class_counts(dataset.classes, {site: preview.counts["train"] for site, preview in previews.items()})
     page.add_figure(
         to_svg(figure, "counts"), "Training examples of every class at each site.", wide=_is_wide_figure(figure)
@@ -227,27 +231,19 @@ def _add_counts_section(page: HtmlPage, dataset: FederatedDataset, previews: Map
         "Examples",
     )
     if dataset.skipped:
-        page.add_details(
-            f"{format_count(len(dataset.skipped), 'note')} on what was left out", "\n".join(dataset.skipped)
-        )
+        page.add_details(f"{format_count(len(dataset.skipped), 'note')} on skipped files", "\n".join(dataset.skipped))
 
 
 def _is_wide_figure(figure: Figure) -> bool:
     return bool(figure.get_figwidth() > HALF_WIDTH_INCHES[0])
 
 
-# What a preview draws: colours of sites beside each other, or points of the plane.
-
-NUM_HISTOGRAM_BINS = 48
-CHANNEL_STYLES: Mapping[int, Sequence[tuple[str, str]]] = {
-    3: (("Red", "#c9505f"), ("Green", "#3f9e6d"), ("Blue", "#3f7fc1")),
-    1: (("Grey", "#7d8a97"),),
-}
+# Figures
 
 
 @apply_figure_style()
 def plot_channel_means(sites: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """site -> (means, spreads) in [0, 1]; a panel a channel, a row a site."""
+    """`sites`: site -> (means, standard deviations) in [0, 1]. One panel per channel, one row per site."""
     channels = CHANNEL_STYLES[len(next(iter(sites.values()))[0])]
     figure, panels = _new_panels(1, len(channels), (FULL_WIDTH_INCHES[0], 0.9 + 0.3 * len(sites)))
     for channel, ((name, color), axes) in enumerate(zip(channels, panels, strict=True)):
@@ -267,7 +263,7 @@ def plot_channel_means(sites: Mapping[str, tuple[Sequence[float], Sequence[float
 
 @apply_figure_style()
 def plot_channel_histograms(sites: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
-    """site -> channel -> shares of BINS bins over [0, 1]."""
+    """`sites`: site -> channel -> fractions in NUM_HISTOGRAM_BINS bins over [0, 1]."""
     channels = CHANNEL_STYLES[len(next(iter(sites.values())))]
     figure, panels = _new_panels(1, len(channels), (FULL_WIDTH_INCHES[0], 3.1))
     bin_centers = [(index + 0.5) / NUM_HISTOGRAM_BINS for index in range(NUM_HISTOGRAM_BINS)]
@@ -292,7 +288,7 @@ def plot_channel_histograms(sites: Mapping[str, Sequence[Sequence[float]]]) -> F
 
 @apply_figure_style()
 def plot_site_points(classes: Sequence[str], sites: Mapping[str, tuple[Any, Any]]) -> Figure:
-    """site -> x (n, 2 or more), y (n,); a panel a site."""
+    """`sites`: site -> x (n, 2 or more), y (n,). One panel per site."""
     columns = min(len(sites), 4)
     rows = math.ceil(len(sites) / columns)
     figure, panels = _new_panels(rows, columns, (FULL_WIDTH_INCHES[0], 0.6 + 2.5 * rows), share_y=True)
@@ -318,7 +314,7 @@ def plot_site_points(classes: Sequence[str], sites: Mapping[str, tuple[Any, Any]
 
 
 def _brightness_range(sites: Iterable[Sequence[Sequence[float]]]) -> tuple[float, float]:
-    """The brightness that occurs at all, the same for every panel."""
+    """The range of pixel values that occur at any site, shared by all panels."""
     used_bins = [
         bin_index
         for histograms in sites

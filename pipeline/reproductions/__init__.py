@@ -1,1 +1,1 @@
-"""Published tables and our numbers beside them, one table a module."""
+"""Reproductions of published results, one table or report per module."""

@@ -1,4 +1,7 @@
-"""What a reproduction is: packaged studies, our numbers beside the published ones, and claims that hold or do not."""
+"""Base of reproductions: run packaged studies, compare the results with published numbers and check claims.
+
+A reproduction is a module with NAME, DESCRIPTION and `run(context) -> ReproductionResult`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class ReproductionResult:
-    payload: Mapping[str, Any]  # what --json prints
+    payload: Mapping[str, Any]  # printed by --json
     notes: Sequence[str]
     tables: Sequence[ResultTable]
     figures: Sequence[tuple[str, Figure]]  # caption, figure
@@ -67,7 +70,7 @@ class ReproductionRun:
 
 
 class ProgressDisplay(Protocol):
-    """Shows the rounds of one run: entered before the first, called after each."""
+    """Shows the rounds of one run: a context manager around the run whose value is called after each round."""
 
     def __call__(
         self, label: str, num_rounds: int, is_finished: bool, /
@@ -82,14 +85,14 @@ def no_progress(
 
 @dataclass(frozen=True)
 class ReproductionContext:
-    """Runs studies below `out`; a run that is already there is continued or taken as it is."""
+    """Runs studies in `out_folder`; existing runs are resumed, finished ones are used as they are."""
 
     out_folder: Path
     data_root: Path | None
-    progress: ProgressDisplay = no_progress  # (label, rounds) -> what shows the rounds of one run
+    progress: ProgressDisplay = no_progress
 
     def run_study(self, study: str, label: str, **overrides: Any) -> ReproductionRun:
-        """Overrides by dotted key, dots written as two underscores: local__epochs=5."""
+        """Runs a packaged study as run `label`; overrides are dotted keys with `__` for dots: local__epochs=5."""
         from pipeline.runs.simulation import run_simulation
 
         setting_overrides = {key.replace("__", "."): value for key, value in overrides.items()}
@@ -97,14 +100,14 @@ class ReproductionContext:
         path = self.out_folder / label
         folder = RunFolder.open(path) if (path / "study.toml").is_file() else RunFolder.create(path, study_spec)
         if folder.load_study().hash != study_spec.hash:
-            raise StudyError(f"{path} holds another version of this study; choose another --out or remove it")
+            raise StudyError(f"{path} contains another version of this study; choose another --out or remove it")
         with self.progress(label, study_spec.rounds, folder.is_finished) as on_round_end:
             results = run_simulation(study_spec, folder, self.data_root, on_round_end)
         return ReproductionRun(label, path, results, folder.load_rounds())
 
 
 def load_reproductions() -> dict[str, Any]:
-    """name -> module, of every file here that reproduces something."""
+    """name -> module, of every reproduction in this package."""
     package = importlib.import_module("pipeline.reproductions")
     modules = [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
     return {module.NAME: module for module in modules if hasattr(module, "NAME")}

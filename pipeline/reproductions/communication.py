@@ -1,4 +1,4 @@
-"""Rounds to a target accuracy: FedSGD, FedAvg with one and with five local epochs (lecture; there MNIST)."""
+"""Rounds to a target accuracy: FedSGD, FedAvg with one and with five local epochs (lecture, with MNIST)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pipeline.reproductions.base import ClaimCheck, ReproductionContext, Reprodu
 
 NAME = "communication"
 DESCRIPTION = "Rounds to a target accuracy with the 2NN: FedSGD, E=1 B=10, E=5 B=10 (lecture; other data)"
-PUBLISHED_ROUNDS = {"FedSGD": 1000, "E=1, B=10": 300, "E=5, B=10": 50}  # MNIST 2NN IID, indicative
+PUBLISHED_ROUNDS = {"FedSGD": 1000, "E=1, B=10": 300, "E=5, B=10": 50}  # MNIST 2NN IID; other data, so only indicative
 SETTINGS: dict[str, dict[str, Any]] = {
-    # FedSGD's rate is the best of 0.2, 0.5 and 1 after 120 rounds; a step on ten images has to be shorter
-    "FedSGD": {"strategy": {"name": "fedsgd"}, "local__batch": "all", "local__lr": 0.2},
+    # FedSGD: the best learning rate of 0.2, 0.5 and 1 after 120 rounds; batches of ten need a smaller one
+    "FedSGD": {"strategy": {"name": "fedsgd"}, "local__batch_size": "all", "local__lr": 0.2},
     "E=1, B=10": {"local__epochs": 1, "local__lr": 0.05},
     "E=5, B=10": {"local__epochs": 5, "local__lr": 0.05},
 }
@@ -40,7 +40,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
     return ReproductionResult(
         payload=dict(rounds),
         notes=[
-            "The lecture's figures are MNIST; these are Fashion-MNIST: other data, another target (85 % test accuracy)."
+            "The lecture's numbers are for MNIST, these for Fashion-MNIST: other data and another target (85 % test accuracy)."
         ],
         tables=[
             ResultTable(

@@ -1,4 +1,4 @@
-"""DemLearn: specialisation and generalisation of site, group and top models, beside FedAvg and FedProx."""
+"""DemLearn: specialisation and generalisation of site, cluster and top models, compared with FedAvg and FedProx."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from pipeline.reproductions.base import (
 )
 
 NAME = "demlearn"
-DESCRIPTION = "DemLearn, 50 sites with two classes each: specialisation and generalisation beside FedAvg and FedProx"
+DESCRIPTION = (
+    "DemLearn, 50 sites with two classes each: specialisation and generalisation compared with FedAvg and FedProx"
+)
 STRATEGIES: dict[str, dict[str, Any]] = {
     "FedAvg": {"name": "fedavg"},
     "FedProx": {"name": "fedprox", "mu": 0.01},
     "DemLearn": {"name": "demlearn"},
 }
-LEVEL_VIEWS = {"site": "own", "group": "group", "top": "global"}
+LEVEL_VIEWS = {"site": "own", "group": "group", "top": "global"}  # level -> key of the scores at the sites
 
 
 def run(context: ReproductionContext) -> ReproductionResult:
@@ -71,16 +73,16 @@ def run(context: ReproductionContext) -> ReproductionResult:
             for label, (a, b) in scores.items()
         },
         notes=[
-            "Specialisation: on the sites' own test images, pooled; generalisation: on all 10,000 test images, mean over the models of a level. FedAvg and FedProx have one model.",
-            "One seed. The settings (three levels, alpha 0.5, mu 0.001, amplification 1.15 for five rounds, centroid linkage) are the defaults; nothing was tuned.",
+            "Specialisation: on the sites' own test images, pooled; generalisation: on all 10,000 test images, mean over the models of a level. FedAvg and FedProx have one model each.",
+            "One seed. The settings (three levels, alpha 0.5, mu 0.001, amplification 1.15 for five rounds, centroid linkage) are the defaults, without tuning.",
         ],
         tables=[ResultTable("Test accuracy in per cent", ["model", "specialisation", "generalisation"], rows)],
         figures=[
             (
-                "DemLearn by level: on own data (full) and on everybody's (dashed)",
+                "DemLearn by level: on own data (solid) and on all data (dashed)",
                 plot_curves(series, "Test accuracy", percent=True, wide=True),
             ),
-            ("The common model on everybody's data", plot_curves(others, "Accuracy on all test data", percent=True)),
+            ("Global models on all data", plot_curves(others, "Accuracy on all test data", percent=True)),
         ],
         checks=[
             ClaimCheck(
@@ -116,7 +118,10 @@ def specialization(test_scores: Mapping[str, Any], level: str) -> float:
 
 
 def generalization(test_scores: Mapping[str, Any], level: str) -> float:
-    """On everybody's; the mean over the models of the level, of groups the lowest. At first there is the top model alone."""
+    """Accuracy on all test data, mean over the models of a level (of clusters, the lowest ones).
+
+    In the first rounds there is only the top model.
+    """
     models = {name: m["accuracy"] for name, m in test_scores.get("models", {}).items() if name.startswith(f"{level}/")}
     lowest_values = [
         value for name, value in models.items() if not any(other.startswith(f"{name}.") for other in models)

@@ -32,7 +32,9 @@ SCHISTOCYTE_FRACTIONS = (0.002, 0.01, 0.02)  # of schistocytes
 MAX_FLAGGED_HEALTHY, MIN_FLAGGED_SICK = 0.05, 0.9  # flagged at most of slides with 0.2 %, at least of those with 2 %
 MAX_BALANCED_ACCURACY_LOSS, MAX_AUROC_LOSS = 0.005, 0.005
 MIN_SCHISTOCYTES_PER_SITE = 5  # schistocytes of a site in a fold: from fewer no slides are drawn
-MAX_OPPOSITE_VERDICTS = 0.025  # of slides of one site may be called above the line with 0.2 %, or below it with 2 %
+MAX_OPPOSITE_VERDICTS = (
+    0.025  # of slides of one site may be called above the threshold with 0.2 %, or below it with 2 %
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class FoldScores:
     refused: float
     sensitivity: tuple[float, float]  # promised, found
     specificity: tuple[float, float]
-    flagged: dict[float, float]  # by share of schistocytes: slides whose corrected prevalence reaches the line
+    flagged: dict[float, float]  # by share of schistocytes: slides whose corrected prevalence reaches the threshold
     verdicts: dict[float, dict[str, float]]
     covered: dict[float, float]  # slides of one site's cells each: how often the interval holds the truth,
     wrong: dict[float, float]  # ... and how often the verdict says the opposite of it
@@ -85,7 +87,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
             *(
                 f"{100 * h.verdicts[s].get(v, 0):.0f} %"
                 for s in (SCHISTOCYTE_FRACTIONS[0], SCHISTOCYTE_FRACTIONS[-1])
-                for v in ("above the line", "below the line")
+                for v in ("above the threshold", "below the threshold")
             ),
         ]
         for h in fold_scores
@@ -116,7 +118,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
             "Each fold is held out once. Threshold, temperature and guard come from validation cells of the other three, in sums.",
             (
                 f"A slide is {CELLS_PER_SLIDE:,} cells drawn from the held-out fold, {SLIDES_PER_KIND:,} slides of each kind. Flagged: the corrected prevalence is "
-                "at least 1 %. Above or below the line: the whole interval is. Cells that the guard refuses are not counted."
+                "at least 1 %. Above or below the threshold: the whole interval is. Cells that the guard refuses are not counted."
             ),
             "Slides of one fold share its cells, and its model: what differs between folds tells how sure the figures are.",
             f"A slide of one site: all its cells are of one of the study's sites that has at least {MIN_SCHISTOCYTES_PER_SITE} schistocytes in the fold; means over these.",

@@ -1,4 +1,4 @@
-"""FedPAQ: accuracy against megabytes for updates of 1, 2, 4, 8 and 32 bits a number."""
+"""FedPAQ: accuracy against uplink megabytes for updates quantised to 1, 2, 4, 8 and 32 bits."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 NAME = "fedpaq"
 DESCRIPTION = (
-    "FedPAQ on Fashion-MNIST with a CNN: accuracy against megabytes sent up, for 1, 2, 4, 8 and 32 bits a number"
+    "FedPAQ on Fashion-MNIST with a CNN: accuracy against uplink megabytes, for 1, 2, 4, 8 and 32 bits per number"
 )
 BITS = (1, 2, 4, 8, 32)
 SEEDS = (0, 1, 2)
-NUM_FINAL_ROUNDS = 3  # rounds that a final accuracy is the mean of
-MIN_BYTES_SAVING, MAX_ACCURACY_LOSS_POINTS = 7.5, 0.5  # at four bits: times fewer bytes, points
+NUM_FINAL_ROUNDS = 3  # the final accuracy is the mean of the last rounds
+MIN_BYTES_SAVING, MAX_ACCURACY_LOSS_POINTS = 7.5, 0.5  # at four bits
 
 
 def run(context: ReproductionContext) -> ReproductionResult:
@@ -62,17 +62,19 @@ def run(context: ReproductionContext) -> ReproductionResult:
             for bits in BITS
         },
         notes=[
-            f"Accuracy is the mean of the last {NUM_FINAL_ROUNDS} rounds and of {len(SEEDS)} seeds. Bytes are the real lengths of what the sites would send, headers included.",
-            "32 bits is the same algorithm without a codec. Each block of 256 numbers has a scale of its own.",
+            f"Accuracy is the mean of the last {NUM_FINAL_ROUNDS} rounds and of {len(SEEDS)} seeds. Bytes are the lengths of the serialized updates, headers included.",
+            "32 bits is the same algorithm without a codec. Each block of 256 numbers has its own scale.",
         ],
         tables=[
             ResultTable(
-                "Accuracy against megabytes", ["bits", "accuracy", "over seeds", "to 32 bits", "MB up", "saving"], rows
+                "Accuracy against megabytes",
+                ["bits", "accuracy", "over seeds", "vs 32 bits", "uplink MB", "saving"],
+                rows,
             )
         ],
         figures=[
             (
-                "Test accuracy against what the sites have sent so far, first seed",
+                "Test accuracy against cumulative uplink traffic, first seed",
                 plot_accuracy_by_megabytes({b: r[0] for b, r in runs_by_bits.items()}),
             ),
             ("Test accuracy by round, first seed", plot_curves(series, "Test accuracy", percent=True)),
@@ -114,7 +116,7 @@ def plot_accuracy_by_megabytes(runs: Mapping[int, ReproductionRun]) -> Figure:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda megabytes, _: f"{megabytes:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("Megabytes sent up so far")
+    axes.set_xlabel("Cumulative uplink, MB")
     axes.set_ylabel("Test accuracy, %")
     axes.legend(loc="lower right")
     return figure

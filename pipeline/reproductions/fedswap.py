@@ -1,4 +1,4 @@
-"""FedSwap: does changing places between averages help, and does it help to swap with the least similar?"""
+"""FedSwap: do swaps between averaging rounds help, and does swapping with the least similar site help (thesis)?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.reproductions.base import (
 
 NAME = "fedswap"
 DESCRIPTION = (
-    "FedAvg against random, greedy-CKA and optimal-CKA swaps at equal traffic, two classes a site, three seeds"
+    "FedAvg against random, greedy-CKA and optimal-CKA swaps at equal traffic, two classes per site, three seeds"
 )
 SEEDS = (0, 1, 2)
 SWAP_STRATEGIES: dict[str, dict[str, Any]] = {
@@ -27,9 +27,7 @@ SWAP_STRATEGIES: dict[str, dict[str, Any]] = {
     "greedy CKA": {"name": "fedswap", "swap": "cka", "matching": "greedy"},
     "optimal CKA": {"name": "fedswap", "swap": "cka", "matching": "optimal"},
 }
-ROUNDS_PER_AVERAGE = (
-    5  # rounds from average to average: the models in between are no averages, so looks fall on averages
-)
+ROUNDS_PER_AVERAGE = 5  # the studies evaluate only averaged models
 
 
 def run(context: ReproductionContext) -> ReproductionResult:
@@ -66,13 +64,13 @@ def run(context: ReproductionContext) -> ReproductionResult:
     return ReproductionResult(
         payload={label: [round(v, 2) for v in values] for label, values in final_accuracies.items()},
         notes=[
-            f"A round is 20 local steps for everybody; FedSwap averages every {ROUNDS_PER_AVERAGE} rounds and swaps after the others. A swap through the coordinator moves every model up and down, as an average does, so equal rounds are equal traffic: swapping saves none.",
-            "Similarity is linear CKA, mean over the layers, on 600 public images. Whatever the claims below say is what came out.",
+            f"A round is 20 local steps at every site; FedSwap averages every {ROUNDS_PER_AVERAGE} rounds and swaps after the others. A swap sends every model to the coordinator and back, like averaging, so equal rounds are equal traffic: swapping saves none.",
+            "Similarity is linear CKA, mean over layers, on 600 public images.",
         ],
         tables=[
             ResultTable(
                 "Test accuracy in per cent after 100 rounds",
-                ["", "mean", "sd", *(f"seed {s}" for s in SEEDS), "to FedAvg", "MB"],
+                ["", "mean", "sd", *(f"seed {s}" for s in SEEDS), "vs FedAvg", "MB"],
                 rows,
             )
         ],
@@ -82,12 +80,12 @@ def run(context: ReproductionContext) -> ReproductionResult:
         checks=[
             ClaimCheck("traffic is equal within 2 %", traffic_excess <= 0.02, f"{100 * traffic_excess:.2f} %"),
             ClaimCheck(
-                "random swaps help against FedAvg",
+                "random swaps beat FedAvg",
                 means["random swap"] > means["FedAvg"],
                 f"{means['random swap'] - means['FedAvg']:+.2f} points",
             ),
             ClaimCheck(
-                "the thesis's hope: swapping with the least similar beats swapping at random",
+                "thesis: swapping with the least similar site beats random swaps",
                 cka_gain > 0,
                 f"{cka_gain:+.2f} points",
             ),

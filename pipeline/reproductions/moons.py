@@ -1,4 +1,4 @@
-"""Two moons over 2 to 8 sites: what more sites, more local epochs, and moved or turned sites do (lab report)."""
+"""Two moons over 2 to 8 sites: effect of the number of sites, local epochs, and translated or rotated sites (lab report)."""
 
 from __future__ import annotations
 
@@ -26,34 +26,37 @@ from sites.population.simulated_sites import load_federated_data
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 NAME = "moons"
-DESCRIPTION = "Central against 2..8 sites; local epochs 1..4; 1/8..8/8 of the sites translated or rotated (lab report)"
+DESCRIPTION = (
+    "Centralised against 2..8 sites; local epochs 1..4; 1/8..8/8 of the sites translated or rotated (lab report)"
+)
 EPOCHS_BY_SITES = {2: 1, 3: 2, 4: 2, 5: 3, 6: 3, 7: 4, 8: 4}
 TRANSLATION = {"dx": 0.2, "dy": 0.2}
 ROTATION = {"theta": 0.6283185307179586}  # pi / 5
+TABLE_COLUMNS = ["run", "mean loss", "final loss", "accuracy %", "final %", "band"]
+GRID_POINTS_PER_AXIS = 200  # of the plot of the decision boundary
 
 
 def run(context: ReproductionContext) -> ReproductionResult:
-    central = context.run_study("moons", "centralized", strategy={"name": "centralized"})
+    centralized = context.run_study("moons", "centralized", strategy={"name": "centralized"})
     runs_by_sites = {f"K={k}": context.run_study("moons", f"sites-{k}", sites__count=k) for k in range(2, 9)}
     runs_by_epochs = {
         f"K={k}, E={e}": context.run_study("moons", f"epochs-{k}", sites__count=k, local__epochs=e)
         for k, e in EPOCHS_BY_SITES.items()
     }
     translated_runs = {
-        f"{n}/8": context.run_study("moons", f"moved-{n}", feature_skew={"name": "plane", "sites": n, **TRANSLATION})
+        f"{n}/8": context.run_study(
+            "moons", f"translated-{n}", feature_skew={"name": "plane", "sites": n, **TRANSLATION}
+        )
         for n in range(1, 9)
     }
     rotated_runs = {
-        f"{n}/8": context.run_study("moons", f"turned-{n}", feature_skew={"name": "plane", "sites": n, **ROTATION})
+        f"{n}/8": context.run_study("moons", f"rotated-{n}", feature_skew={"name": "plane", "sites": n, **ROTATION})
         for n in range(1, 9)
     }
     families = {
-        "sites": {"centralized": central} | runs_by_sites,
-        "epochs": {"centralized": central} | runs_by_epochs,
+        "sites": {"centralized": centralized} | runs_by_sites,
+        "epochs": {"centralized": centralized} | runs_by_epochs,
         "translated": translated_runs,
         "rotated": rotated_runs,
     }
@@ -63,7 +66,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
             caption = f"{family.capitalize()}: {metric} over rounds, mean over sites with one standard deviation"
             series = [mean_over_sites(label, r.site_metric_by_round("test", metric)) for label, r in runs.items()]
             figures.append((caption, plot_curves(series, metric.capitalize(), percent=metric == "accuracy", wide=True)))
-    figures.append(("Decision boundary, central", plot_decision_boundary(central.path, "centralized")))
+    figures.append(("Decision boundary, centralised", plot_decision_boundary(centralized.path, "centralised")))
     figures.append(
         (
             "Decision boundary at the 8th site, 8 sites",
@@ -75,14 +78,14 @@ def run(context: ReproductionContext) -> ReproductionResult:
     return ReproductionResult(
         payload=payload | {"checks": {check.claim: check.holds for check in claim_checks}},
         notes=[
-            "Optimiser, rate, batch and activation are not in the report; ours: SGD 0.05, batch 32, ReLU. One seed.",
+            "The report does not give optimiser, learning rate, batch size and activation; ours: SGD 0.05, batch 32, ReLU. One seed.",
             (
-                "Speed of convergence is read as the mean test loss over all rounds: lower is faster. accuracy % is the mean over the "
+                "Convergence speed is measured by the mean test loss over all rounds: lower is faster. accuracy % is the mean over the "
                 "second half of the rounds; band is the standard deviation of the accuracy over sites, in points."
             ),
             (
-                "Translation is judged by accuracy, where the report's order shows; by loss, which was looked at first, it does not: there the more sites are moved "
-                "the better. There are 168 test points, so one of them is 0.6 points."
+                "Translation is compared by accuracy, which shows the report's order. The loss, which was evaluated first, does not: it falls with the number of "
+                "translated sites. There are 168 test points, so one of them is 0.6 points."
             ),
         ],
         tables=[
@@ -92,9 +95,6 @@ def run(context: ReproductionContext) -> ReproductionResult:
         figures=figures,
         checks=claim_checks,
     )
-
-
-TABLE_COLUMNS = ["run", "mean loss", "final loss", "accuracy %", "final %", "band"]
 
 
 def summarize_run(study_run: ReproductionRun) -> dict[str, float]:
@@ -116,7 +116,7 @@ def format_summary(s: Mapping[str, float]) -> list[str]:
 
 
 def check_claims(payload: Mapping[str, Mapping[str, Any]]) -> list[ClaimCheck]:
-    """The report's findings, as orderings."""
+    """The report's findings as orderings."""
     loss = {family: {label: s["mean_loss"] for label, s in runs.items()} for family, runs in payload.items()}
     band = {label: s["band"] for label, s in payload["sites"].items()}
     accuracy = {label: s["accuracy"] for label, s in payload["translated"].items()}
@@ -125,15 +125,15 @@ def check_claims(payload: Mapping[str, Mapping[str, Any]]) -> list[ClaimCheck]:
         [loss_by_sites["K=2"], loss_by_sites["K=3"]],
         [loss_by_sites["K=7"], loss_by_sites["K=8"]],
     )
-    mixed_accuracy, mostly_moved_accuracy, rarely_moved_accuracy = (
+    mixed_accuracy, mostly_translated_accuracy, rarely_translated_accuracy = (
         fmean(accuracy[f"{n}/8"] for n in ns) for ns in ((3, 4, 5, 6), (7, 8), (1, 2))
     )
     rotated_loss = loss["rotated"].values()
     return [
         ClaimCheck(
-            "central converges fastest",
+            "centralised training converges fastest",
             all(loss_by_sites["centralized"] < v for k, v in loss_by_sites.items() if k != "centralized"),
-            f"{loss_by_sites['central']:.3f} against {min(v for k, v in loss_by_sites.items() if k != 'central'):.3f} or more",
+            f"{loss_by_sites['centralized']:.3f} against {min(v for k, v in loss_by_sites.items() if k != 'centralized'):.3f} or more",
         ),
         ClaimCheck(
             "more sites converge more slowly",
@@ -146,31 +146,26 @@ def check_claims(payload: Mapping[str, Mapping[str, Any]]) -> list[ClaimCheck]:
             f"K=2,3: {fmean([band['K=2'], band['K=3']]):.2f}; K=7,8: {fmean([band['K=7'], band['K=8']]):.2f} points",
         ),
         ClaimCheck(
-            "more local epochs catch up",
+            "more local epochs converge faster",
             loss_by_epochs["K=8, E=4"] < loss_by_sites["K=8"],
             f"K=8: {loss_by_sites['K=8']:.3f} with 1 epoch, {loss_by_epochs['K=8, E=4']:.3f} with 4",
         ),
         ClaimCheck(
-            "translation: 7/8 and 8/8 are worst, then 1/8 and 2/8, mixed populations best",
-            mostly_moved_accuracy < rarely_moved_accuracy < mixed_accuracy,
-            f"accuracy 7,8: {mostly_moved_accuracy:.2f}; 1,2: {rarely_moved_accuracy:.2f}; 3-6: {mixed_accuracy:.2f} %",
+            "translation: 7/8 and 8/8 are worst, then 1/8 and 2/8, mixed ones best",
+            mostly_translated_accuracy < rarely_translated_accuracy < mixed_accuracy,
+            f"accuracy 7,8: {mostly_translated_accuracy:.2f}; 1,2: {rarely_translated_accuracy:.2f}; 3-6: {mixed_accuracy:.2f} %",
         ),
         ClaimCheck(
             "rotation is almost inconclusive",
             max(rotated_loss) - min(rotated_loss) < 0.1,
-            f"mean losses lie between {min(rotated_loss):.3f} and {max(rotated_loss):.3f}",
+            f"mean losses between {min(rotated_loss):.3f} and {max(rotated_loss):.3f}",
         ),
     ]
 
 
-# The decision boundary of a saved model on the plane, with one site's test points.
-
-GRID_POINTS_PER_AXIS = 200
-
-
 @apply_figure_style()
 def plot_decision_boundary(run_folder: Path, title: str, site_index: int | None = None) -> Figure:
-    """`site`: whose points to show; all sites' if not given."""
+    """The decision boundary of a run's model with the test points of one site, or of all if `site_index` is None."""
     folder = RunFolder(run_folder)
     module, _ = load_model(folder, "global")
     dataset = load_federated_data(folder.load_study(), None, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Personalised methods on Fashion-MNIST, 20 sites: two classes each, and Dirichlet(0.1), beside a published benchmark."""
+"""Personalised methods on Fashion-MNIST, 20 sites: two classes each, and Dirichlet(0.1), compared with a benchmark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.reproductions.base import (
 
 NAME = "personalized"
 DESCRIPTION = (
-    "Global against personal methods, 20 sites: two classes each, and Dirichlet(0.1) (benchmark table; smaller network)"
+    "Global against personalised methods, 20 sites: two classes each, and Dirichlet(0.1) (benchmark; smaller network)"
 )
 PARTITIONS: dict[str, dict[str, Any]] = {
     "pathological": {"name": "classes", "per_site": 2, "disjoint": True},
@@ -29,19 +29,19 @@ METHODS: dict[str, dict[str, Any]] = {
     "fine-tune": {"name": "finetune", "epochs": 5, "personal_lr": 0.02},
     "FedPer": {"name": "fedper"},
     "FedRep": {"name": "fedrep", "head_epochs": 1},
-    "Per-FedAvg": {"name": "perfedavg", "alpha": 0.01, "adapt": 1500},
-    "pFedMe": {"name": "pfedme", "rounds": 30, "inner": 10, "lam": 0.2, "eta": 2.5, "personal_lr": 0.05},
+    "Per-FedAvg": {"name": "perfedavg", "alpha": 0.01, "adapt_steps": 1500},
+    "pFedMe": {"name": "pfedme", "local_rounds": 30, "inner_steps": 10, "lam": 0.2, "eta": 2.5, "personal_lr": 0.05},
     "Ditto": {"name": "ditto", "lam": 0.01},
 }
 GLOBAL_METHODS = ("FedAvg", "FedProx")
-MAX_POINTS_BELOW_LOCAL = 0.2  # points that a personal method may fall below local-only where every site has two classes
+MAX_POINTS_BELOW_LOCAL = 0.2  # of a personalised method below local-only, with two classes per site
 
 
 def run(context: ReproductionContext) -> ReproductionResult:
     published = {row["method"]: row for row in load_reference("fashion_mnist_personalized.csv")}
     runs = {
         (method, partition): context.run_study(
-            "personalised", f"{partition}-{method.lower().replace(' ', '-')}", strategy=s, partition=p
+            "personalized", f"{partition}-{method.lower().replace(' ', '-')}", strategy=s, partition=p
         )
         for partition, p in PARTITIONS.items()
         for method, s in METHODS.items()
@@ -62,18 +62,18 @@ def run(context: ReproductionContext) -> ReproductionResult:
     return ReproductionResult(
         payload={partition: {m: round(accuracies[m, partition], 2) for m in METHODS} for partition in PARTITIONS},
         notes=[
-            "Accuracy at the sites, each with its own model (FedAvg and FedProx: the common one), on the sites' own test images, pooled.",
+            "Accuracy at the sites, each with its personalised model (FedAvg and FedProx: the global model), on the sites' own test images, pooled.",
             (
-                "What differs from the benchmark: a dense network of 784-128-10 instead of a CNN of four layers, 60 rounds of one local epoch instead of about 2,000 rounds, "
-                "the official test images dealt like the training images instead of a quarter of each site's, one seed instead of several. "
-                "So the absolute figures are not comparable; the gap between global and personal methods is."
+                "Differences from the benchmark: a dense 784-128-10 network instead of a CNN of four layers, 60 rounds of one local epoch instead of about 2,000 rounds, "
+                "the official test images partitioned like the training images instead of a quarter of each site's images, one seed instead of several. "
+                "Absolute numbers are therefore not comparable, but the gap between global and personalised methods is."
             ),
-            "Settings of the methods were chosen on validation images, a tenth of the training images. A first version with 30 rounds was read on the test images too: there the best personal method was 0.03 points below local-only with Dirichlet(0.1). The 60 rounds were then chosen on validation images; and Per-FedAvg, which with 500 steps of adaptation fell 0.22 points below local-only where every site has two classes, got 1,500.",
+            "Settings of the methods were chosen on validation images, a tenth of the training images. A first version with 30 rounds was also evaluated on the test images: the best personalised method was 0.03 points below local-only with Dirichlet(0.1). The 60 rounds were then chosen on validation images; and Per-FedAvg, which with 500 adaptation steps was 0.22 points below local-only with two classes per site, got 1,500.",
         ],
         tables=[
             ResultTable(
                 "Test accuracy in per cent",
-                ["method", "2 classes a site", "published", "Dirichlet(0.1)", "published"],
+                ["method", "2 classes per site", "published", "Dirichlet(0.1)", "published"],
                 rows,
             )
         ],
@@ -97,12 +97,12 @@ def _check_claims(
     worst_method = min(personalized_methods, key=lambda m: accuracies[m, partition])
     best_global_accuracy = max(accuracies[m, partition] for m in GLOBAL_METHODS)
     gap_check = ClaimCheck(
-        f"{partition}: every personal method is ahead of every global one",
+        f"{partition}: every personalised method beats every global one",
         accuracies[worst_method, partition] > best_global_accuracy,
         f"{worst_method} {accuracies[worst_method, partition]:.2f} against {best_global_accuracy:.2f}",
     )
     if partition == "pathological":
-        claim = f"{partition}: no personal method falls more than {MAX_POINTS_BELOW_LOCAL} points below local-only"
+        claim = f"{partition}: no personalised method is more than {MAX_POINTS_BELOW_LOCAL} points below local-only"
         return [
             gap_check,
             ClaimCheck(
@@ -111,7 +111,7 @@ def _check_claims(
                 f"{worst_method} {accuracies[worst_method, partition]:.2f} against {local_only_accuracy:.2f}",
             ),
         ]
-    claim = f"{partition}: the best personal method beats local-only"
+    claim = f"{partition}: the best personalised method beats local-only"
     return [
         gap_check,
         ClaimCheck(

@@ -1,4 +1,4 @@
-"""Accuracy against epsilon: Fashion-MNIST with every image protected, real cells with every group of fields protected."""
+"""Accuracy against epsilon: Fashion-MNIST with image-level DP, and real cells with group-level DP (groups of fields)."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ if TYPE_CHECKING:
 
 NAME = "privacy"
 DESCRIPTION = (
-    "Accuracy against epsilon for Fashion-MNIST (images protected) and real cells (groups protected), and what pays"
+    "Accuracy against epsilon for Fashion-MNIST (unit: image) and real cells (unit: group), and which settings help"
 )
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-UNPROTECTED_OVERRIDES: dict[str, Any] = {"privacy": {}}  # nobody is protected
-UNCLIPPED_OVERRIDES: dict[str, Any] = {"local__lr": 0.5}  # what suits training without clipping
+UNPROTECTED_OVERRIDES: dict[str, Any] = {"privacy": {}}
+UNCLIPPED_OVERRIDES: dict[str, Any] = {"local__lr": 0.5}  # suits training without clipping
 TRAINING_VARIANTS: Mapping[str, dict[str, Any]] = {
-    "as packaged: batches of 100, long steps": {},
-    "batches of 600": {"local__batch": 600},
-    "short steps (lr 0.5)": {"local__lr": 0.5},
+    "as packaged: batches of 100, high learning rate": {},
+    "batches of 600": {"local__batch_size": 600},
+    "low learning rate (0.5)": {"local__lr": 0.5},
 }
 NO_WARMUP_LABEL = "8, without rendered cells"
 FULL_TRAINING_OVERRIDES: dict[str, Any] = {
-    "local__batch": 16,
-    "local__trains": ["body", "norm", "head"],
-    "local__schedule": "cosine",
+    "local__batch_size": 16,
+    "local__trainable": ["body", "norm", "head"],
+    "local__lr_schedule": "cosine",
 }
 
 
 def run(context: ReproductionContext) -> ReproductionResult:
     image_runs = {e: context.run_study("privacy", f"images-{e:g}", privacy__dp_sgd__epsilon=e) for e in EPSILONS}
-    image_runs[math.inf] = context.run_study("privacy", "images-open", **UNPROTECTED_OVERRIDES, **UNCLIPPED_OVERRIDES)
+    image_runs[math.inf] = context.run_study(
+        "privacy", "images-unprotected", **UNPROTECTED_OVERRIDES, **UNCLIPPED_OVERRIDES
+    )
     variant_runs = {
-        name: context.run_study("privacy", f"trick-{n}", privacy__dp_sgd__epsilon=2.0, **overrides)
+        name: context.run_study("privacy", f"variant-{n}", privacy__dp_sgd__epsilon=2.0, **overrides)
         for n, (name, overrides) in enumerate(TRAINING_VARIANTS.items())
         if overrides
     }
@@ -52,7 +54,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
     try:
         cell_runs = _run_cells(context)
     except MissingDataError as error:
-        cell_runs, missing_notes = {}, [f"The cells were left out: {error}"]
+        cell_runs, missing_notes = {}, [f"Without the cells: {error}"]
     else:
         missing_notes = []
     auroc = {key: study_run.results["test"]["pooled"]["positive_auroc"] for key, study_run in cell_runs.items()}
@@ -61,18 +63,18 @@ def run(context: ReproductionContext) -> ReproductionResult:
         payload={
             "images": {epsilon_label(e): round(a, 2) for e, a in accuracy.items()},
             "cells": {key: round(a, 4) for key, a in auroc.items()},
-            "tricks": {name: round(_test_accuracy(study_run), 2) for name, study_run in variant_runs.items()},
+            "variants": {name: round(_test_accuracy(study_run), 2) for name, study_run in variant_runs.items()},
         },
         notes=[
-            "Test accuracy (images) and test AUROC for schistocytes (cells, pooled over sites) of the round that was best on val. One seed.",
-            "Fashion-MNIST: ten sites of 5,400 training images, unit = image. Open: the same passes without clipping and noise, at a rate that suits them.",
-            "Cells: four sites of 28 to 129 groups, unit = group; sites train the last layer of a network that has learnt on rendered cells. Open: they train all of it, in small batches.",
+            "Test accuracy (images) and test AUROC for schistocytes (cells, pooled over sites) of the round that was best on validation data. One seed.",
+            "Fashion-MNIST: ten sites of 5,400 training images, unit = image. Unprotected: the same number of passes without clipping and noise, at a suitable learning rate.",
+            "Cells: four sites of 28 to 129 groups, unit = group; sites train the last layer of a network pre-trained on rendered cells. Unprotected: they train all layers, in small batches.",
             *missing_notes,
         ],
         tables=[
             ResultTable(
                 "Fashion-MNIST",
-                ["epsilon", "noise", "accuracy", "to open"],
+                ["epsilon", "noise multiplier", "accuracy", "vs unprotected"],
                 [
                     [
                         epsilon_label(e),
@@ -84,8 +86,8 @@ def run(context: ReproductionContext) -> ReproductionResult:
                 ],
             ),
             ResultTable(
-                "What pays at epsilon 2",
-                ["setting", "noise", "accuracy"],
+                "Settings at epsilon 2",
+                ["setting", "noise multiplier", "accuracy"],
                 [
                     [name, _noise_multiplier_text(study_run), f"{_test_accuracy(study_run):.2f}"]
                     for name, study_run in variant_runs.items()
@@ -95,7 +97,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
                 [
                     ResultTable(
                         "Cells",
-                        ["", "noise", "AUROC"],
+                        ["", "noise multiplier", "AUROC"],
                         [[key, _noise_multiplier_text(cell_runs[key]), f"{a:.4f}"] for key, a in auroc.items()],
                     )
                 ]
@@ -118,19 +120,19 @@ def run(context: ReproductionContext) -> ReproductionResult:
                 "all ledgers",
             ),
             ClaimCheck(
-                "more epsilon does not hurt: 8 at least as good as 1",
+                "epsilon 8 is at least as good as epsilon 1",
                 accuracy[8.0] >= accuracy[1.0],
                 f"{accuracy[8.0] - accuracy[1.0]:+.2f} points",
             ),
             ClaimCheck(
-                "long steps pay at equal epsilon",
+                "a high learning rate helps at equal epsilon",
                 _test_accuracy(image_runs[2.0]) > _test_accuracy(list(variant_runs.values())[-1]),
                 f"{_test_accuracy(image_runs[2.0]) - _test_accuracy(list(variant_runs.values())[-1]):+.2f} points",
             ),
             *(
                 [
                     ClaimCheck(
-                        "rendered cells pay at equal epsilon",
+                        "pre-training on rendered cells helps at equal epsilon",
                         auroc["8"] > auroc[NO_WARMUP_LABEL],
                         f"{auroc['8'] - auroc[NO_WARMUP_LABEL]:+.4f}",
                     )
@@ -149,16 +151,16 @@ def _run_cells(context: ReproductionContext) -> dict[str, ReproductionRun]:
     }
     runs_by_epsilon = dict(reversed(runs_by_epsilon.items()))
     runs_by_epsilon[epsilon_label(math.inf)] = context.run_study(
-        "smear-private", "cells-open", **UNPROTECTED_OVERRIDES, **FULL_TRAINING_OVERRIDES
+        "smear-private", "cells-unprotected", **UNPROTECTED_OVERRIDES, **FULL_TRAINING_OVERRIDES
     )
     runs_by_epsilon[NO_WARMUP_LABEL] = context.run_study(
-        "smear-private", "cells-8-cold", public__warmup_epochs=0, local__lr=0.01
+        "smear-private", "cells-8-no-warmup", public__warmup_epochs=0, local__lr=0.01
     )
     return runs_by_epsilon
 
 
 def epsilon_label(epsilon: float) -> str:
-    return "open" if math.isinf(epsilon) else f"{epsilon:g}"
+    return "unprotected" if math.isinf(epsilon) else f"{epsilon:g}"
 
 
 def _test_accuracy(study_run: ReproductionRun) -> float:
@@ -171,14 +173,14 @@ def _noise_multiplier_text(study_run: ReproductionRun) -> str:
     if not (study_run.path / "privacy.json").is_file():
         return "–"
     noise_multipliers = [
-        site["noise"] for site in RunFolder(study_run.path).read_json("privacy.json")["dp_sgd"].values()
+        plan["noise_multiplier"] for plan in RunFolder(study_run.path).read_json("privacy.json")["dp_sgd"].values()
     ]
     low, high = f"{min(noise_multipliers):.2f}", f"{max(noise_multipliers):.2f}"
     return low if low == high else f"{low} to {high}"
 
 
 def _is_within_budget(study_run: ReproductionRun) -> bool:
-    """Read from the ledgers themselves."""
+    """Whether every site's ledger is valid and its spent epsilon is within the budget."""
     from privacy.ledger.verify import verify_ledger
 
     ledgers = [verify_ledger(path) for path in (study_run.path / "homes").glob("*/ledger.jsonl")]
@@ -201,10 +203,10 @@ def plot_by_epsilon(values: Mapping[float, float], label: str) -> Figure:
     figure, axes = new_figure(HALF_WIDTH_INCHES)
     finite_values = [(e, v) for e, v in values.items() if math.isfinite(e)]
     axes.plot(
-        [e for e, _ in finite_values], [v for _, v in finite_values], color=PALETTE[0], marker="o", label="protected"
+        [e for e, _ in finite_values], [v for _, v in finite_values], color=PALETTE[0], marker="o", label="DP-SGD"
     )
     if math.inf in values:
-        axes.axhline(values[math.inf], color=PALETTE[1], linestyle="--", label="open")
+        axes.axhline(values[math.inf], color=PALETTE[1], linestyle="--", label="unprotected")
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(EPSILONS), [f"{e:g}" for e in EPSILONS])
     axes.set_xlabel("epsilon")

@@ -1,4 +1,4 @@
-"""Schistocytes in real cells: all data in one place against FedAvg over four acquisition batches, three seeds each."""
+"""Schistocytes in real cells: centralised training against FedAvg over four acquisition batches, three seeds each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.reproductions.base import (
 
 NAME = "schistocytes"
 DESCRIPTION = (
-    "Schistocyte or not on real cells: one place against FedAvg over four batches, three seeds (needs the cells)"
+    "Schistocyte or not on real cells: centralised against FedAvg over four batches, three seeds (needs the cells)"
 )
 SEEDS = (1, 2, 3)
 STRATEGIES = ("centralized", "fedavg")
@@ -72,12 +72,12 @@ def run(context: ReproductionContext) -> ReproductionResult:
             for name, runs in runs_by_strategy.items()
         },
         notes=[
-            "Fold 0 is the test split and is read once a run; the best round is chosen on validation groups, which differ from seed to seed.",
+            "Fold 0 is the test split, evaluated once per run; the best round is selected on validation groups, which differ between seeds.",
             (
-                f"Intervals hold 95 % of {intervals_record['draws']} bootstrap draws of whole {intervals_record['unit']}s ({intervals_record['units']} in the test split): "
-                "they say how much the cells at hand matter, the seeds how much chance in training does."
+                f"Intervals contain 95 % of {intervals_record['draws']} bootstrap draws of whole {intervals_record['unit']}s ({intervals_record['units']} in the test split): "
+                "they show the variation from sampling cells, the seeds that from training."
             ),
-            "Sensitivity is read at a specificity of 95 %.",
+            "Sensitivity is at a specificity of 95 %.",
         ],
         tables=[
             ResultTable(
@@ -88,7 +88,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
         figures=[("AUROC on validation cells, pooled over sites", plot_curves(series, "Validation AUROC", wide=True))],
         checks=[
             ClaimCheck(
-                f"all data in one place: AUROC of at least {MIN_CENTRAL_AUROC}",
+                f"centralised training: AUROC of at least {MIN_CENTRAL_AUROC}",
                 means["centralized"] >= MIN_CENTRAL_AUROC,
                 _seed_spread_text(runs_by_strategy["centralized"]),
             ),

@@ -1,4 +1,4 @@
-"""FedAvg against FedProx when 0, 50 and 90 % of the asked sites run out of time (lecture; there FEMNIST, here other data)."""
+"""FedAvg against FedProx with 0, 50 and 90 % stragglers among the sampled sites (lecture, with FEMNIST)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pipeline.reports.run.curves import CurveSeries, plot_curves
 from pipeline.reproductions.base import ClaimCheck, ReproductionContext, ReproductionResult, ResultTable
 
 NAME = "stragglers"
-DESCRIPTION = "FedAvg against FedProx at 0, 50 and 90 % stragglers, two classes a site (lecture; other data)"
+DESCRIPTION = "FedAvg against FedProx at 0, 50 and 90 % stragglers, two classes per site (lecture; other data)"
 PUBLISHED_ACCURACY = {
     "fedavg": {0: 95.2, 50: 91.1, 90: 82.3},
     "fedprox": {0: 95.4, 50: 94.8, 90: 93.5},
-}  # FEMNIST, indicative
+}  # FEMNIST; other data, so only indicative
 STRATEGIES = {"fedavg": {"name": "fedavg"}, "fedprox": {"name": "fedprox", "mu": 0.1}}
-NUM_FINAL_EVALUATIONS = 5  # looks that a final accuracy is the mean of: with few sites a round single rounds jump
+NUM_FINAL_EVALUATIONS = 5  # the final accuracy is their mean: with few sites per round, single rounds vary much
 
 
 def run(context: ReproductionContext) -> ReproductionResult:
@@ -51,12 +51,12 @@ def run(context: ReproductionContext) -> ReproductionResult:
     ]
     return ReproductionResult(
         payload={
-            name: {str(k): round(v, 2) for k, v in accuracy_by_share.items()}
-            for name, accuracy_by_share in final_accuracy.items()
+            name: {str(k): round(v, 2) for k, v in accuracy_by_fraction.items()}
+            for name, accuracy_by_fraction in final_accuracy.items()
         },
         notes=[
-            "The lecture's figures are FEMNIST; these are Fashion-MNIST, 100 sites with two classes each, ten asked a round: other data, so only the ordering can be compared.",
-            f"Accuracy is the mean of the last {NUM_FINAL_EVALUATIONS} looks. FedAvg drops who is late, FedProx (mu 0.1) counts partial work.",
+            "The lecture's numbers are for FEMNIST, these for Fashion-MNIST with 100 sites of two classes each, ten sampled per round: only the ordering can be compared.",
+            f"Accuracy is the mean of the last {NUM_FINAL_EVALUATIONS} evaluations. FedAvg drops late sites, FedProx (mu 0.1) accepts partial updates.",
         ],
         tables=[
             ResultTable(

@@ -1,4 +1,4 @@
-"""What no federation and full pooling would reach with the same number of passes. Cached by study hash."""
+"""Baselines of a study with the same number of passes: each site alone, pooled data and others; cached by study hash."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ def run_baselines(
 
 
 def build_baseline_studies(study: Study, num_sites: int) -> dict[str, Study]:
-    """The same data, model and passes: alone, in one place, and, where scanners differ, without them or normalised.
+    """The same data, model and passes, each site alone and on pooled data; with an acquisition skew, also without the skew
+    and with color normalization.
 
-    Of a private study: the same without privacy, which tells what it costs. Nobody sees these models.
+    The baselines of a private study are trained without privacy; `unprotected`, the study itself without privacy, shows
+    what privacy costs. The models are not published.
     """
     studies: dict[str, Study] = {
         s.name: _with_strategy(study, s, num_sites) for s in (LocalOnly(), CentralizedTraining())
@@ -56,14 +58,14 @@ def build_baseline_studies(study: Study, num_sites: int) -> dict[str, Study]:
     elif isinstance(study.feature_skew, AcquisitionSkew):
         studies["unskewed"] = study.model_copy(update={"feature_skew": NoFeatureSkew()})
         if isinstance(study.normalization, NoColorNormalization):
-            studies["normalised"] = study.model_copy(update={"normalization": SiteNormalization()})
+            studies["normalized"] = study.model_copy(update={"normalization": SiteNormalization()})
     return {name: baseline.model_copy(update={"name": f"{study.name}-{name}"}) for name, baseline in studies.items()}
 
 
 def _with_strategy(study: Study, strategy: Strategy, num_sites: int) -> Study:
-    """Everybody takes part, on time, to the last round."""
+    """Full participation, no deadline, no compression, all rounds."""
     local = study.local
-    if strategy.requires_pooled_data and local.steps is not None:  # as many steps as all sites take together
+    if strategy.requires_pooled_data and local.steps is not None:  # as many as all sites take together
         local = local.model_copy(update={"steps": local.steps * num_sites})
     return study.model_copy(
         update={
@@ -91,7 +93,7 @@ def _run_baseline(
 
 
 def _round_score(record: dict[str, Any], metric: str, strategy: Strategy) -> float | None:
-    """One number a round; where every site has a model of its own, their scores have no common order: the mean."""
+    """Headline metric of a round; the mean over sites if each has its own model, because their scores cannot be pooled."""
     split, pooled = headline_metrics(record)
     if metric == "accuracy" or not strategy.stateful_clients:
         value: float | None = pooled.get(metric)
@@ -102,7 +104,7 @@ def _round_score(record: dict[str, Any], metric: str, strategy: Strategy) -> flo
 
 
 def _open_cache_folder(study: Study, folder: RunFolder) -> RunFolder:
-    """In the user's cache, by study and data; beside the run where there is no cache to write to."""
+    """Opens the baseline's folder in the user's cache, by study and data; in the run folder if the cache is not writable."""
     fingerprint = folder.read_json("sites.json")["fingerprint"]
     path = user_cache_path("hemofed") / "baselines" / f"{study.hash[:24]}-{fingerprint[:12]}"
     try:
@@ -111,5 +113,5 @@ def _open_cache_folder(study: Study, folder: RunFolder) -> RunFolder:
         path = folder.path / "baselines" / study.hash[:24]
     if (path / "study.toml").is_file():
         return RunFolder.open(path)
-    shutil.rmtree(path, ignore_errors=True)  # what a kill left of one that was never begun
+    shutil.rmtree(path, ignore_errors=True)  # left by a process that was killed before the run began
     return RunFolder.create(path, study)

@@ -1,4 +1,4 @@
-"""A study across real sites, as the coordinator's process runs it; which engine carries the messages is not its business."""
+"""Runs a study across real sites in the coordinator's process, over any engine."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class RemoteEngine(CheckpointableEngine, Protocol):
     """An engine to real sites."""
 
     def collect_data_summaries(self) -> Mapping[SiteId, Mapping[str, Any]]:
-        """What each site that is there says of its data."""
+        """Data summary of each connected site."""
 
 
 def validate_federated_study(study: Study) -> None:
-    """Before anything is offered: parts of a study that only a simulation has."""
+    """Refuses settings that only a simulation supports; called before a run is offered."""
     problems = list(_simulation_only_settings(study))
     if problems:
         raise IncompatibleStudyError("\n".join(problems))
@@ -53,13 +53,13 @@ def validate_federated_study(study: Study) -> None:
 
 def _simulation_only_settings(study: Study) -> Iterator[str]:
     if study.evaluation.evaluate_at != "sites":
-        yield "across hospitals the coordinator holds no test images; set evaluation.evaluate_at = 'sites'"
+        yield "across hospitals the coordinator has no test images; set evaluation.evaluate_at = 'sites'"
     if study.public.fraction:
-        yield "public.fraction sets images of the sites apart at the coordinator; across hospitals use public.data, or none"
+        yield "public.fraction gives images of the sites to the coordinator; across hospitals use public.data, or none"
     if study.strategy.requires_pooled_data:
-        yield f"{study.strategy.name} trains on all images in one place; across hospitals use a federated strategy"
+        yield f"{study.strategy.name} trains on pooled images; across hospitals use a federated strategy"
     if study.sites.stragglers or study.sites.dropout:
-        yield "sites.stragglers and sites.dropout play unreliable sites; real ones need no such settings: leave them out"
+        yield "sites.stragglers and sites.dropout simulate unreliable sites; with real sites leave them out"
 
 
 def run_federated(
@@ -69,7 +69,7 @@ def run_federated(
     live_status: LiveStatus,
     privacy_spent: PrivacySpentCallback,
 ) -> dict[str, Any]:
-    """From the start, or from the last checkpoint; what results.json holds. `told`: what sites let be known of spending."""
+    """Starts or resumes the run and returns the content of results.json. `privacy_spent`: epsilon as reported by the sites."""
     study = folder.load_study()
     data_summaries = engine.collect_data_summaries()
     shape, classes = _agree_on_data_format(data_summaries)
@@ -112,7 +112,7 @@ def run_federated(
 
 
 class SiteDataSummary(BaseModel):
-    """What a site says of its data; within bounds, for a model is built from it."""
+    """A site's description of its data, bounded because a model is built from it."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -130,14 +130,14 @@ def _agree_on_data_format(
         except ValidationError as error:
             invalid_fields = ", ".join(sorted({str(e["loc"][0]) for e in error.errors()}))
             raise ReplyError(
-                f"{site} says of its data what cannot be ({invalid_fields}); is it of the same version?"
+                f"{site} sent an invalid data summary ({invalid_fields}); use the same version of hemofed on all sites"
             ) from error
     data_formats = {site: (tuple(a["shape"]), tuple(a["classes"])) for site, a in data_summaries.items()}
     first_site = next(iter(data_formats))
     for site, data_format in data_formats.items():
         if data_format != data_formats[first_site]:
             raise ReplyError(
-                f"{site} has images of shape {data_format[0]} and the classes {', '.join(data_format[1])}, {first_site} {data_formats[first_site][0]} and "
+                f"{site} has images of shape {data_format[0]} and the classes {', '.join(data_format[1])}, but {first_site} has {data_formats[first_site][0]} and "
                 f"{', '.join(data_formats[first_site][1])}; set data.size and data.classes in the study"
             )
     return data_formats[first_site]
@@ -163,7 +163,7 @@ def _create_round_loop(
         return trainer.run([TrainRequest(COORDINATOR, round_number, index, job) for index, job in enumerate(jobs)])
 
     def on_round_end(record: dict[str, Any]) -> None:
-        """A round is over and on disk: here the run may rest."""
+        """Writes the live status; halts the run here, after a checkpoint, if requested."""
         live_status.round = record["round"]
         live_status.write()
         if (desired_state := requested_state(folder.path)) != "run":
@@ -217,7 +217,7 @@ def _setup_privacy(
 def _describe_sites(
     data_summaries: Mapping[SiteId, Mapping[str, Any]], shape: Sequence[int], classes: Sequence[str]
 ) -> dict[str, Any]:
-    """As a simulation writes it, without counts by class: sites tell how many examples they have, and no more."""
+    """sites.json as of a simulation, but without class counts: sites report only their numbers of examples."""
     counts = {
         site: {split: [n] for split, n in summary["examples"].items()} for site, summary in data_summaries.items()
     }

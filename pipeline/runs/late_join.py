@@ -1,6 +1,6 @@
-"""A site that joins after training: it finds its group, trains its own part from what the run learnt, and keeps its model.
+"""A site that joins a finished run: it is assigned to a cluster, trains its personal parameters and keeps its model.
 
-The common models stay as they are, and nothing that the new site computes is averaged into them.
+The global models do not change: nothing that the new site computes is aggregated.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class LateJoiner:
 
 
 def join_run(folder: RunFolder, late_joiner: LateJoiner) -> dict[str, Any]:
-    """What came of it, as joined/NAME/results.json in the run's folder has it; the model lies beside it."""
+    """Returns the content of joined/NAME/results.json in the run folder; the model is saved in the same folder."""
     if not folder.is_finished:
         raise RunFolderError(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")
     study = _late_join_study(folder, late_joiner)
     if study.strategy.requires_pooled_data:
-        raise StudyError(f"{study.strategy.name} knows no sites that could join; use a federated run")
+        raise StudyError(f"{study.strategy.name} has no sites that could join; use a federated run")
     dataset = _select_only_site(
         load_federated_data(study, late_joiner.data_path, torch.device("cpu")), late_joiner.name
     )
@@ -49,21 +49,19 @@ def join_run(folder: RunFolder, late_joiner: LateJoiner) -> dict[str, Any]:
     run_study = folder.load_study()
     if late_joiner.data_path is None and (study.data, study.seed) == (run_study.data, run_study.seed):
         raise DataError(
-            "these are the run's own examples; say where the new site's lie (--data), or draw others: --set seed=7"
+            "these are the run's own examples; give the new site's data (--data), or sample others: --set seed=7"
         )
     if not issubclass(run_study.strategy.state_type, study.strategy.state_type):
         raise StudyError(
-            f"a run of {run_study.strategy.name} cannot be gone on with by {study.strategy.name}: it keeps other things"
+            f"{study.strategy.name} cannot continue a run of {run_study.strategy.name}: their states differ"
         )
     joined_folder = folder.path / "joined" / quote(late_joiner.name, safe="")
     if joined_folder.exists():
-        raise RunFolderError(
-            f"{joined_folder} is there already; give the new site another --name, or remove that folder"
-        )
+        raise RunFolderError(f"{joined_folder} exists already; give the new site another --name, or remove that folder")
     try:
         return _train_and_save(folder, study, run_study, dataset, late_joiner, joined_folder)
     except BaseException:
-        shutil.rmtree(joined_folder, ignore_errors=True)  # half a site is none, and its name stays free
+        shutil.rmtree(joined_folder, ignore_errors=True)  # a failed join leaves its name free
         raise
 
 
@@ -83,7 +81,7 @@ def _train_and_save(
     state, cluster = _assign_best_cluster(simulation, state, late_joiner.name)
     if cluster is None and not study.strategy.personalized:
         raise StudyError(
-            f"{study.strategy.name} gives sites no model of their own; score the common one with `hemofed evaluate`, or "
+            f"{study.strategy.name} has no personal models; score the global model with `hemofed evaluate`, or "
             "fine-tune it: --set strategy=finetune"
         )
     last_accepted: dict[SiteId, RoundAttempt] = {}
@@ -124,7 +122,7 @@ def _train_and_save(
 
 
 def _late_join_study(folder: RunFolder, late_joiner: LateJoiner) -> Study:
-    """The run's study with the new site as its only one, at a rate that has not run out."""
+    """The run's study with the new site as its only site, at the constant initial learning rate."""
     overrides = {
         "sites": {"count": 1},
         "partition": "iid",
@@ -152,13 +150,13 @@ def _check_data_format(folder: RunFolder, dataset: FederatedDataset) -> None:
     site_record = folder.read_json("sites.json")
     if (list(dataset.classes), list(dataset.shape)) != (list(site_record["classes"]), list(site_record["shape"])):
         raise DataError(
-            f"the new site's data have shape {dataset.shape} and the classes {', '.join(dataset.classes)}, the run's "
-            f"{tuple(site_record['shape'])} and {', '.join(site_record['classes'])}; set data.size or data.classes alike"
+            f"the new site's data have shape {dataset.shape} and the classes {', '.join(dataset.classes)}, the run's have "
+            f"{tuple(site_record['shape'])} and {', '.join(site_record['classes'])}; set data.size or data.classes accordingly"
         )
 
 
 def _assign_best_cluster(simulation: Simulation, state: Any, name: SiteId) -> tuple[Any, str | None]:
-    """In the group whose model fits the new site's training examples best."""
+    """Assigns the site to the cluster whose model has the lowest loss on its training examples."""
     strategy = simulation.round_loop.study.strategy
     candidates = strategy.joinable_clusters(state)
     if not candidates:
@@ -177,7 +175,7 @@ def _assign_best_cluster(simulation: Simulation, state: Any, name: SiteId) -> tu
 
 
 def _train_alone(study: Study, late_joiner: LateJoiner, joined_folder: Path) -> dict[str, Any] | None:
-    """What the site reaches with its own examples alone, in as many rounds as the run had."""
+    """Test metrics of a model trained on the site's own examples alone, in as many rounds as the run had."""
     local_study = study.model_copy(update={"strategy": LocalOnly(), "name": f"{study.name}-alone"})
     pooled_metrics: dict[str, Any] | None = run_simulation(
         local_study, RunFolder.create(joined_folder / "alone", local_study), late_joiner.data_path

@@ -1,4 +1,4 @@
-"""From a study's `[privacy]` to what enforces it: terms for the trainer, a desk for every site, noise, masks."""
+"""Turns a study's `[privacy]` into privacy plans, budget guards, secure aggregation and client-level DP of a simulation."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from sites.privacy.secure_agg_client import SecureAggClient
 from sites.training.base import Trainer, TrainerContext, TrainingConfig
 from sites.training.select_trainer import TrainerKind, make_trainer
 
-UNLIMITED_EPSILON = 1e6  # epsilon of a simulated site for which the study names none: only counted
+UNLIMITED_EPSILON = 1e6  # budget of a simulated site without epsilon: its spending is only recorded
 
 
 @dataclass(frozen=True)
 class PrivacySetup:
-    dataset: FederatedDataset  # without those who withdrew
+    dataset: FederatedDataset  # without withdrawn units
     privacy_plans: Mapping[SiteId, PrivacyPlan] = field(default_factory=dict)
     secure_agg_clients: Mapping[SiteId, SecureAggClient] = field(default_factory=dict)
     secure_aggregation: SecureAggregationSetup | None = None
@@ -101,8 +101,8 @@ def setup_privacy(
     run_path: Path | None,
     homes_folder: Path | None,
 ) -> PrivacySetup:
-    """`homes`: where simulated sites live between runs; in the run's folder, new, if not given. Without a run, promises
-    are only worked out."""
+    """`homes_folder`: of the simulated sites' homes; None: new ones in the run folder. Without `run_path` the privacy plans
+    are only computed."""
     if run_path is None:
         privacy_plans = build_privacy_plans(study, dataset, dry_run_rounds, training_config)
         return PrivacySetup(
@@ -163,7 +163,7 @@ def _open_site_homes(study: Study, dataset: FederatedDataset, homes_folder: Path
 
 
 def open_countersigner(folder: Path) -> tuple[str, LedgerCountersigner]:
-    """One coordinator, with its public key, for all runs that share the sites' homes."""
+    """Public key and countersigner of the coordinator, one for all runs that share the site homes."""
     path = folder / "key.pem"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def describe_privacy(
     privacy_plans: Mapping[SiteId, PrivacyPlan],
     secure_aggregation: SecureAggregationSetup | None,
 ) -> dict[str, Any]:
-    """privacy.json: what was promised before anything was trained."""
+    """Content of privacy.json: the guarantees, fixed before training."""
     privacy_record: dict[str, Any] = {
         "dp_sgd": {site: privacy_plan.to_dict() for site, privacy_plan in privacy_plans.items()}
     }

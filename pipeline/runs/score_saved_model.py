@@ -1,4 +1,4 @@
-"""A saved model on other data."""
+"""Scores a saved model on other data."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def load_model(folder: RunFolder, model_name: str) -> tuple[torch.nn.Module, dic
             + (
                 suggest_names(model_name, model_names)
                 if model_names
-                else "it is not finished, or keeps its models at the sites"
+                else "it is not finished, or its models stay at the sites"
             )
         )
     header, tensors = load_tensors(path)
     model_table = dict(header["model"])
     if model_table.get("name") not in registered_components("models"):
-        raise RunFolderError(f"{path}: model {model_table.get('name')!r} is not known here; is a plugin missing?")
+        raise RunFolderError(f"{path}: model {model_table.get('name')!r} is unknown here; is a plugin missing?")
     model = registered_components("models")[model_table["name"]].model_validate(model_table)
     assert isinstance(model, ModelConfig)
     module = model.init_network(tuple(header["shape"]), len(header["classes"]), 0)
@@ -62,17 +62,16 @@ def score_saved_model(
     )
     if data.shape != tuple(header["shape"]):
         raise DataError(
-            f"{data_path or 'data'}: examples of shape {data.shape}, but the model takes {tuple(header['shape'])}; set data.size"
+            f"{data_path or 'data'}: examples of shape {data.shape}, but the model needs {tuple(header['shape'])}; set data.size"
         )
     if list(data.classes) != list(header["classes"]):
         raise DataError(
-            f"{data_path or 'data'}: classes {', '.join(data.classes)}, but the model knows {', '.join(header['classes'])}"
+            f"{data_path or 'data'}: classes {', '.join(data.classes)}, but the model has {', '.join(header['classes'])}"
         )
     rows = _select_rows(data, split)
     is_run_data = data_path is None and source_name is None and not overrides
-    reference_rows = (
-        data.rows_in_split("train") if is_run_data else torch.arange(len(data.y))
-    )  # of a new place, all there is
+    # color normalization is fitted to the training split of the run's data, to all images of other data
+    reference_rows = data.rows_in_split("train") if is_run_data else torch.arange(len(data.y))
     normalized = study.normalization.apply(data.x, reference_rows)
     x = data.x if normalized is None else normalized
     sums = evaluate(module, ExamplePool(x, data.y, torch.device("cpu")), rows, len(data.classes))
@@ -86,7 +85,7 @@ def score_saved_model(
         "split": split,
         "classes": list(data.classes),
         "fingerprint": data.fingerprint,
-        "normalised": study.normalization.name,
+        "normalized": study.normalization.name,
         "skewed": False,
     }
     return {
@@ -113,7 +112,7 @@ def _build_source(
     overrides: Mapping[str, Any],
     use_all_examples: bool,
 ) -> DataSource:
-    """The study's own kind of source moved to `path`, or another kind fitted to the model's input."""
+    """The study's data source at `data_path`, or another source that is fitted to the model's input."""
     if source_name is not None and source_name not in registered_components("data"):
         raise StudyError(f"--source {source_name}: {suggest_names(source_name, registered_components('data'))}")
     cls = registered_components("data")[source_name or run_source.name]
@@ -121,11 +120,11 @@ def _build_source(
         run_source.model_dump(exclude_none=True) if cls is type(run_source) else {"name": source_name}
     )
     if "size" in cls.model_fields and len(header["shape"]) == 3:
-        if header["shape"][-1] == header["shape"][-2]:  # others have to come in the right size
+        if header["shape"][-1] == header["shape"][-2]:  # non-square images must already have the right size
             settings["size"] = header["shape"][-1]
         model_settings = {"channels": header["shape"][0], "classes": tuple(header["classes"])}
         settings |= {key: value for key, value in model_settings.items() if key in cls.model_fields}
-    if use_all_examples:  # nothing to set apart
+    if use_all_examples:  # no split is held out
         settings |= {key: 0.0 for key in ("val", "test") if key in cls.model_fields}
     settings |= ({"path": data_path} if data_path else {}) | {
         key.removeprefix("data."): value for key, value in overrides.items()
@@ -134,6 +133,6 @@ def _build_source(
         source = cls.model_validate(settings)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise StudyError(f"the data cannot be read like this: {problems}") from error
+        raise StudyError(f"invalid settings of the data source: {problems}") from error
     assert isinstance(source, DataSource)
     return source

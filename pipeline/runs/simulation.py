@@ -1,4 +1,4 @@
-"""One machine plays all hospitals: a study -> data, trainer, engine and coordinator -> a run folder."""
+"""Runs a study with simulated sites in one process: builds data, trainer, engine and round loop, writes a run folder."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def build_simulation(
     homes_folder: Path | None = None,
     is_dry_run: bool = False,
 ) -> Simulation:
-    """`machine`: what a checkpoint says of the trainer and the threads it was made with; `people`: if already made;
-    `homes`: where simulated sites keep their ledgers, if not in the run's folder; `dry`: nothing is written."""
+    """`recorded_environment`: trainer, threads etc. of the checkpoint that is resumed. `dataset`: if loaded already.
+    `homes_folder`: of the simulated sites' ledgers, if not in the run folder. `is_dry_run`: nothing is written."""
     device = select_device(study)
     dataset = dataset or load_federated_data(study, data_path, device)
     run_spec = RunSpec(study, dataset.shape, dataset.classes, len(dataset.sites))
@@ -123,7 +123,7 @@ def build_simulation(
     for key, recorded in (recorded_environment or {}).items():
         if environment[key] != recorded:
             raise RunFolderError(
-                f"{folder.path} was begun with {key} {recorded}, here it is {environment[key]}: it could not go on bit for bit"
+                f"{folder.path} was started with {key} {recorded}, here it is {environment[key]}: it cannot resume bit for bit"
             )
     positive_class = _positive_class(study, dataset)
     aggregation_rule, secure_aggregation = (
@@ -157,7 +157,7 @@ def _setup_privacy(
 ) -> PrivacySetup | None:
     if not dry_run_rounds:
         return None
-    from pipeline.runs.privacy_setup import setup_privacy  # opacus and cryptography are an extra
+    from pipeline.runs.privacy_setup import setup_privacy  # opacus and cryptography are optional
 
     return setup_privacy(study, dataset, dry_run_rounds, training_config, run_path, homes_folder)
 
@@ -170,10 +170,10 @@ def run_simulation(
     is_baseline: bool = False,
     homes_folder: Path | None = None,
 ) -> dict[str, Any]:
-    """From the start, or from the folder's last checkpoint; returns what results.json holds.
+    """Starts the run or resumes it from the last checkpoint; returns the content of results.json.
 
-    `aside`: a yardstick in the user's cache: it waits for another process that computes it, and holds no images.
-    `homes`: where simulated sites live on between runs, with what they have spent.
+    `is_baseline`: waits for another process that computes the same cached baseline, and writes no images.
+    `homes_folder`: of simulated sites whose ledgers outlive the run.
     """
     with exclusive_lock(folder.path, wait=is_baseline):
         return _run_or_resume(
@@ -182,7 +182,7 @@ def run_simulation(
 
 
 def _resolve_homes_folder(folder: RunFolder, homes_folder: Path | None) -> Path | None:
-    """Where the run was begun with, so that a resumed run finds its sites again."""
+    """The folder that the run was started with, so that a resumed run finds its site homes."""
     file = folder.path / "homes.json"
     if file.exists():
         return Path(folder.read_json("homes.json"))
@@ -206,7 +206,7 @@ def _run_or_resume(
         header, tensors = folder.load_checkpoint()
         if header["study"] != study.hash:
             raise RunFolderError(
-                f"{folder.path} was made by another study or version; start it anew with `hemofed run`"
+                f"{folder.path} belongs to another study or version; start a new run with `hemofed run`"
             )
         simulation = build_simulation(
             study, folder, data_path, header["machine"], on_round_end, homes_folder=homes_folder
@@ -246,7 +246,7 @@ def _run_or_resume(
 def _save_personal_models(
     simulation: Simulation, study: Study, state: Any, run_state: RunState, folder: RunFolder
 ) -> None:
-    """A model a site, where sites have their own. In a hospital it would be stored there."""
+    """Saves each site's personal model, which a real site would keep to itself."""
     if not (study.strategy.personalized or study.strategy.stateful_clients):
         return
     simulation.round_loop.save_personal_models(state, run_state)
@@ -259,7 +259,7 @@ def _save_personal_models(
 
 
 def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) -> dict[str, Any] | None:
-    """Of the global model at the sites' test examples, or at the coordinator's."""
+    """Bootstrap intervals of the global model on the test examples of the sites, or of the coordinator."""
     model = study.strategy.global_models(state).get("global")
     dataset, pool = simulation.dataset, simulation.dataset.pool
     holders = (COORDINATOR,) if study.evaluation.evaluate_at == "coordinator" else dataset.sites
@@ -298,18 +298,18 @@ def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) ->
 
 
 def _check_any_round_counted(folder: RunFolder) -> None:
-    """A run in which no round ever counted has no result; its folder stays to be looked at."""
+    """Refuses results if every round was void; the run folder stays for inspection."""
     training_rounds = folder.load_rounds()[1:]
     if training_rounds and all(record["void"] for record in training_rounds):
         last_round = training_rounds[-1]
-        reasons = "; ".join(f"{site}: {reason}" for site, reason in list(last_round["missed"].items())[:3])
+        reasons = "; ".join(f"{site}: {failure['text']}" for site, failure in [*last_round["missed"].items()][:3])
         raise HemofedError(
-            f"no round counted, so there is no result ({last_round['void']}). In the last round: {reasons}"
+            f"all rounds were void, so there is no result ({last_round['void']}). In the last round: {reasons}"
         )
 
 
 def dry_run_study(study: Study, data_path: Path | None) -> Simulation:
-    """Everything short of running: data read, model built, refusals made."""
+    """Loads the data, builds the model and validates the study without running it."""
     return build_simulation(study, RunFolder(Path()), data_path, None, lambda record: None, is_dry_run=True)
 
 
@@ -345,5 +345,5 @@ def _check_same_data(folder: RunFolder, dataset: FederatedDataset) -> None:
     recorded_fingerprint = folder.read_json("sites.json")["fingerprint"]
     if recorded_fingerprint != dataset.fingerprint:
         raise RunFolderError(
-            f"{folder.path} was begun with other data (fingerprint {recorded_fingerprint[:12]}, now {dataset.fingerprint[:12]})"
+            f"{folder.path} was started with other data (fingerprint {recorded_fingerprint[:12]}, now {dataset.fingerprint[:12]})"
         )

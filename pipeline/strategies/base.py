@@ -240,9 +240,9 @@ def evaluate_models(views: Mapping[str, ModelState], message: Message, client_st
 
 def profile_model(model: ModelState, message: Message, client_state: ClientState) -> ClientTask:
     vectors = message.vectors
-    whitening = whitening_from_dict(vectors) if "lens/mean" in vectors else None
+    whitening = whitening_from_dict(vectors) if "whitening/mean" in vectors else None
     (split,) = message.splits
-    num_tta_views = int(vectors["turns"]) if "turns" in vectors else 1
+    num_tta_views = int(vectors["tta_views"]) if "tta_views" in vectors else 1
     profile_sums = yield from run_profile(ProfileJob(model.weights, split, model.norm_stats, whitening, num_tta_views))
     return ClientUpdate(summed=profile_sums.to_dict()), client_state
 

@@ -1,8 +1,8 @@
-"""The `[privacy]` section of a study: what it promises its patients.
+"""The `[privacy]` section of a study.
 
-dp_sgd               every site clips and noises the gradient of each privacy unit (DP-SGD with Opacus) and keeps a budget
-client_level_dp      the coordinator clips and noises the sum of the sites' updates, which hides whole sites
-secure_aggregation   the coordinator learns the sum of the sites' updates and nothing about a single one
+dp_sgd               each site clips the gradient of every privacy unit and adds noise (DP-SGD with Opacus), within a budget
+client_level_dp      the coordinator clips the sites' updates and adds noise to their sum, which hides whole sites
+secure_aggregation   the coordinator learns the sum of the sites' updates and no single update
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class PrivacySection(BaseModel):
 
 
 class NoiseConfig(PrivacySection):
-    """Either (epsilon, delta), for which the noise multiplier is solved, or the noise multiplier, from which epsilon follows."""
+    """Either (epsilon, delta), from which the noise multiplier is solved, or the noise multiplier, from which epsilon follows."""
 
     epsilon: PositiveFloat | tuple[PositiveFloat, ...] | None = None  # one for all sites, or one each
-    noise_multiplier: PositiveFloat | None = None  # standard deviation of the noise, in clipping bounds
+    noise_multiplier: PositiveFloat | None = None  # standard deviation of the noise / clipping bound
     delta: float = Field(1e-5, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -32,11 +32,10 @@ class NoiseConfig(PrivacySection):
 
 class DpSgdConfig(NoiseConfig):
     max_grad_norm: PositiveFloat = 1.0  # clipping bound of a privacy unit's gradient
-    privacy_unit: str = "auto"  # the data's coarsest key; "example" promises a patient with many cells next to nothing
-    max_participations: PositiveInt | None = None  # rounds that a site takes part in; all rounds if not given
-    epsilon_budget: PositiveFloat | tuple[PositiveFloat, ...] | None = (
-        None  # of simulated sites; default: their epsilon
-    )
+    privacy_unit: str = "auto"  # "auto": the data's coarsest key; "example" hardly protects a patient with many cells
+    max_participations: PositiveInt | None = None  # rounds in which a site takes part; None: all rounds
+    # of simulated sites; None: their epsilon
+    epsilon_budget: PositiveFloat | tuple[PositiveFloat, ...] | None = None
     clipping: Literal["auto", "per_unit", "grad_sample", "ghost"] = "auto"
 
 
@@ -46,8 +45,8 @@ class ClientLevelDpConfig(NoiseConfig):
 
 
 class SecureAggregationConfig(PrivacySection):
-    max_update_norm: PositiveFloat = 10.0  # longer updates are scaled down to this 2-norm before they are rounded
-    max_examples: PositiveInt = 100_000  # training examples that a site may have, where sites count by them
+    max_update_norm: PositiveFloat = 10.0  # updates are scaled down to this 2-norm, then rounded
+    max_examples: PositiveInt = 100_000  # bound on a site's training examples, if they are its weight
 
 
 class PrivacyConfig(PrivacySection):

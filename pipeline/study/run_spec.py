@@ -1,4 +1,4 @@
-"""What follows from a study once the shape and the classes of its data are known; the same at every place that works on it."""
+"""A study plus the shape and classes of its data: model, parameter spec and codecs, equal on coordinator and sites."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunSpec:
 
     @cached_property
     def dry_run_rounds(self) -> list[DryRunRound]:
-        """Rehearsed, where the study protects anything."""
+        """Jobs and updates of a dry run of the strategy; empty without [privacy]."""
         return (
             dry_run(self.study.strategy, self.context, self.initial_state)
             if self.study.privacy != PrivacyConfig()
@@ -68,6 +68,6 @@ class RunSpec:
 
 
 def model_header(study: Study, shape: Sequence[int], classes: Sequence[str], round: int) -> dict[str, Any]:
-    """What a saved model says of itself."""
+    """Header of a saved model file."""
     header = {"model": study.to_dict()["model"], "shape": shape, "classes": classes}
     return header | {"round": round, "study": study.name, "hash": study.hash}

@@ -1,4 +1,4 @@
-"""study.toml -> a frozen Study. Everything a run depends on is in it; its hash names the plan."""
+"""study.toml -> a frozen Study, which holds everything that a run depends on and has a hash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sites.population.color_normalization import ColorNormalization
     from sites.population.feature_skew import FeatureSkew
     from sites.population.partition import Partitioner
-else:  # chosen by name at load; importing the rooms here would make every command pay for them
+else:  # chosen by name at load; importing these packages here would slow down every command
     ModelConfig = DataSource = ColorNormalization = Partitioner = FeatureSkew = Any
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -51,23 +51,26 @@ class StudySection(BaseModel):
 
 
 class SitesConfig(StudySection):
-    """`speed` (steps a second), `dropout` (chance to vanish in a round) and `stragglers` (share of the asked sites that
-    is slowed to a random part of its speed each round) live on a virtual clock, so results do not depend on the machine."""
+    """Simulated sites on a virtual clock, so that results do not depend on the machine.
 
-    count: int | None = Field(None, gt=0, le=100_000)  # may be left out where a natural key says
+    `speed`: steps per second. `dropout`: probability that a site is unavailable in a round. `stragglers`: fraction of the
+    sampled sites that run at a random part of their speed in a round.
+    """
+
+    count: int | None = Field(None, gt=0, le=100_000)  # None: as many as the partition's key has values
     speed: PositiveFloat | tuple[PositiveFloat, ...] = 1.0
     dropout: Fraction | tuple[Fraction, ...] = 0.0
     stragglers: Fraction = 0.0
 
 
 class PublicDataConfig(StudySection):
-    """Examples that nobody has to protect: a share set apart before sites get theirs, or another source's."""
+    """Examples without privacy cost: a fraction set apart before the partition, or the examples of another source."""
 
     fraction: Fraction = 0.0
     data: Annotated[DataSource, ComponentChoice("data")] | None = None
     warmup_epochs: NonNegativeInt = 0
-    batch_size: PositiveInt | None = None  # of the warm-up; local.batch if not given
-    lr: PositiveFloat | None = None  # likewise
+    batch_size: PositiveInt | None = None  # of the warm-up; None: local.batch_size
+    lr: PositiveFloat | None = None  # of the warm-up; None: local.lr
 
 
 class LocalConfig(StudySection):
@@ -76,13 +79,13 @@ class LocalConfig(StudySection):
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     lr_schedule: Literal["constant", "cosine", "exponential", "step"] = "constant"
-    lr_decay: float = Field(0.99, gt=0, le=1)  # exponential: every round; step: every `every` rounds
+    lr_decay: float = Field(0.99, gt=0, le=1)  # exponential: every round; step: every `lr_decay_every` rounds
     lr_decay_every: PositiveInt = 10
     batch_size: PositiveInt | Literal["all"] = 50
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
-    class_balance: Literal["none", "root", "full", "sample"] = "none"  # rare classes count, or are drawn, more often
-    trainable: tuple[ParameterRole, ...] | None = None  # the parts that sites may move; all if not given
+    class_balance: Literal["none", "root", "full", "sample"] = "none"  # weights or samples rare classes more
+    trainable: tuple[ParameterRole, ...] | None = None  # roles of the parameters that sites train; None: all
 
     @model_validator(mode="before")
     @classmethod
@@ -94,7 +97,7 @@ class LocalConfig(StudySection):
         return values | {"epochs": 1}
 
     def lr_at_round(self, round: int, rounds: int) -> float:
-        """Of rounds 1, 2, ...; cosine ends just above zero in the last."""
+        """Learning rate of round 1, 2, ...; the cosine schedule ends just above zero."""
         t = max(round - 1, 0)
         match self.lr_schedule:
             case "constant":
@@ -108,7 +111,7 @@ class LocalConfig(StudySection):
 
 
 def _as_list(value: object) -> object:
-    """One codec may stand alone."""
+    """A single codec needs no list."""
     return [value] if isinstance(value, str | Mapping | Component) else value
 
 
@@ -116,14 +119,14 @@ CodecList = Annotated[tuple[Annotated[Codec, ComponentChoice("codecs")], ...], B
 
 
 class CompressionConfig(StudySection):
-    """What updates go up in and models down in: a codec, or several one after the other. `up`: else the strategy's own."""
+    """Codec chains of the updates (uplink; None: the strategy's default) and of the models (downlink)."""
 
     uplink: CodecList | None = None
     downlink: CodecList = ()
 
 
 class AugmentationConfig(StudySection):
-    """Of training images alone; what each number means is in sites/training/augmentation.py."""
+    """Random changes of training images; sites/training/augmentation.py explains the numbers."""
 
     flip: bool = False
     rotate: float = Field(0.0, ge=0, le=180)
@@ -134,7 +137,7 @@ class AugmentationConfig(StudySection):
 
     @property
     def num_tta_views(self) -> int:
-        """How an exported model looks at an image: eight ways round where the study says that there is no upright."""
+        """Test-time augmentation of an exported model: 8 flips and quarter turns if the training augmentation covers them."""
         return 8 if self.flip and self.rotate >= 90 else 1
 
 
@@ -143,7 +146,7 @@ class ClientSamplingConfig(StudySection):
 
 
 class RoundConfig(StudySection):
-    """`auto`: as the strategy is defined: FedAvg drops work cut short, FedProx keeps it."""
+    """`partial_updates` 'auto': as the strategy is defined; FedAvg drops work cut short, FedProx keeps it."""
 
     deadline: PositiveFloat | None = None
     quorum: PositiveInt = 1
@@ -153,16 +156,15 @@ class RoundConfig(StudySection):
 
 class EvaluationConfig(StudySection):
     evaluate_at: Literal["coordinator", "sites", "both"] = "both"
-    splits: tuple[Split, ...] = ("val",)  # looked at every `every` rounds; test is otherwise read once, at the end
+    splits: tuple[Split, ...] = ("val",)  # evaluated every `every` rounds; otherwise test is read once, at the end
     every: PositiveInt = 1
     selection_metric: MetricName = "accuracy"
-    patience: PositiveInt | None = None  # stop after so many looks without a better `val`
-    target: float | None = None  # stop once the best metric reaches this on the first watched split
-    positive_class: str | None = None  # the class whose AUROC and sensitivity matter
+    patience: PositiveInt | None = None  # stop after so many evaluations without a better `val`
+    target: float | None = None  # stop once the selection metric reaches this on the first split
+    positive_class: str | None = None  # the class for AUROC, AUPRC and sensitivity
     target_specificity: float = Field(0.95, gt=0, lt=1)
-    validation_profile: bool = (
-        True  # at the end sites describe their `val` images in sums, which an exported model needs
-    )
+    # at the end sites describe their `val` images in sums, which an exported model needs
+    validation_profile: bool = True
 
 
 class Study(StudySection):
@@ -172,7 +174,7 @@ class Study(StudySection):
     rounds: PositiveInt = 10
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     trainer: Literal["auto", "sequential", "stacked", "threaded"] = "auto"
-    num_threads: int | None = Field(None, gt=0, le=1024)  # for torch; all cores if not given
+    num_threads: int | None = Field(None, gt=0, le=1024)  # of torch; None: all cores
     weighting: Literal["examples", "equal", "inverse"] = "examples"
     data: Annotated[DataSource, ComponentChoice("data")]
     sites: SitesConfig = SitesConfig()
@@ -216,7 +218,7 @@ class Study(StudySection):
 
     @property
     def hash(self) -> str:
-        """Of everything that decides the result: not where data lie, and not what the study is called."""
+        """SHA-256 of everything that decides the result: not of the data path, the name and the description."""
         study_dict = self.to_dict()
         study_dict["data"].pop("path", None)
         study_dict["public"].get("data", {}).pop("path", None)
@@ -234,7 +236,7 @@ class Study(StudySection):
 
 
 def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """A relative data.path starts from the study file, one given as an override from here; a run keeps it absolute."""
+    """A relative data.path starts at the study file's folder, in an override at the working directory; a run stores it absolute."""
     from pipeline.study.toml_file import parse_study
 
     try:

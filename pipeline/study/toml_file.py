@@ -1,4 +1,4 @@
-"""The text of a study file: parsing, overrides, and errors that name the key, its line and the valid choices."""
+"""Reads and writes study files; errors name the key, its line and the valid choices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPONENT_KINDS = {"data": "data", "partition": "partitions", "feature_skew": "
 
 
 def find_study(name: str | Path) -> Path:
-    """A file, or the name of a packaged study."""
+    """Path of a study file, or of the packaged study of that name."""
     path = Path(name)
     packaged = PACKAGED_STUDIES / f"{name}.toml"
     if path.is_file():
@@ -35,7 +35,7 @@ def find_study(name: str | Path) -> Path:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`local.lr=0.1` -> ("local.lr", 0.1); what is no TOML value is a string."""
+    """`local.lr=0.1` -> ("local.lr", 0.1); a value that is not TOML is a string."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise StudyError(f"--set {text!r} should look like --set local.lr=0.1")
@@ -61,7 +61,7 @@ def parse_study(text: str, source: str, overrides: Mapping[str, Any]) -> Study:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Plain values first, then a table a section: all that a resolved study needs."""
+    """Writes plain values first, then one table per section, which is all that a resolved study needs."""
     scalars = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
     lines = [f"{k} = {_toml_value(v)}" for k, v in scalars.items()]
     for name, table in values.items():
@@ -86,7 +86,7 @@ def _toml_value(value: Any) -> str:
             return "{" + ", ".join(f'"{k}" = {_toml_value(v)}' for k, v in value.items()) + "}"
         case Sequence():
             return "[" + ", ".join(map(_toml_value, value)) + "]"
-    raise TypeError(f"{type(value)} has no place in a study file")
+    raise TypeError(f"{type(value)} cannot be written into a study file")
 
 
 def _apply_override(raw: dict[str, Any], dotted: str, value: Any) -> None:
@@ -95,24 +95,23 @@ def _apply_override(raw: dict[str, Any], dotted: str, value: Any) -> None:
     for depth, parent in enumerate(parents):
         new_table = {"name": default} if depth == 0 and (default := _default_component(parent)) else {}
         subtable = table.setdefault(parent, new_table)
-        if (
-            isinstance(subtable, str) and depth == 0 and parent in _COMPONENT_KINDS
-        ):  # strategy = "fedprox" and --set strategy.mu=1
+        # strategy = "fedprox" and --set strategy.mu=1
+        if isinstance(subtable, str) and depth == 0 and parent in _COMPONENT_KINDS:
             subtable = table[parent] = {"name": subtable}
         if not isinstance(subtable, dict):
             raise StudyError(f"--set {dotted}: {parent} is a value, not a section")
         table = subtable
     if not parents and key in _COMPONENT_KINDS and isinstance(value, str):
         value = {"name": value}
-    if parents == ["local"] and key in ("epochs", "steps"):  # one measure replaces the other
+    if parents == ["local"] and key in ("epochs", "steps"):  # one replaces the other
         table.pop("steps" if key == "epochs" else "epochs", None)
     if key == "name" and len(parents) == 1 and table.get("name") not in (None, value):
-        table.clear()  # another component: the old one's settings are not its own
+        table.clear()  # another component does not take the old one's settings
     table[key] = value
 
 
 def _default_component(section: str) -> str | None:
-    """The component that a section stands for when the study does not say."""
+    """Name of the section's component if the study names none."""
     default = Study.model_fields[section].default if section in _COMPONENT_KINDS else None
     return default if isinstance(default, str) else None
 
@@ -120,7 +119,7 @@ def _default_component(section: str) -> str | None:
 def _format_errors(
     validation_error: ValidationError, raw: Mapping[str, Any], text: str, source: str, overrides: Mapping[str, Any]
 ) -> list[str]:
-    """One line a key: a value of several allowed kinds fails once for each of them."""
+    """One line per key: pydantic reports an error for each type that the value could have."""
     by_key: dict[tuple[str, ...], list[Any]] = {}
     for error in validation_error.errors():
         by_key.setdefault(_locate_in_file(raw, error), []).append(error)
@@ -136,7 +135,7 @@ def _format_errors(
 
 
 def _locate_in_file(raw: Mapping[str, Any], error: Any) -> tuple[str, ...]:
-    """Where the error is in the file's own words: pydantic also names which of several kinds it tried."""
+    """The error's key in the file; pydantic's own path also names the types that it tried."""
     path: list[str] = []
     node: Any = raw
     for part in error["loc"]:
@@ -153,9 +152,8 @@ def _describe_error(loc: Sequence[str], errors: Sequence[Any], raw: Mapping[str,
     if first_error["type"] == "extra_forbidden":
         return f"unknown key {key!r}; {suggest_names(loc[-1], _fields_at(raw, loc[:-1]))}"
     if first_error["type"] == "missing":
-        missing_key = str(
-            first_error["loc"][-1]
-        )  # of a component named alone, like codec.up = "ring", the file has no place for it
+        # a component given by its name, like compression.uplink = "ring", has no table in the file
+        missing_key = str(first_error["loc"][-1])
         key = key if loc[-1] == missing_key else f"{key}.{missing_key}"
         return f"{key!r} is missing" + (
             f"; {suggest_names('', registered_components(_COMPONENT_KINDS[key]))}" if key in _COMPONENT_KINDS else ""
@@ -196,7 +194,7 @@ def _fields_at(raw: Mapping[str, Any], loc: Sequence[str]) -> list[str]:
 
 
 def _find_line(text: str, loc: Sequence[str]) -> int | None:
-    """The line of the key, else of the nearest table around it."""
+    """Line of the key, else of the innermost table around it."""
     table: list[str] = []
     best_line, depth = None, 0
     for line_number, line in enumerate(text.splitlines(), 1):

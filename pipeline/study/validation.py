@@ -1,4 +1,4 @@
-"""Parts of a study that do not go together: said when it is read, all at once, not at round 17."""
+"""Finds all parts of a study that do not go together before the first round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def validate_study(
     dry_run_rounds: Sequence[DryRunRound] = (),
     total_sites: int | None = None,
 ) -> None:
-    """`turns`: rehearsed, where the study protects anything; `among`: how many sites there are, if `people` is one."""
+    """`dry_run_rounds`: needed with [privacy]. `total_sites`: of the study, if `dataset` holds only one of them."""
     num_sites = total_sites or len(dataset.sites)
     problems = [
         *_evaluation_conflicts(study, dataset, total_sites is not None),
@@ -40,30 +40,30 @@ def validate_study(
 
 
 def _compression_conflicts(study: Study, num_clients: int) -> Iterator[str]:
-    for direction, chain in (("up", study.uplink_codecs), ("down", study.compression.downlink)):
+    for direction, chain in (("uplink", study.uplink_codecs), ("downlink", study.compression.downlink)):
         for before, after in pairwise(chain):
             if before.remaining_length(1000, UNKNOWN_LAYOUT) is None:
-                yield f"codec.{direction}: {after.name} stands behind {before.name}, which leaves it nothing; swap or drop one"
+                yield f"compression.{direction}: {before.name} leaves {after.name} nothing to compress; swap them or drop one"
     for codec in study.compression.downlink:
         if not codec.supports_downlink:
-            yield f"compression.downlink = {codec.name!r} would send models with most of it missing; use qsgd or fp16 for the way down"
+            yield f"compression.downlink = {codec.name!r} would drop most of the model; use qsgd or fp16 on the downlink"
     if study.aggregation.visibility == "each" and study.strategy.bypasses_aggregation_rule:
-        yield f"{study.strategy.name} adds up more than the update, which combine = {study.aggregation.name!r} does not guard; use 'mean'"
+        yield f"{study.strategy.name} sums more than the update, which aggregation = {study.aggregation.name!r} does not protect; use 'mean'"
     if study.aggregation.min_clients > num_clients:
-        yield f"combine = {study.aggregation.name!r} needs {study.aggregation.min_clients} answers, but {num_clients} sites are asked a round; lower aggregation.num_byzantine, or use 'median'"
+        yield f"aggregation = {study.aggregation.name!r} needs {study.aggregation.min_clients} replies, but {num_clients} sites are sampled a round; lower aggregation.num_byzantine, or use 'median'"
     if study.aggregation.min_clients > 1 and study.strategy.visibility != "totals":
-        yield f"combine = {study.aggregation.name!r} needs {study.aggregation.min_clients} answers at once, and {study.strategy.name} combines some of them at a time; use 'median'"
+        yield f"aggregation = {study.aggregation.name!r} needs {study.aggregation.min_clients} replies at once, and {study.strategy.name} aggregates some of them at a time; use 'median'"
     if study.strategy.needs_public_probes and not (study.public.fraction or study.public.data):
         yield f"{study.strategy.name} compares networks on public examples; set public.fraction or public.data"
 
 
 def _evaluation_conflicts(study: Study, dataset: FederatedDataset, is_single_site: bool) -> Iterator[str]:
-    """`alone`: one site of several, which need not have everything."""
+    """`is_single_site`: the dataset is one site's, which need not have every class and split."""
     evaluation, classes = study.evaluation, ", ".join(dataset.classes)
     if evaluation.evaluate_at == "coordinator" and study.strategy.personalized:
-        yield f"{study.strategy.name} gives every site a model of its own, which only the site can judge; set evaluation.evaluate_at to 'sites' or 'both'"
+        yield f"{study.strategy.name} gives every site its own model, which only the site can evaluate; set evaluation.evaluate_at to 'sites' or 'both'"
     if evaluation.patience is not None and "val" not in evaluation.splits:
-        yield "evaluation.patience looks at val; put it into evaluation.splits"
+        yield "evaluation.patience needs val; add it to evaluation.splits"
     if (
         evaluation.patience is not None
         and not is_single_site
@@ -75,7 +75,7 @@ def _evaluation_conflicts(study: Study, dataset: FederatedDataset, is_single_sit
     if evaluation.selection_metric.startswith("positive_") and evaluation.positive_class is None:
         yield f"evaluation.selection_metric = {evaluation.selection_metric!r} needs evaluation.positive_class; classes: {classes}"
     if evaluation.positive_class is not None and evaluation.positive_class not in dataset.classes:
-        yield f"evaluation.positive_class = {evaluation.positive_class!r} is no class; classes: {classes}"
+        yield f"evaluation.positive_class = {evaluation.positive_class!r} is not a class; classes: {classes}"
     elif evaluation.positive_class is not None and not is_single_site:
         class_index = dataset.classes.index(evaluation.positive_class)
         num_positive = {
@@ -84,7 +84,7 @@ def _evaluation_conflicts(study: Study, dataset: FederatedDataset, is_single_sit
         if missing_splits := [
             split for split, count in num_positive.items() if not count and _has_examples(dataset, split)
         ]:
-            yield f"there is no {evaluation.positive_class} in {' and '.join(missing_splits)}, so it cannot be learnt or judged; choose other data, splits or evaluation.positive_class"
+            yield f"there is no {evaluation.positive_class} in {' and '.join(missing_splits)}, so it cannot be learnt or evaluated; choose other data, splits or evaluation.positive_class"
 
 
 def _has_examples(dataset: FederatedDataset, split: str) -> bool:
@@ -94,22 +94,22 @@ def _has_examples(dataset: FederatedDataset, split: str) -> bool:
 def _training_conflicts(study: Study, spec: ParameterSpec, dataset: FederatedDataset) -> Iterator[str]:
     local, round_config = study.local, study.round
     if study.augmentation != type(study.augmentation)() and len(dataset.shape) != 3:
-        yield f"augment changes images, not data of shape {dataset.shape}; leave [augmentation] out"
+        yield f"augmentation changes images, not data of shape {dataset.shape}; leave [augmentation] out"
     if study.strategy.full_batch_only and (
         study.augmentation != type(study.augmentation)() or local.class_balance == "sample"
     ):
-        yield f"{study.strategy.name} takes whole gradients, so there is no batch to draw or augment; leave out [augmentation] and local.class_balance = 'sample'"
+        yield f"{study.strategy.name} takes full-batch gradients, so there is no batch to sample or augment; leave out [augmentation] and local.class_balance = 'sample'"
     if study.public.warmup_epochs and not (study.public.fraction or study.public.data):
-        yield "public.warmup_epochs needs public.fraction > 0 or public.data: there is nothing to warm up on"
+        yield "public.warmup_epochs needs public.fraction > 0 or public.data to train on"
     if study.public.fraction and study.public.data:
         yield "public.fraction and public.data are two sources of public examples; give one of them"
     if round_config.late_updates == "keep" and (
         study.round_policy.partial_updates == "keep" or round_config.deadline is None
     ):
-        yield "round.late_updates = 'keep' needs a deadline and round.partial_updates = 'drop': else nobody is late"
+        yield "round.late_updates = 'keep' needs a deadline and round.partial_updates = 'drop': otherwise no update is late"
     if spec.num_norm_stats and local.batch_size != "all":
         affected_sites = [
             site for site in dataset.sites if dataset.split_indices[site].num_examples % local.batch_size == 1
         ]
         if affected_sites:
-            yield f"{', '.join(affected_sites)}: the last batch is one example, of which BatchNorm has no spread; change local.batch_size"
+            yield f"{', '.join(affected_sites)}: the last batch is one example, for which BatchNorm has no variance; change local.batch_size"

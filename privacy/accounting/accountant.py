@@ -1,13 +1,17 @@
-"""How much privacy a run of noisy steps has spent: epsilon at a given delta, by three accountants.
+"""Epsilon of a sequence of noisy steps at a given delta, by three accountants.
 
-A step is the Gaussian mechanism on a Poisson sample of the units. Neighbours differ by one unit, added or removed.
-`rdp` composes Rényi divergences (Mironov et al. 2019, arXiv 1908.10530) and converts them by Balle et al. 2020, arXiv
-1905.09982, theorem 21. `pld` composes privacy loss distributions that dominate the step's in both directions
-(Doroshenko et al. 2022, arXiv 2207.04380). Both bound epsilon from above. `prv` (Gopi et al. 2021, arXiv 2106.02848)
-gives the upper end of its error interval, but Opacus has only the direction in which a unit is removed, and the worse
-direction of one step need not be the worse of many (Lebeda et al. 2024, arXiv 2405.20769): it is a check, and no part
-of `tightest`. Where a numerical accountant does not reach (epsilon over 100, `pld` with delta under 1e-8), `rdp`
-answers.
+A step is the Gaussian mechanism on a Poisson sample of the units. Neighbouring data sets differ by one unit, added or
+removed.
+
+- `rdp` composes Rényi divergences (Mironov et al. 2019, arXiv 1908.10530) and converts them by Balle et al. 2020,
+  arXiv 1905.09982, theorem 21. It is an upper bound of epsilon.
+- `pld` composes privacy loss distributions that dominate the step's in both directions (Doroshenko et al. 2022, arXiv
+  2207.04380). It is an upper bound of epsilon.
+- `prv` (Gopi et al. 2021, arXiv 2106.02848) gives the upper end of its error interval. Opacus implements only the
+  direction in which a unit is removed, and the worse direction of one step may not be the worse of many (Lebeda et al.
+  2024, arXiv 2405.20769), so `prv` serves as a check and `tightest` does not use it.
+
+`rdp` also covers what a numerical accountant cannot compute: epsilon over 100, and `pld` with delta below 1e-8.
 """
 
 from __future__ import annotations
@@ -34,21 +38,21 @@ FloatArray = NDArray[np.float64]
 RDP_ORDERS: FloatArray = np.array(
     [*RDPAccountant.DEFAULT_ALPHAS, *(round(64 * 1.1**k) for k in range(29))], dtype=np.float64
 )
-RDP_SERIES_ERROR = (
-    1e-12  # Opacus ends its series for a step's moment at e^-30, so the moment may be that much too small
-)
-MAX_EPSILON = 100.0  # epsilon; beyond it nobody needs more digits
+RDP_SERIES_ERROR = 1e-12  # Opacus ends its series for a step's moment at e^-30, so the moment may be too small by this
+MAX_EPSILON = 100.0  # above it only `rdp` is computed
 MAX_PLD_CELLS = 2**16  # of one step's privacy loss distribution; 16 times as many after composition
-PLD_CELLS_PER_STD = 24  # cells in a standard deviation of one step's loss: epsilon is at most 0.1 % too large
-FFT_ROUNDING_ERROR = (
-    1e-10  # ten times what Fourier transforms were seen to add to delta or take from it, up to 100,000 steps
-)
-NOISE_MULTIPLIER_RANGE = (1e-2, 1e4)  # between which `noise_for` looks
+PLD_CELLS_PER_STD = 24  # per standard deviation of one step's loss: epsilon is at most 0.1 % too large
+# ten times the largest observed error of delta by Fourier transforms, up to 100,000 steps
+FFT_ROUNDING_ERROR = 1e-10
+NOISE_MULTIPLIER_RANGE = (1e-2, 1e4)  # searched by `calibrate_noise_multiplier`
 
 
 @dataclass(frozen=True)
 class DpEvent:
-    """`steps` releases with noise of `noise` times the sensitivity, each on a sample of every unit at `rate`."""
+    """`steps` Gaussian mechanisms, each on a Poisson sample of the units.
+
+    `noise_multiplier`: standard deviation in units of the sensitivity; `sampling_rate`: a unit's probability per step.
+    """
 
     noise_multiplier: float
     sampling_rate: float
@@ -57,11 +61,11 @@ class DpEvent:
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
             raise BudgetError(
-                f"noise {self.noise_multiplier} must be a number from 0; it is in units of the sensitivity"
+                f"noise multiplier {self.noise_multiplier} must be a number from 0; it is in units of the sensitivity"
             )
         if not 0 < self.sampling_rate <= 1:
             raise BudgetError(
-                f"rate {self.sampling_rate} must be over 0 and at most 1; it is a unit's chance to be in a step"
+                f"sampling rate {self.sampling_rate} must be over 0 and at most 1; it is a unit's probability to be in a step"
             )
         if type(self.steps) is not int or self.steps < 0:
             raise BudgetError(f"steps {self.steps!r} must be a whole number from 0")
@@ -81,14 +85,14 @@ def compute_epsilon(events: Iterable[DpEvent], delta: float, accountant: Account
 def compute_privacy_spent(
     events: Iterable[DpEvent], delta: float, accountant: AccountantName = "tightest"
 ) -> PrivacySpent:
-    """What the events spend together. More steps of the same events never spend less (`prv` apart)."""
+    """The privacy spent by all events together. More steps of the same events never spend less (except with `prv`)."""
     if not 0 < delta < 1:
-        raise BudgetError(f"delta {delta} must lie between 0 and 1; well under one over the number of units is usual")
+        raise BudgetError(f"delta {delta} must be between 0 and 1; use much less than one over the number of units")
     return _compute_cached(merge_events(events), float(delta), accountant)
 
 
 def merge_events(events: Iterable[DpEvent]) -> tuple[DpEvent, ...]:
-    """One event for each noise and rate, in their order."""
+    """One event for each noise multiplier and sampling rate, sorted."""
     steps_by_event: dict[tuple[float, float], int] = {}
     for event in events:
         event_key = float(event.noise_multiplier), float(event.sampling_rate)
@@ -97,7 +101,7 @@ def merge_events(events: Iterable[DpEvent]) -> tuple[DpEvent, ...]:
 
 
 def renyi_divergences(events: Iterable[DpEvent]) -> FloatArray:
-    """Rényi divergence of all events together at each of ORDERS."""
+    """The total Rényi divergence of the events at each of RDP_ORDERS."""
     total: FloatArray = np.zeros_like(RDP_ORDERS)
     for event in events:
         total = total + event.steps * _step_divergences(float(event.noise_multiplier), float(event.sampling_rate))
@@ -105,7 +109,7 @@ def renyi_divergences(events: Iterable[DpEvent]) -> FloatArray:
 
 
 def log_conversion_factors(orders: FloatArray) -> FloatArray:
-    """log c(a), the smallest with 1 - e^-y <= c(a) e^((a - 1) y) for all y.
+    """log c(a), with the smallest c(a) such that 1 - e^-y <= c(a) e^((a - 1) y) for all y.
 
     Divergence R at order a then gives delta = c(a) e^((a - 1) (R - epsilon)).
     """
@@ -115,11 +119,11 @@ def log_conversion_factors(orders: FloatArray) -> FloatArray:
 def calibrate_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: AccountantName = "tightest"
 ) -> float:
-    """The smallest noise, to one in a thousand, with which so many steps spend at most `epsilon`."""
+    """The smallest noise multiplier, to 0.1 %, with which the steps spend at most `epsilon`."""
     if not 0 < epsilon < math.inf:
         raise BudgetError(f"epsilon {epsilon} must be a number over 0")
     if steps < 1:
-        raise BudgetError(f"{steps} steps need no noise; ask for at least one")
+        raise BudgetError(f"{steps} steps need no noise; give at least one step")
 
     def is_within_budget(noise_multiplier: float) -> bool:
         return (
@@ -132,8 +136,8 @@ def calibrate_noise_multiplier(
     while not is_within_budget(high):
         if high >= max_noise:
             raise BudgetError(
-                f"epsilon {epsilon:g} at delta {delta:g} is out of reach: {steps} steps at rate {sampling_rate:g} spend more "
-                f"even with noise {high:g}; take fewer steps, a smaller rate or a larger budget"
+                f"epsilon {epsilon:g} at delta {delta:g} is out of reach: {steps} steps at sampling rate {sampling_rate:g} "
+                f"spend more even with noise multiplier {high:g}; take fewer steps, a smaller rate or a larger budget"
             )
         high = min(max_noise, high * 2)
     low = high / 2
@@ -148,7 +152,7 @@ def calibrate_noise_multiplier(
 def epsilon_curve(
     event: DpEvent, num_rounds: int, delta: float, accountant: AccountantName = "tightest"
 ) -> list[float]:
-    """Epsilon after each of `turns` repetitions of `event`."""
+    """Epsilon after each of `num_rounds` repetitions of `event`."""
     epsilons = (
         compute_privacy_spent(
             [DpEvent(event.noise_multiplier, event.sampling_rate, event.steps * num_done)], delta, accountant
@@ -196,7 +200,7 @@ def _step_divergences(noise_multiplier: float, sampling_rate: float) -> FloatArr
 
 
 def _divergence_at_order(noise_multiplier: float, sampling_rate: float, order: float) -> float:
-    """Infinite where the series breaks down: that order then proves nothing."""
+    """Infinite where the series does not converge; that order then gives no bound."""
     try:
         divergence = float(compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=order))
     except (ValueError, OverflowError):
@@ -221,13 +225,13 @@ def _pld_epsilon(events: tuple[DpEvent, ...], delta: float, rdp_epsilon: float) 
 
 
 def _wanted_cell_width(event: DpEvent) -> float:
-    """A fraction of the standard deviation of one step's privacy loss (roughly)."""
+    """About a fraction of the standard deviation of one step's privacy loss."""
     loss_std = event.sampling_rate * math.sqrt(math.expm1(min(event.noise_multiplier**-2, 100.0)))
     return min(1 / event.noise_multiplier, loss_std) / PLD_CELLS_PER_STD
 
 
 def _loss_width(event: DpEvent) -> float:
-    """Of one step's privacy losses, all but e^-50 of their mass: 10 standard deviations of the noise."""
+    """The width of one step's privacy losses except e^-50 of their mass: 10 standard deviations of the noise."""
     loss = (20 * event.noise_multiplier + 1) / (2 * event.noise_multiplier**2)
     return max(0.0, loss + math.log(event.sampling_rate)) + min(loss, 1.0)
 
@@ -240,7 +244,7 @@ def _step_pld(noise_multiplier: float, sampling_rate: float, cell_width: float) 
 
 
 def _prv_epsilon(events: tuple[DpEvent, ...], delta: float, rdp_epsilon: float) -> float | None:
-    """To half a percent, or as fine as a million points allow."""
+    """With an error of 0.5 %, or as small as a million points allow."""
     accountant = PRVAccountant()
     accountant.history = [(event.noise_multiplier, event.sampling_rate, event.steps) for event in events]
     num_points = 2 * (rdp_epsilon + 6) * math.sqrt(sum(event.steps for event in events) * math.log(12e3 / delta) / 2)
@@ -249,6 +253,6 @@ def _prv_epsilon(events: tuple[DpEvent, ...], delta: float, rdp_epsilon: float) 
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             epsilon = float(accountant.get_epsilon(delta, eps_error=eps_error))
-    except (RuntimeError, ValueError, OverflowError):  # its own checks of the discretisation
+    except (RuntimeError, ValueError, OverflowError):  # Opacus's checks of the discretisation failed
         return None
     return max(0.0, epsilon) if math.isfinite(epsilon) else None

@@ -1,17 +1,17 @@
-"""The filter in front of a data set: a charge is allowed while all charges together stay within (epsilon, delta).
+"""Privacy filter of a data set: a charge is allowed while all charges together stay within (epsilon, delta).
 
-One plan, committed to before its first step, is a fixed composition, and whatever it does is a prefix of it: the
-tightest accountant holds. Several plans are chosen one after the other, each knowing what the earlier ones released.
-For them a Rényi filter holds (Feldman and Zrnic 2021, arXiv 2008.11193; Lécuyer 2021, arXiv 2103.01379): with R(a) the
-charged divergence and L the privacy loss so far, exp((a - 1) (L - R(a))) is a supermartingale for every order a, so its
-mean over orders with weights w(a), fixed beforehand, is one as well. It follows that the charges are (epsilon,
-delta)-private, whenever they end, if
+One study that commits to its spending before its first step is a fixed composition, and what it charges is a prefix of
+it, so the tightest accountant is valid. Several studies are chosen adaptively, each with knowledge of what the earlier
+ones released, so they need a Rényi filter (Feldman and Zrnic 2021, arXiv 2008.11193; Lécuyer 2021, arXiv 2103.01379).
+With R(a) the charged divergence and L the privacy loss so far, exp((a - 1) (L - R(a))) is a supermartingale for every
+order a, and so is its mean over orders with fixed weights w(a). The charges are therefore (epsilon, delta)-private at
+every stopping time if
 
     sum over a of  w(a) / c(a) * exp((a - 1) (epsilon - R(a)))  >=  1 / delta,    c(a) = (1 - 1/a)^(a-1) / a.
 
-The best order alone, chosen after the fact, would promise less epsilon than this proves. A plan that fits the budget
-only by the tightest accountant has the data set for itself: no other may charge before it or after it. Which rule
-holds for a plan is known from its commitment and the budget alone, never from the data.
+The best single order, chosen afterwards, would give a smaller epsilon than is proven. A study that fits the budget only
+by the tightest accountant needs exclusive use of the data set: no other study may charge before or after it. Which rule
+applies depends only on the study's commitment and the budget, never on the data.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ from privacy.accounting.accountant import (
     renyi_divergences,
 )
 
-EPSILON_GRID = 2.0**-20  # the filter's epsilon is rounded up to it, so that more charges never show less
-BEST_ORDER_RANGE = (
-    0.7,
-    2.5,
-)  # times log(1/delta) / epsilon: the orders less one among which the best one lies at the budget
-BEST_ORDER_WEIGHT = 0.9  # of the weight lies on those orders; the rest serves figures far below the budget
+EPSILON_GRID = 2.0**-20  # the filter's epsilon is rounded up to it, so that more charges never give less
+# times log(1/delta) / epsilon: range of (order - 1) that contains the best order when the budget is spent
+BEST_ORDER_RANGE = (0.7, 2.5)
+BEST_ORDER_WEIGHT = 0.9  # total weight of those orders; the others tighten values far below the budget
 RDP_FILTER = "rdp filter"
 
 
@@ -50,21 +48,19 @@ RDP_FILTER = "rdp filter"
 class FilterBudget:
     epsilon: float
     delta: float
-    initial_epsilon: float | None = (
-        None  # epsilon before the first charge, if it was changed since: weights may not follow data
-    )
+    initial_epsilon: float | None = None  # if epsilon was changed since: the weights must not depend on the data
 
     def __post_init__(self) -> None:
         for epsilon in (self.epsilon, self.epsilon if self.initial_epsilon is None else self.initial_epsilon):
             if not 0 < epsilon < math.inf:
                 raise BudgetError(f"a budget's epsilon {epsilon} must be a number over 0")
         if not 0 < self.delta < 1:
-            raise BudgetError(f"a budget's delta {self.delta} must lie between 0 and 1")
+            raise BudgetError(f"a budget's delta {self.delta} must be between 0 and 1")
 
 
 @dataclass(frozen=True)
 class PlannedSpending:
-    """What a plan will do at most, fixed before its first step. It may do less, and end early."""
+    """The most that a study will spend, fixed before its first step. It may spend less and end early."""
 
     study_hash: str
     noise_multiplier: float
@@ -74,7 +70,7 @@ class PlannedSpending:
 
     def __post_init__(self) -> None:
         if min(self.steps_per_round, self.max_participations) < 1:
-            raise BudgetError(f"plan {self.study_hash} must commit to at least one turn of one step")
+            raise BudgetError(f"study {self.study_hash} must commit to at least one round of one step")
         DpEvent(self.noise_multiplier, self.sampling_rate, self.steps_per_round)
 
     @property
@@ -94,8 +90,8 @@ class PlanCharge(NamedTuple):
 @dataclass(frozen=True)
 class FilterDecision:
     is_allowed: bool
-    epsilon_after: float  # as before, if refused
-    accountant: str  # pld, rdp, or `FILTER`
+    epsilon_after: float  # of all charges; unchanged if refused
+    accountant: str  # "pld", "rdp" or RDP_FILTER
     epsilon_left: float
     reason: str
 
@@ -106,7 +102,10 @@ def check_charge(
     requested: tuple[str, DpEvent],
     budget: FilterBudget,
 ) -> FilterDecision:
-    """May `wanted` be charged after `history`, the charges allowed so far on this data set?"""
+    """Whether `requested` may be charged after `history`, the charges so far on this data set.
+
+    `history` and `requested`: (study hash, event). `planned`: commitments by study hash.
+    """
     spent_before = compute_spent(history, planned, budget)
     study_hash, event = requested
     num_charges = sum(charged_hash == study_hash for charged_hash, _ in history)
@@ -130,7 +129,7 @@ def check_charge(
 def compute_spent(
     history: Sequence[tuple[str, DpEvent]], planned: Mapping[str, PlannedSpending], budget: FilterBudget
 ) -> PrivacySpent:
-    """What the allowed charges have spent at the budget's delta."""
+    """The privacy spent by the charges in `history` at the budget's delta."""
     num_charges: Counter[str] = Counter()
     for number, (study_hash, event) in enumerate(history, 1):
         problem = _commitment_problem(study_hash, event, planned.get(study_hash), num_charges[study_hash])
@@ -141,7 +140,7 @@ def compute_spent(
 
 
 def needs_exclusive_use(planned: PlannedSpending, budget: FilterBudget) -> bool:
-    """Does the plan need the data set for itself?"""
+    """Whether the study fits the budget only if no other study charges this data set."""
     return _filter_epsilon(merge_events([planned.total_event]), budget) > budget.epsilon
 
 
@@ -155,20 +154,21 @@ def _compute_spent(charges: Sequence[tuple[str, DpEvent]], budget: FilterBudget)
 def _commitment_problem(
     study_hash: str, event: DpEvent, planned: PlannedSpending | None, num_charges: int
 ) -> str | None:
-    """How a charge leaves its plan's commitment."""
+    """Why the charge is outside its study's commitment, or None."""
     if planned is None:
-        return f"plan {study_hash} has made no commitment; register its noise, rate, steps and turns first"
+        return f"study {study_hash} has made no commitment; record its noise multiplier, sampling rate, steps and rounds first"
     round_event = planned.round_event
     if (event.noise_multiplier, event.sampling_rate) != (round_event.noise_multiplier, round_event.sampling_rate):
         return (
-            f"plan {study_hash} has committed to noise {round_event.noise_multiplier:g} at rate {round_event.sampling_rate:g}, "
-            f"not to {event.noise_multiplier:g} at {event.sampling_rate:g}; another setting is another plan"
+            f"study {study_hash} has committed to noise multiplier {round_event.noise_multiplier:g} at sampling rate "
+            f"{round_event.sampling_rate:g}, not to {event.noise_multiplier:g} at {event.sampling_rate:g}; other settings are "
+            "another study"
         )
     if not 1 <= event.steps <= round_event.steps:
-        return f"plan {study_hash} has committed to 1 to {round_event.steps} steps a turn, not to {event.steps}"
+        return f"study {study_hash} has committed to 1 to {round_event.steps} steps per round, not to {event.steps}"
     if num_charges >= planned.max_participations:
         return (
-            f"plan {study_hash} has used all its {planned.max_participations} turns (one that is repeated counts again)"
+            f"study {study_hash} has used all its {planned.max_participations} rounds (a repeated round counts again)"
         )
     return None
 
@@ -179,26 +179,26 @@ def _exclusivity_problem(
     planned: Mapping[str, PlannedSpending],
     budget: FilterBudget,
 ) -> str | None:
-    """Who is in whose way."""
+    """Why this study and another one cannot both charge the data set, or None."""
     other_hashes = sorted({charged_hash for charged_hash, _ in history} - {study_hash})
-    reason = "needs the data set for itself: with other plans its whole schedule would not fit"
+    reason = "needs exclusive use of the data set: together with other studies its schedule would exceed the budget"
     if other_hashes and needs_exclusive_use(planned[study_hash], budget):
         return (
-            f"plan {study_hash} {reason}, and {other_hashes[0]} has charged before; give it more noise or fewer turns"
+            f"study {study_hash} {reason}, and {other_hashes[0]} has charged before; give it more noise or fewer rounds"
         )
     for other_hash in other_hashes:
         if needs_exclusive_use(planned[other_hash], budget):
-            return f"plan {other_hash} has charged, and {reason}; nobody else may charge this data set any more"
+            return f"study {other_hash} has charged, and {reason}; no other study may charge this data set"
     return None
 
 
 @lru_cache(maxsize=2**14)
 def _filter_epsilon(events: tuple[DpEvent, ...], budget: FilterBudget) -> float:
-    """The smallest epsilon for which the filter's condition holds."""
+    """The smallest epsilon that satisfies the filter's condition."""
     if not events:
         return 0.0
     divergence = renyi_divergences(events)
-    rdp_epsilon = compute_privacy_spent(events, budget.delta, "rdp").epsilon  # of the best order alone
+    rdp_epsilon = compute_privacy_spent(events, budget.delta, "rdp").epsilon  # of the best single order
     if math.isinf(rdp_epsilon):
         return math.inf
     offsets = np.log(_order_weights(budget)) - log_conversion_factors(RDP_ORDERS)
@@ -218,7 +218,7 @@ def _filter_epsilon(events: tuple[DpEvent, ...], budget: FilterBudget) -> float:
 
 
 def _order_weights(budget: FilterBudget) -> FloatArray:
-    """Of ORDERS; they add up to 1. In proportion to the orders' distance, on a scale of log(order - 1)."""
+    """The weight of each of RDP_ORDERS, in proportion to the spacing of log(order - 1); they sum to 1."""
     scale = -math.log(budget.delta) / (budget.initial_epsilon or budget.epsilon)
     gaps: FloatArray = np.gradient(np.log(RDP_ORDERS - 1))
     best_order_gaps: FloatArray = np.where(

@@ -1,2 +1,3 @@
-"""Attacks as evidence: membership inference, canaries, gradient inversion. A failed attack proves nothing;
-a successful one refutes a promise."""
+"""Attacks as evidence: membership inference, canary audits, gradient inversion.
+
+A failed attack proves nothing; a successful one can refute the stated epsilon."""

@@ -1,12 +1,12 @@
-"""What the gradient of one example says exactly about the activations inside a network: linear algebra, no search.
+"""Analytic gradient inversion: exact activations of a network from the gradient of one example, by linear algebra.
 
-A dense layer's weight gradient is (error x input) and its bias gradient is the error: their quotient is the input.
+A dense layer's weight gradient is (error x input) and its bias gradient is the error, so their quotient is the input.
 A convolution's weight gradient is the sum over positions of (error x input patch). With fewer positions than filters
-its row space is the space of the input's patches (rank analysis as in R-GAP, Zhu & Blaschko 2021). Patches overlap
-and have to agree where they do, so few inputs qualify: with stride 1 one, with stride 2 the input and its shifts.
-Of these the right one leads, through the network, to what is already known of the next layer.
+its row space is the space of the input's patches (rank analysis as in R-GAP, Zhu & Blaschko 2021). Patches must agree
+where they overlap, so few inputs are consistent: one with stride 1, the input and its shifts with stride 2. The right
+one leads, through the network, to the known input of the next layer.
 
-Two examples, or noise, fill the row space, and nothing is found: the answer is then None.
+The gradient of two examples, or noise, fills the row space; the result is then None.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from torch.nn import functional as F
 
 from pipeline.core.parameters import ParameterSpec, ParamVector
 
-MIN_SINGULAR_VALUE_RATIO = 10.0  # between a singular value of the signal and one of rounding errors
-EXACT_TOLERANCE = 1e-3  # of the energy may be missed by what counts as exact
+MIN_SINGULAR_VALUE_RATIO = 10.0  # of the smallest singular value of the signal to the largest of rounding errors
+EXACT_TOLERANCE = 1e-3  # share of the energy that an exact solution may miss
 MAX_SEARCH_TRIES = 4
 
 
 @dataclass(frozen=True)
 class LayerGradient:
     module: nn.Conv2d | nn.Linear
-    input_shape: tuple[int, ...]  # of its input, without the batch
-    num_positions: int  # at which a convolution's filters are applied
-    weight_gradient: Tensor  # gradients
+    input_shape: tuple[int, ...]  # without the batch dimension
+    num_positions: int  # output positions of a convolution
+    weight_gradient: Tensor
     bias_gradient: Tensor | None
 
 
 @dataclass(frozen=True)
 class RecoveredActivation:
-    """What a layer was fed; up to a positive factor if it is a convolution."""
+    """A layer's input; up to a positive factor for a convolution."""
 
     layer: LayerGradient
-    value: Tensor  # (*layer.shape)
-    is_image: bool  # it is the network's own input
+    value: Tensor  # (*layer.input_shape)
+    is_image: bool  # whether it is the input of the network
 
 
 def recover_activation(module: nn.Module, gradient: ParamVector, shape: Sequence[int]) -> RecoveredActivation | None:
-    """The earliest activation that follows from the gradient of one example, if any does."""
+    """The earliest activation that follows exactly from the gradient of one example, if any."""
     earliest, next_activation = None, None
     layer_list = layer_gradients(module, gradient, shape)
     for index, layer in reversed(list(enumerate(layer_list))):
@@ -61,7 +61,7 @@ def recover_activation(module: nn.Module, gradient: ParamVector, shape: Sequence
 
 
 def layer_gradients(module: nn.Module, gradient: ParamVector, shape: Sequence[int]) -> list[LayerGradient]:
-    """Dense layers and convolutions in the order in which they are used."""
+    """Dense layers and convolutions in the order of the forward pass."""
     names = {child: name for name, child in module.named_modules()}
     spec = ParameterSpec.from_module(module)
     parts = dict(zip(spec.names, spec.split_parameters(gradient.cpu()), strict=True))
@@ -88,7 +88,7 @@ def layer_gradients(module: nn.Module, gradient: ParamVector, shape: Sequence[in
 
 @contextmanager
 def record_layer_input(layer: LayerGradient) -> Iterator[Callable[[], Tensor]]:
-    """Gives what the layer was last fed."""
+    """Yields a function that returns the layer's latest input."""
     last_input: list[Tensor] = []
 
     def record_input(child: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -118,12 +118,12 @@ def _recover_convolution_input(
     if candidates is None:
         return None
     if len(candidates) == 1:
-        return candidates[0] * candidates[0].sum().sign()  # what follows a ReLU, and an image, is not negative
+        return candidates[0] * candidates[0].sum().sign()  # images and outputs of a ReLU are not negative
     return None if next_activation is None else _search_candidate(module, layer, candidates, next_activation, shape)
 
 
 def _candidate_inputs(layer: LayerGradient) -> Tensor | None:
-    """(n, *shape), orthonormal: inputs all of whose patches lie in the row space of the weight gradient."""
+    """(n, *input_shape), orthonormal: inputs whose patches are all in the row space of the weight gradient."""
     conv = layer.module
     assert isinstance(conv, nn.Conv2d)
     if conv.groups != 1 or isinstance(conv.padding, str) or conv.padding_mode != "zeros":
@@ -144,18 +144,18 @@ def _candidate_inputs(layer: LayerGradient) -> Tensor | None:
     }
     fold = nn.Fold(layer.input_shape[1:], **unfold_settings)
     patch_counts = fold(nn.Unfold(**unfold_settings)(torch.ones(1, *layer.input_shape, dtype=torch.float64)))[0]
-    patch_weights = patch_counts.sqrt().clamp(min=1)  # pixels that no patch holds stay 0
-    # one patch is one row, all others 0: (positions * rank, pixels)
+    patch_weights = patch_counts.sqrt().clamp(min=1)  # pixels outside all patches stay 0
+    # one patch per row, all others 0: (positions * rank, pixels)
     single_patches = torch.zeros(layer.num_positions, rank, rows.shape[1], layer.num_positions, dtype=torch.float64)
     single_patches[range(layer.num_positions), :, :, range(layer.num_positions)] = rows[:rank]
     spread_patches = torch.cat([(fold(patch) / patch_weights).flatten(1) for patch in single_patches])
     eigenvalues, eigenvectors = torch.linalg.eigh(
         spread_patches @ spread_patches.T
-    )  # share 1: overlapping patches agree
+    )  # eigenvalue 1: overlapping patches agree
     consistent = eigenvectors[:, eigenvalues > 1 - EXACT_TOLERANCE].T
     if not len(consistent):
         return None
-    inputs = (consistent @ spread_patches).roster_view(-1, *layer.input_shape) / patch_weights
+    inputs = (consistent @ spread_patches).view(-1, *layer.input_shape) / patch_weights
     basis: Tensor = torch.linalg.qr(inputs.flatten(1).T).Q.T
     return basis.float().reshape(inputs.shape)
 
@@ -163,7 +163,7 @@ def _candidate_inputs(layer: LayerGradient) -> Tensor | None:
 def _search_candidate(
     module: nn.Module, layer: LayerGradient, candidates: Tensor, target: RecoveredActivation, shape: Sequence[int]
 ) -> Tensor | None:
-    """The candidate from which the network arrives at the next layer's known input."""
+    """The candidate that leads to the known input of the next layer."""
     blank = torch.zeros(1, *shape)
     flat_candidates, target_norm = candidates.flatten(1), math.sqrt(math.prod(layer.input_shape))
     coefficients = torch.zeros(len(candidates))

@@ -1,12 +1,13 @@
-"""A lower bound on epsilon from one training run (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846).
+"""Canary audit: a lower bound of epsilon from one training run (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846).
 
-Each of m canaries, made-up units that are no patient's, is trained on or left out by a fair coin. Afterwards the
-canaries are ranked by a score; those on top are guessed to be in, those at the bottom out. Under (epsilon, delta)-DP
-the right ones among r guesses are hardly more than Binomial(r, e^epsilon / (1 + e^epsilon)) has (their Theorem 5.2),
-so many right guesses refute small epsilons. How many to guess is settled before: where several numbers are tried, each
-is tested at its share of the error (Bonferroni).
+Each of m canaries (synthetic units) is included in the training or left out by a fair coin. Afterwards the canaries are
+ranked by a score; the top ones are guessed to be included, the bottom ones left out. Under (epsilon, delta)-DP the
+number of right ones among r guesses is bounded by Binomial(r, e^epsilon / (1 + e^epsilon)) (their Theorem 5.2), so
+many right guesses refute small epsilons. The numbers of guesses are fixed beforehand; if several are tried, each is
+tested at its share of the error probability (Bonferroni).
 
-A bound of 0 proves nothing: the canaries or the attack may be weak. `Audit.most` says what the audit could have shown.
+A bound of 0 proves nothing, because the canaries or the attack may be weak.
+`CanaryAudit.max_epsilon_lower_bound` is the largest bound that the audit could have given.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from pipeline.core.parameters import ModelState, ParameterSpec, ParamVector
 from privacy.attacks.membership import compute_losses
 from privacy.dpsgd.secure_rng import SecureRandom
 
-RoundWeights = Sequence[tuple[ParamVector, ParamVector]]  # a site's weights before and after each of its turns
-TrainFunction = Callable[[Tensor], RoundWeights]  # given (m,) bool: which canaries are in
-ScoreFunction = Callable[[RoundWeights], Tensor]  # (m,): the higher, the likelier in
-GUESS_FRACTIONS = (1 / 8, 1 / 4, 2 / 5)  # of the canaries guessed in, and as many out; coins seldom let 1 / 2 be right
+RoundWeights = Sequence[tuple[ParamVector, ParamVector]]  # a site's weights before and after each round
+TrainFunction = Callable[[Tensor], RoundWeights]  # argument (m,) bool: which canaries are included
+ScoreFunction = Callable[[RoundWeights], Tensor]  # (m,): higher means more likely included
+GUESS_FRACTIONS = (1 / 8, 1 / 4, 2 / 5)  # guessed on each side; at 1 / 2 the coins rarely allow all to be right
 BLOCKS_PER_SIDE = 8  # across a canary's image
 
 
 @dataclass(frozen=True)
 class CanaryUnits:
-    """`per_unit` examples of each, one unit after the other."""
+    """`examples_per_unit` examples of each unit, one unit after the other."""
 
     x: Tensor  # (m * per_unit, *shape) from 0 to 1
     y: Tensor
@@ -47,15 +48,18 @@ class CanaryUnits:
         return len(self.y) // self.examples_per_unit
 
     def included_rows(self, included: Tensor) -> Tensor:
-        """Examples of the canaries that are in."""
+        """Rows of the examples of the included canaries."""
         return included.repeat_interleave(self.examples_per_unit).nonzero().flatten()
 
 
 def make_canaries(
     shape: Sequence[int], num_classes: int, num_units: int, examples_per_unit: int = 2, seed: int = 0
 ) -> CanaryUnits:
-    """Patterns of random colours, like nobody's. A unit's labels take turns from a random one on: what all examples of
-    a class share cancels out, and the units' gradients differ. Canaries are no secret; the coins are."""
+    """Images of random colour blocks; canaries are public, only the coins are secret.
+
+    The labels of a unit increase from a random first label, so that the common gradient of a class cancels out and the
+    gradients of the units differ.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(num_units * examples_per_unit, *shape, generator=generator)
     if len(shape) == 3:
@@ -74,8 +78,8 @@ class CanaryAudit:
     epsilon_lower_bound: float
     confidence: float
     delta: float
-    max_epsilon_lower_bound: float  # the bound that this many canaries could have given, had every guess been right
-    tried_num_guesses: tuple[int, ...]  # numbers of guesses, fixed beforehand
+    max_epsilon_lower_bound: float  # the bound if every guess were right
+    tried_num_guesses: tuple[int, ...]  # fixed beforehand
     scores: Tensor  # (m,)
     included: Tensor  # (m,) bool
 
@@ -89,7 +93,7 @@ def audit_canaries(
     guesses_per_side: Sequence[int] | None = None,
     secure_random: SecureRandom | None = None,
 ) -> CanaryAudit:
-    """`sides`: how many are guessed on each side; one number, or several to try. Only a test may give `entropy`."""
+    """`guesses_per_side`: one number of guesses or several to try. `secure_random`: for tests only."""
     included = torch.zeros(num_canaries, dtype=torch.bool)
     included[(secure_random or SecureRandom()).poisson_sample(num_canaries, 0.5)] = True
     return evaluate_guesses(score(train(included)), included, delta, confidence, guesses_per_side)
@@ -105,7 +109,7 @@ def evaluate_guesses(
     num_canaries, scores = len(included), scores.detach().cpu().double()
     if scores.shape != (num_canaries,) or not scores.isfinite().all():
         raise DataError(
-            f"scores of shape {tuple(scores.shape)} for {num_canaries} canaries: one finite number each is due"
+            f"scores of shape {tuple(scores.shape)} for {num_canaries} canaries: give one finite number each"
         )
     tried_per_side = sorted(
         {max(1, int(share * num_canaries)) for share in GUESS_FRACTIONS}
@@ -114,35 +118,38 @@ def evaluate_guesses(
     )
     if not tried_per_side or tried_per_side[0] < 1 or 2 * tried_per_side[-1] > num_canaries:
         raise DataError(
-            f"of {num_canaries} canaries {tried_per_side} cannot be guessed on each side; give numbers from 1 to {num_canaries // 2}"
+            f"of {num_canaries} canaries {tried_per_side} cannot be guessed on each side; give numbers from 1 to "
+            f"{num_canaries // 2}"
         )
     confidence_each = 1 - (1 - confidence) / len(tried_per_side)
-    order = scores.argsort(stable=True)  # by place where scores tie, of which the coins know nothing
+    order = scores.argsort(stable=True)  # ties are ordered by index, which is independent of the coins
     guess_results = [(2 * k, int((~included[order[:k]]).sum() + included[order[-k:]].sum())) for k in tried_per_side]
     bounds = [epsilon_lower_bound(r, v, num_canaries, delta, confidence_each) for r, v in guess_results]
     best = max(range(len(guess_results)), key=lambda n: (bounds[n], guess_results[n][0]))
     max_bound = max(epsilon_lower_bound(r, r, num_canaries, delta, confidence_each) for r, _ in guess_results)
     tried_num_guesses = tuple(r for r, _ in guess_results)
+    num_guesses, num_correct = guess_results[best]
     return CanaryAudit(
-        num_canaries,
-        *guess_results[best],
-        bounds[best],
-        confidence,
-        delta,
-        max_bound,
-        tried_num_guesses,
-        scores,
-        included,
+        num_canaries=num_canaries,
+        num_guesses=num_guesses,
+        num_correct=num_correct,
+        epsilon_lower_bound=bounds[best],
+        confidence=confidence,
+        delta=delta,
+        max_epsilon_lower_bound=max_bound,
+        tried_num_guesses=tried_num_guesses,
+        scores=scores,
+        included=included,
     )
 
 
 def epsilon_lower_bound(
     num_guesses: int, num_correct: int, num_canaries: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """The largest epsilon that so many right guesses refute at this confidence; 0 if they refute none."""
+    """The largest epsilon that this many right guesses refute at this confidence; 0 if they refute none."""
     if not 0 <= num_correct <= num_guesses <= num_canaries:
         raise DataError(
-            f"{num_correct} right of {num_guesses} guesses about {num_canaries} canaries cannot be; count them again"
+            f"{num_correct} right of {num_guesses} guesses about {num_canaries} canaries is impossible; check the counts"
         )
     significance = 1 - confidence
     if p_value(num_guesses, num_correct, num_canaries, 0.0, delta) >= significance:
@@ -161,8 +168,10 @@ def epsilon_lower_bound(
 
 
 def p_value(num_guesses: int, num_correct: int, num_canaries: int, epsilon: float, delta: float) -> float:
-    """The chance of v or more right guesses under (epsilon, delta)-DP is at most the binomial tail
-    P[W >= v] + 2 m delta max_i P[v - i <= W < v] / i."""
+    """Bound of the probability of `num_correct` = v or more right guesses under (epsilon, delta)-DP.
+
+    P[W >= v] + 2 m delta max_i P[v - i <= W < v] / i with binomial W.
+    """
     success_probability = 1 / (1 + math.exp(-epsilon))
     if not num_correct:
         return 1.0
@@ -174,18 +183,18 @@ def p_value(num_guesses: int, num_correct: int, num_canaries: int, epsilon: floa
     return min(1.0, tail + 2 * num_canaries * delta * float((tail_gain / i).max()))
 
 
-# The trace that a canary leaves in what a coordinator sees: a score for each, the higher the likelier it was in.
+# Scores of canaries from what a coordinator sees; higher means more likely included.
 #
-# `by_loss` has the models alone: how much a canary's loss fell from the first to the last. `by_gradient` has a site's
-# updates too, as a coordinator has without a secure sum: how much of a canary's own gradient is in each (white box,
-# Nasr et al. 2023, arXiv 2302.07956). Gradients of canaries resemble each other, so the update is explained by all of
-# them at once (least squares), and each gets its own part in units of its standard error.
+# `loss_score` uses only the models: the decrease of a canary's loss from the first to the last one. `gradient_score` also
+# uses a site's updates, which a coordinator has without secure aggregation: the part of a canary's gradient in each update
+# (white box, Nasr et al. 2023, arXiv 2302.07956). Gradients of canaries are similar, so all of them are fitted to the
+# update at once (least squares), and each coefficient is divided by its standard error.
 
-GRAM_RIDGE = 0.01  # of a gradient's squared length: what two like canaries share is not blown up
+GRAM_RIDGE = 0.01  # of a gradient's squared length; stabilizes the fit of similar canaries
 
 
 def loss_score(module: nn.Module, canaries: CanaryUnits, stats: ParamVector | None = None) -> ScoreFunction:
-    """`stats`: BatchNorm's running statistics, where the module has any."""
+    """`stats`: BatchNorm's running statistics, if the module has any."""
     write_weights = _weights_writer(module, stats)
 
     def mean_losses(weights: ParamVector) -> Tensor:
@@ -203,8 +212,7 @@ def loss_score(module: nn.Module, canaries: CanaryUnits, stats: ParamVector | No
 def gradient_score(
     module: nn.Module, canaries: CanaryUnits, stats: ParamVector | None = None, power: float = 1.0
 ) -> ScoreFunction:
-    """`power`: gradients' entries are raised to it, with their sign; 1 suits plain descent, 1/2 Adam, which evens
-    them out. Holds m x P floats."""
+    """`power`: exponent of the gradients' absolute entries; 1 for SGD, 1/2 for Adam. Needs memory for m x P floats."""
     write_weights = _weights_writer(module, stats)
 
     def score(rounds: RoundWeights) -> Tensor:
@@ -225,7 +233,7 @@ def gradient_score(
 
 
 def combine_scores(*scores: ScoreFunction) -> ScoreFunction:
-    """The sum of scores in standard deviations: where one fails another may not."""
+    """The sum of the standardized scores."""
 
     def score(rounds: RoundWeights) -> Tensor:
         stacked = torch.stack([score_function(rounds) for score_function in scores])
@@ -235,7 +243,7 @@ def combine_scores(*scores: ScoreFunction) -> ScoreFunction:
 
 
 def _gradient_directions(module: nn.Module, canaries: CanaryUnits, power: float) -> Tensor:
-    """(m, P): the units' gradients, of length 1."""
+    """(m, P): the units' gradients with length 1."""
     module.eval()
     params = [p for p in module.parameters() if p.requires_grad]
     directions = torch.empty(canaries.num_units, sum(p.numel() for p in params))

@@ -1,10 +1,11 @@
-"""The image behind a gradient: what a coordinator can make of a site's update after one step on one image.
+"""Gradient inversion: reconstructs an image from a site's update after one step on one image.
 
-First by algebra (privacy/attacks/analytic_inversion.py): a dense first layer gives the image away as it is; in a convolutional
-network the activations of an early layer follow exactly, and an image is sought that leads to them. Where the algebra
-finds nothing (several images in one update, noise), an image is sought whose own gradient points the same way: cosine
-distance and total variation (Geiping et al. 2020, arXiv 2003.14053, after Zhu et al. 2019, arXiv 1906.08935). The
-label shows in the sign of the head's bias gradient (iDLG, Zhao et al. 2020, arXiv 2001.02610).
+The attack first uses linear algebra (privacy/attacks/analytic_inversion.py): a dense first layer reveals the image
+exactly; in a convolutional network the activations of an early layer follow exactly, and a search finds an image that
+leads to them. If the algebra finds nothing (several images in one update, noise), a search finds an image whose gradient
+has the same direction, with cosine distance and total variation (Geiping et al. 2020, arXiv 2003.14053, after Zhu et al.
+2019, arXiv 1906.08935). The sign of the head's bias gradient reveals the label (iDLG, Zhao et al. 2020, arXiv
+2001.02610).
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from pipeline.core.parameters import ParameterSpec, ParamVector
 from privacy.attacks.analytic_inversion import RecoveredActivation, record_layer_input, recover_activation
 
 InversionRoute = Literal["dense", "activations", "gradient"]
-MIN_VALUES_PER_PIXEL = 1 / 8  # numbers known a pixel; with fewer the gradient says more
+MIN_VALUES_PER_PIXEL = 1 / 8  # recovered activations per pixel; with fewer the gradient search is better
 
 
 @dataclass(frozen=True)
 class InversionResult:
     image: Tensor  # (C, H, W) from 0 to 1
     route: InversionRoute
-    loss: float  # what is left of the distance that was made small; 0 after algebra alone
+    loss: float  # remaining distance of the search; 0 after algebra alone
 
 
 def gradient_from_update(weights_before: ParamVector, weights_after: ParamVector, lr: float) -> ParamVector:
-    """The gradient behind one step of plain descent."""
+    """The gradient of one SGD step."""
     return (weights_before - weights_after) / lr
 
 
 def infer_label(module: nn.Module, gradient: ParamVector) -> int:
-    """The class whose bias the step raised most. Sure for one example, a guess for a sum of several or with noise."""
+    """The class whose bias the step raised most: exact for one example, a guess for several or with noise."""
     spec = ParameterSpec.from_module(module)
     parts = spec.split_parameters(gradient)
     biases = [n for n, role in enumerate(spec.roles) if role == "head" and len(spec.shapes[n]) == 1]
     if not biases:
-        raise ModelError("the classifier has no bias that could tell the label; give the label to the attack")
+        raise ModelError("the classifier has no bias that reveals the label; give the label to the attack")
     return int(parts[biases[-1]].argmin())
 
 
@@ -61,10 +62,10 @@ def invert_gradient(
     lr: float = 0.05,
     seed: int = 0,
 ) -> InversionResult:
-    """The image that best explains the gradient at the module's present weights.
+    """The image that best explains the gradient at the module's current weights.
 
-    `start`: a grey, or the mean colour (C, 1, 1) of images that an attacker has. A network that normalises its first
-    layer hides how bright an image is, which is then taken from here.
+    `initial_color`: a grey level, or the mean colour (C, 1, 1) of images that an attacker has. A network that
+    normalizes its first layer hides the brightness of the image, which is then that of `initial_color`.
     """
     module.eval()
     recovered = recover_activation(module, gradient, shape)
@@ -94,10 +95,10 @@ class ImageSearch:
     smoothing_weight: float
     lr: float
     seed: int
-    keep_brightness: bool  # brightness is kept, because the network cannot tell it and smoothness would have it dark
+    keep_brightness: bool  # the network hides it, and smoothing would make the image dark
 
     def minimize(self, loss_function: Callable[[Tensor], Tensor], use_sign: bool) -> tuple[Tensor, float]:
-        """Of all restarts the image with the least miss, and that. `sign`: Adam sees only the gradient's signs."""
+        """The image with the smallest loss of all restarts, and the loss. `use_sign`: Adam gets only the gradient's signs."""
         results = [self._run_restart(loss_function, use_sign, restart) for restart in range(self.restarts)]
         return min(results, key=lambda pair: pair[1])
 
@@ -105,7 +106,7 @@ class ImageSearch:
         self, loss_function: Callable[[Tensor], Tensor], use_sign: bool, restart: int
     ) -> tuple[Tensor, float]:
         generator = torch.Generator().manual_seed(self.seed + restart)
-        # the colour by itself: only an image's borders tell it, and it would hardly move as that of single pixels
+        # the colour is a separate parameter: only borders reveal it, so single pixels would hardly change it
         color = torch.zeros(1, self.shape[0], *(1 for _ in self.shape[1:])) + self.initial_color
         brightness = color.mean()
         detail = 0.01 * torch.randn(1, *self.shape, generator=generator)
@@ -132,12 +133,12 @@ class ImageSearch:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Total variation, by pixel."""
+    """Total variation per pixel."""
     return (x[..., 1:] - x[..., :-1]).abs().mean() + (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
 
 
 def is_brightness_invariant(module: nn.Module, shape: Sequence[int]) -> bool:
-    """Whether half the light makes no difference, as where a convolution without bias is normalised."""
+    """Whether half the brightness gives the same logits, e.g. if a convolution without bias is normalized."""
     x = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         bright_logits, dark_logits = module(x), module(x / 2)

@@ -1,8 +1,8 @@
-"""Gradient inversion shown: one image, and what is found of it in an update as it is, with DP, and in a secure sum.
+"""Figure of gradient inversion: one image and its reconstructions from an unprotected, a DP and a summed update.
 
-One step on one image is the worst case: real turns take many steps on many images. The mean image stands beside the
-finds, for whoever knows what cells look like has that without any attack. Where an update is protected, the attack is
-tried with little and with much smoothing and the find that is most like the original is shown, which no attacker knows.
+One step on one image is the worst case; real rounds take many steps on many images. The mean image is shown for
+comparison, because it is known without an attack. For a protected update the attack is tried with weak and strong
+smoothing, and the reconstruction most similar to the original is shown, which no attacker could choose.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class ImageReconstruction:
     title: str
     image: Tensor  # (C, H, W)
     similarity: ImageSimilarity
-    route: str  # how it was found
+    route: str  # method of the reconstruction
 
 
 @dataclass(frozen=True)
 class InversionFigure:
     original: Tensor
-    reconstructions: tuple[ImageReconstruction, ...]  # the mean image, unprotected, DP, secure sum
+    reconstructions: tuple[ImageReconstruction, ...]  # mean image, unprotected, DP, secure aggregation
 
     def to_png(self) -> bytes:
         titles = ["original", *(f"{f.title}\nSSIM {f.similarity.ssim:.2f}" for f in self.reconstructions)]
@@ -53,8 +53,11 @@ def make_inversion_figure(
     steps: int = 1000,
     secure_random: SecureRandom | None = None,
 ) -> InversionFigure:
-    """x (S, C, H, W), y (S,): an example of each site; the first is attacked. `typical` (C, H, W): the mean of images
-    that the attacker may have; `noise`: in clipping norms, as in training. The module's weights are the round's."""
+    """Attacks the first of x (S, C, H, W), y (S,), which hold one example of each site.
+
+    `mean_image` (C, H, W): mean of images that an attacker may have. `noise_multiplier`: in units of `max_grad_norm`. The
+    module has the weights before the step.
+    """
     gradients = [compute_gradient(module, image, label) for image, label in zip(x.split(1), y.split(1), strict=True)]
     own_gradient = gradients[0]
     clipped_gradient = own_gradient * min(1.0, max_grad_norm / float(own_gradient.norm()))
@@ -73,8 +76,8 @@ def make_inversion_figure(
         return max(results, key=lambda result: image_similarity(x[0], result.image).ssim)
 
     results_by_title = {
-        "as it is": attack(own_gradient, SMOOTHING_WEIGHTS[:1]),
-        f"clipped, noise {noise_multiplier:.2g}": attack(noised_gradient, SMOOTHING_WEIGHTS),
+        "unprotected": attack(own_gradient, SMOOTHING_WEIGHTS[:1]),
+        f"clipped, noise multiplier {noise_multiplier:.2g}": attack(noised_gradient, SMOOTHING_WEIGHTS),
         f"sum of {len(gradients)} sites": attack(torch.stack(gradients).sum(0), SMOOTHING_WEIGHTS),
     }
     reconstructions = [ImageReconstruction("mean image", mean_image, image_similarity(x[0], mean_image), "none")]
@@ -86,32 +89,32 @@ def make_inversion_figure(
 
 
 def compute_gradient(module: nn.Module, x: Tensor, y: Tensor) -> ParamVector:
-    """Of the mean loss: what one step of plain descent tells, divided by its rate."""
+    """The gradient of the mean loss, as (P,)."""
     module.eval()
     params = [p for p in module.parameters() if p.requires_grad]
     return torch.cat([g.flatten() for g in torch.autograd.grad(F.cross_entropy(module(x), y), params)])
 
 
-# How alike two images are (SSIM of Wang et al. 2004, PSNR, correlation), and a picture that shows them side by side.
+# Similarity of two images (SSIM of Wang et al. 2004, PSNR, correlation), and a PNG of images in a row.
 
-SSIM_WINDOW_PX, SSIM_SIGMA_PX = 11, 1.5  # of the Gaussian window, in pixels: its side and its standard deviation
-SSIM_CONSTANTS = (0.01**2, 0.03**2)  # the constants of the paper, for values from 0 to 1
+SSIM_WINDOW_PX, SSIM_SIGMA_PX = 11, 1.5  # side and standard deviation of the Gaussian window
+SSIM_CONSTANTS = (0.01**2, 0.03**2)  # of the paper, for values from 0 to 1
 
-MAX_PSNR_DB = 100.0  # dB: JSON has no infinity
+MAX_PSNR_DB = 100.0  # JSON has no infinity
 
 
 @dataclass(frozen=True)
 class ImageSimilarity:
-    ssim: float  # 1: the same
-    psnr: float  # dB, at most SAME
-    correlation: float  # of the pixels after each channel's mean is taken away: blind to brightness and contrast
+    ssim: float  # 1: identical
+    psnr: float  # dB, at most MAX_PSNR_DB
+    correlation: float  # of pixels minus their channel's mean: ignores brightness and contrast
 
 
 def image_similarity(original: Tensor, reconstruction: Tensor) -> ImageSimilarity:
-    """Of images (C, H, W) with values from 0 to 1."""
+    """Similarity of images (C, H, W) with values from 0 to 1."""
     if original.shape != reconstruction.shape or original.dim() != 3:
         raise DataError(
-            f"images of shapes {tuple(original.shape)} and {tuple(reconstruction.shape)}: give both as (C, H, W), alike"
+            f"images of shapes {tuple(original.shape)} and {tuple(reconstruction.shape)}: give two (C, H, W) of equal shape"
         )
     a, b = original.detach().double(), reconstruction.detach().double()
     mse = float(((a - b) ** 2).mean())
@@ -135,7 +138,7 @@ def render_image_row(images: Sequence[Tensor], titles: Sequence[str]) -> bytes:
 
 
 def _ssim(a: Tensor, b: Tensor) -> float:
-    """Mean over the places at which the window lies inside, and over channels."""
+    """Mean over channels and over positions where the window is inside the image."""
     side = min(SSIM_WINDOW_PX, *a.shape[1:])
     gaussian = torch.exp(-((torch.arange(side, dtype=torch.float64) - (side - 1) / 2) ** 2) / (2 * SSIM_SIGMA_PX**2))
     window = (gaussian[:, None] * gaussian / gaussian.sum() ** 2)[None, None]

@@ -1,9 +1,9 @@
-"""Membership inference: was this example, or this patient, among the training data? Guessed from the loss.
+"""Membership inference from the loss: was this example, or this patient, in the training data?
 
-A model has a lower loss on what it was trained on (Yeom et al. 2018, arXiv 1709.01604). Everything here takes losses
-(N,), or differences to a reference model's losses (the model before training): what is hard for any model is then no
-sign of a stranger. Lower means member. The interval of the AUC is DeLong's (1988) with whole units as the independent
-pieces (Obuchowski 1997), for a patient's cells are alike.
+A model has a lower loss on its training data (Yeom et al. 2018, arXiv 1709.01604). All functions take losses (N,), or
+differences to the losses of a reference model (the model before training), which removes the difficulty of an example.
+Lower values mean member. The interval of the AUC is DeLong's (1988) with units as the independent clusters (Obuchowski
+1997), because the cells of a patient are similar.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch.nn import functional as F
 from pipeline.core.errors import DataError
 
 FloatArray = NDArray[np.float64]
-BATCH_SIZE = 1000  # examples at once
+BATCH_SIZE = 1000  # examples
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
-NUM_THRESHOLDS = 200  # from which one is chosen
-MIN_UNITS_PER_SIDE = 10  # units on each side; of fewer nothing is said
+NUM_THRESHOLDS = 200  # candidates
+MIN_UNITS_PER_SIDE = 10  # with fewer the interval is 0 to 1
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class MembershipResult:
     auc: float
     auc_low: float  # 95 % interval of the AUC; 0 to 1 with too few units
     auc_high: float
-    advantage: float  # hits minus false alarms at the best threshold: by chance about 1 / sqrt(rows), never below 0
-    tpr_at_fpr: Mapping[float, float]  # false alarms: hits; only where one of the others is enough for such a rate
+    advantage: float  # TPR - FPR at the best threshold, at least 0; about 1 / sqrt(rows) by chance
+    tpr_at_fpr: Mapping[float, float]  # FPR -> TPR, for rates of at least one nonmember
     num_members: int
     num_nonmembers: int
     unit: str
@@ -52,7 +52,7 @@ def compute_losses(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def average_by_unit(losses: Tensor, units: Tensor) -> Tensor:
-    """(U,): the mean over each unit's examples, in the order of the units' numbers."""
+    """(U,): the mean loss of each unit, in ascending order of the units' numbers."""
     _, unit_index = units.unique(return_inverse=True)
     totals = torch.zeros(int(unit_index.max()) + 1, dtype=torch.float64).index_add_(0, unit_index, losses.double())
     return totals / torch.bincount(unit_index)
@@ -65,11 +65,13 @@ def evaluate_membership(
     units: tuple[Tensor, Tensor] | None = None,
     false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES,
 ) -> MembershipResult:
-    """How well losses tell members from others. `unit` names what a row is; `units`: to whom the rows belong."""
-    a, b = _to_finite_array(member_losses, "members"), _to_finite_array(nonmember_losses, "others")
-    member_placements, nonmember_placements = _placements(
-        a, b
-    )  # (M,), (O,): the share of the other side that a row is on the right side of
+    """How well losses separate members from nonmembers.
+
+    `unit`: the name of what one row is. `units`: the unit numbers of the rows of both sides, if rows are clustered.
+    """
+    a, b = _to_finite_array(member_losses, "members"), _to_finite_array(nonmember_losses, "nonmembers")
+    # (M,), (N,): share of the other side that is ordered correctly with respect to the row
+    member_placements, nonmember_placements = _placements(a, b)
     auc = float(member_placements.mean())
     unit_pair = units or (None, None)
     low, high = _auc_interval(
@@ -97,13 +99,13 @@ def evaluate_membership(
 def epsilon_lower_bound(
     member_losses: Tensor, nonmember_losses: Tensor, delta: float, confidence: float = 0.95
 ) -> float:
-    """The epsilon that a threshold's hits and false alarms would contradict: log((TPR - delta) / FPR) and its mirror,
-    each rate at its Clopper-Pearson bound.
+    """The largest epsilon that a threshold's rates contradict: log((TPR - delta) / FPR) or its mirror.
 
-    The threshold is chosen on one half of the rows and judged on the other. Weak evidence: of one training run the rows
-    are not independent draws, and members may differ from others by more than their membership. Give one row a unit.
+    Each rate is at its Clopper-Pearson bound. The threshold is chosen on one half of the rows and evaluated on the
+    other. This is weak evidence: the rows of one training run are not independent, and members may differ from
+    nonmembers in more than membership. Give one row per unit.
     """
-    a, b = _to_finite_array(member_losses, "members"), _to_finite_array(nonmember_losses, "others")
+    a, b = _to_finite_array(member_losses, "members"), _to_finite_array(nonmember_losses, "nonmembers")
     rng = np.random.default_rng(0)
     (a, a_test), (b, b_test) = (np.array_split(rng.permutation(v), 2) for v in (a, b))
     if not len(a_test) or not len(b_test):
@@ -132,7 +134,7 @@ def _to_finite_array(values: Tensor, description: str) -> FloatArray:
     array = values.detach().cpu().double().numpy()
     if not len(array) or not np.isfinite(array).all():
         raise DataError(
-            f"{description}: {len(array)} losses, not all of them finite; the model must have been trained soundly"
+            f"{description}: {len(array)} losses, none or not all finite; give the losses of a model that was trained"
         )
     return array
 
@@ -150,7 +152,7 @@ def _placements(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _unit_deviations(values: FloatArray, units: Tensor | None) -> FloatArray:
-    """(U,): each unit's sum of deviations from the AUC, as a share of the rows."""
+    """(U,): each unit's sum of deviations from the AUC, divided by the number of rows."""
     deviations: FloatArray = (values - values.mean()) / len(values)
     if units is None:
         return deviations
@@ -162,18 +164,19 @@ def _auc_interval(auc: float, *sides: FloatArray) -> tuple[float, float]:
     min_units = min(map(len, sides))
     if min_units < MIN_UNITS_PER_SIDE:
         return 0.0, 1.0
-    extreme_auc = 0.025 ** (
-        1 / min_units
-    )  # an AUC below it would hardly order that many independent pairs without a fault
+    # with a smaller AUC, this many independent pairs are all ordered correctly with probability below 2.5 %
+    extreme_auc = 0.025 ** (1 / min_units)
     if auc in (0.0, 1.0):
         return (extreme_auc, 1.0) if auc else (0.0, 1 - extreme_auc)
     variance = sum(len(s) / (len(s) - 1) * float((s**2).sum()) for s in sides)
-    half_width = 1.96 * math.sqrt(variance) / (auc * (1 - auc))  # on the log-odds, which keep it between 0 and 1
+    half_width = (
+        1.96 * math.sqrt(variance) / (auc * (1 - auc))
+    )  # of the log-odds, so that the interval stays between 0 and 1
     log_odds = math.log(auc / (1 - auc))
     return tuple(float(stats.logistic.cdf(log_odds + s * half_width)) for s in (-1, 1))  # type: ignore[return-value]
 
 
 def _tpr_at_fpr(a: FloatArray, b: FloatArray, false_positive_rate: float) -> float:
-    """Of the members, below a threshold that at most this share of the others is below."""
+    """The share of members below the threshold that at most this share of nonmembers is below."""
     num_allowed = math.floor(false_positive_rate * len(b) + 1e-9)
     return float((a < np.sort(b)[num_allowed]).mean()) if num_allowed < len(b) else 1.0

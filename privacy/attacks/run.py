@@ -1,8 +1,8 @@
-"""Attacks on a finished run, as evidence beside the promise: attacks.json and a picture in its folder.
+"""Attacks on a finished run, as evidence next to the stated epsilon: attacks.json and an image in the run folder.
 
-Membership is asked of the final model. Canaries need a training of their own: one site's turns are rehearsed with them
-among its units, by the run's own trainer and terms; its models are thrown away and nothing is charged, so this is for
-simulations and public data. Inversion takes one step on one image of each site, which is the worst case.
+Membership inference attacks the final model. The canary audit repeats one site's training with canaries among its units,
+by the run's own trainer and DP-SGD parameters; it discards the models and charges nothing, so it is for simulations and
+public data. Gradient inversion takes one step on one image of each site, which is the worst case.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from sites.training.sequential import SequentialTrainer
 
 NUM_CANARIES = 200
 EXAMPLES_PER_CANARY = 2
-NUM_UNPROTECTED_ROUNDS = 10  # that a rehearsal of an unprotected run takes
-MAX_ATTACKED_SITES = 8  # sites whose sum is attacked
+NUM_UNPROTECTED_ROUNDS = 10  # of the canary training for an unprotected run
+MAX_ATTACKED_SITES = 8  # in the attacked sum
 INVERSION_STEPS = 600  # of the search for an image
-DEFAULT_DP_PARAMS = (1.0, 1.0)  # clip and noise of the picture, where the run has none
+DEFAULT_DP_PARAMS = (1.0, 1.0)  # max_grad_norm and noise multiplier of the figure, if the run has none
 
 
 def attack_run(folder: RunFolder, data_folder: Path | None) -> dict[str, Any]:
     if not folder.is_finished:
         raise RunFolderError(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")
     if not (folder.path / "models" / "global.safetensors").is_file():
-        raise RunFolderError(f"{folder.path} has no common model that could be attacked; its sites keep their own")
+        raise RunFolderError(f"{folder.path} has no global model to attack; its sites keep their own models")
     study = folder.load_study()
     simulation = dry_run_study(study, data_folder)
     results = {
@@ -92,20 +92,20 @@ def _attack_membership(simulation: Simulation, module: nn.Module) -> dict[str, A
     outcome = "succeeds" if result.auc_low > 0.5 else "does no better than chance"
     return {
         "auc": result.auc,
-        "low": result.auc_low,
-        "high": result.auc_high,
+        "auc_low": result.auc_low,
+        "auc_high": result.auc_high,
         "unit": unit,
-        "members": result.num_members,
-        "others": result.num_nonmembers,
+        "num_members": result.num_members,
+        "num_nonmembers": result.num_nonmembers,
         "advantage": result.advantage,
-        "words": f"Guessing from the final model's loss whether a {unit} was trained on {outcome}: AUC {result.auc:.3f} "
+        "summary": f"Guessing from the final model's loss whether a {unit} was in the training data {outcome}: AUC {result.auc:.3f} "
         f"(95 % interval {result.auc_low:.3f} to {result.auc_high:.3f}; 0.5 is chance, 1 certainty).",
     }
 
 
 @dataclass(frozen=True)
 class CanaryTraining:
-    """One site's turns with canaries among its units."""
+    """Training of one site with canaries among its units."""
 
     simulation: Simulation
     site: SiteId
@@ -125,7 +125,7 @@ class CanaryTraining:
             assert self.simulation.privacy_setup is not None
             dp_params = replace(
                 privacy_plan.dp_sgd_params, num_units=privacy_plan.dp_sgd_params.num_units + NUM_CANARIES // 2
-            )  # not how many coins fell so
+            )  # the expected number: it must not depend on the coins
             mode = select_clipping_mode(
                 self.simulation.round_loop.study, context, self.simulation.privacy_setup.privacy_plans
             )
@@ -182,10 +182,10 @@ def _audit_canaries(simulation: Simulation) -> dict[str, Any]:
     canaries = make_canaries(dataset.shape, len(dataset.classes), NUM_CANARIES, examples_per_unit)
     module = simulation.trainer_context.make_model()
     initial_weights = simulation.trainer_context.spec.read_state(module).weights.clone()
-    power = 1.0 if simulation.round_loop.study.local.optimizer == "sgd" else 0.5  # Adam evens gradients out
+    power = 1.0 if simulation.round_loop.study.local.optimizer == "sgd" else 0.5  # Adam equalizes gradient magnitudes
     score = combine_scores(loss_score(module, canaries), gradient_score(module, canaries, power=power))
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # canaries are scored a few images at a time
+    torch.set_num_threads(1)  # canaries are scored in batches of a few images
     try:
         result = audit_canaries(CanaryTraining(simulation, site, canaries, initial_weights), score, NUM_CANARIES, delta)
     finally:
@@ -195,35 +195,36 @@ def _audit_canaries(simulation: Simulation) -> dict[str, Any]:
         "confidence": result.confidence,
         "epsilon_promised": promised_epsilon,
         "delta": delta,
-        "m": result.num_canaries,
-        "guesses": result.num_guesses,
-        "correct": result.num_correct,
-        "most": result.max_epsilon_lower_bound,
+        "num_canaries": result.num_canaries,
+        "num_guesses": result.num_guesses,
+        "num_correct": result.num_correct,
+        "max_epsilon_low": result.max_epsilon_lower_bound,
         "site": site,
-        "words": _describe_canary_audit(result, promised_epsilon, site),
+        "summary": _describe_canary_audit(result, promised_epsilon, site),
     }
 
 
 def _describe_canary_audit(result: CanaryAudit, promised_epsilon: float | None, site: SiteId) -> str:
     description = (
-        f"Of {result.num_canaries} canaries each was trained on by a coin at {site}; {result.num_correct} of {result.num_guesses} guesses which "
-        f"were right. That refutes any epsilon below {result.epsilon_lower_bound:.2f} at {100 * result.confidence:g} % confidence; "
-        f"with every guess right it would have been {result.max_epsilon_lower_bound:.2f}."
+        f"A coin decided for each of {result.num_canaries} canaries at {site} whether it was in the training data; "
+        f"{result.num_correct} of {result.num_guesses} guesses were right. That refutes any epsilon below "
+        f"{result.epsilon_lower_bound:.2f} at {100 * result.confidence:g} % confidence; with every guess right the bound "
+        f"would be {result.max_epsilon_lower_bound:.2f}."
     )
     if promised_epsilon is None:
-        return description + " The run promises nothing."
+        return description + " The run states no epsilon."
     if result.epsilon_lower_bound <= promised_epsilon:
-        return description + f" The promise, {promised_epsilon:.2f}, is consistent with that."
+        return description + f" The stated epsilon, {promised_epsilon:.2f}, is consistent with that."
     return (
         description
-        + f" The promise, {promised_epsilon:.2f}, is BROKEN: do not use this software until that is explained."
+        + f" The stated epsilon, {promised_epsilon:.2f}, is REFUTED: do not use this software until that is explained."
     )
 
 
 def _attack_inversion(simulation: Simulation, folder: RunFolder) -> dict[str, Any] | None:
     dataset, pool = simulation.dataset, simulation.dataset.pool
     if len(dataset.shape) != 3:
-        return None  # points are no picture
+        return None  # points are not images
     privacy_plan = (
         next(iter(simulation.privacy_setup.privacy_plans.values()), None) if simulation.privacy_setup else None
     )
@@ -251,11 +252,10 @@ def _attack_inversion(simulation: Simulation, folder: RunFolder) -> dict[str, An
     ]
     similarity_by_name = {case["name"]: float(str(case["ssim"])) for case in cases}
     return {
-        "picture": "attacks/inversion.png",
+        "image": "attacks/inversion.png",
         "cases": cases,
-        "words": "One step on one image, at the model before training: the image is sought again from the update. Likeness (SSIM, 1 is the "
-        "same): "
+        "summary": "The attack reconstructs an image from the update of one step on it, at the model before training. "
+        "Similarity to the original (SSIM, 1 is identical): "
         + ", ".join(f"{name} {value:.2f}" for name, value in similarity_by_name.items())
-        + ". The mean image is what "
-        "anybody has without an attack.",
+        + ". The mean image is known without an attack.",
     }

@@ -1,7 +1,7 @@
-"""The facts of a run for whoever has to answer for its patients: one dict that JSON can hold, and no opinion in it.
+"""Collects the privacy facts of a run as one JSON-serializable dict.
 
-`problems` are what makes an audit fail: a ledger that does not verify, a budget overspent, a sum that comes out
-differently, a round that nobody paid for. `cautions` are what a reader should know before relying on the promise.
+`problems` make an audit fail: a ledger that does not verify, an exceeded budget, an epsilon that cannot be recomputed, a
+round without a charge. `warnings` are what a reader should know before relying on the privacy guarantee.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pipeline.coordinator.validation_profile import PROFILE_FILE_NAME as PROFILE
 from pipeline.core.errors import RunFolderError
 from pipeline.study.schema import Study
 from privacy.accounting.accountant import DpEvent
-from privacy.audit import interpretation as meaning
 from privacy.audit.disclosures import list_disclosures
 from privacy.audit.document.attack_chapter import refuted_promises
+from privacy.audit.interpretation import auc_bound, odds_ratio, posterior_bound, tpr_bound
 from privacy.audit.recompute_epsilon import OTHER_ACCOUNTANT_TOLERANCE, are_epsilons_equal, epsilon_by_accountant
 from privacy.audit.site_facts import CoordinatorReceipts, collect_site_facts, participation_facts
 from privacy.audit.warnings import list_warnings
 
-AUDIT_FORMAT = "hemofed-audit/1"
-PRIOR_BELIEF = 0.01  # the belief, and the rate of false alarms, that worked sentences start from
+AUDIT_FORMAT = "hemofed-audit/2"
+PRIOR_BELIEF = 0.01  # prior belief and false positive rate of the worked examples
 AUDITED_PACKAGES = ("hemofed", "torch", "opacus", "dp-accounting", "cryptography", "numpy")
 
 
@@ -67,7 +67,7 @@ def collect_facts(folder: RunFolder, now: datetime | None = None) -> dict[str, A
             "client_level_dp": _client_level_dp_facts(privacy_record.get("client_level_dp"), rounds),
             "secure_aggregation": privacy_record.get("secure_aggregation"),
         },
-        "person": _person_facts(privacy_plans, results, site_data),
+        "data_subject": _data_subject_facts(privacy_plans, results, site_data),
         "sites": sites,
         "headline": _headline_facts(sites) if privacy_plans else None,
         "coordinator": {
@@ -77,10 +77,10 @@ def collect_facts(folder: RunFolder, now: datetime | None = None) -> dict[str, A
         },
         "attacks": _read_json_object(folder, "attacks.json") or None,
         "software": {"run": results.get("software") or {}, "audit": _software_versions()},
-        "data": {"fingerprint": site_data.get("fingerprint"), "held": site_data.get("sites") or {}},
+        "data": {"fingerprint": site_data.get("fingerprint"), "examples_by_site": site_data.get("sites") or {}},
     }
     facts["disclosures"] = list_disclosures(study, facts, results)
-    facts["cautions"] = list_warnings(study, facts)
+    facts["warnings"] = list_warnings(study, facts)
     facts["problems"] = _find_problems(facts, coordinator_receipts)
     facts["ok"] = not facts["problems"]
     return facts
@@ -91,7 +91,7 @@ def _read_json_object(folder: RunFolder, name: str) -> dict[str, Any]:
         return {}
     content = folder.read_json(name)
     if not isinstance(content, dict):
-        raise RunFolderError(f"{folder.path / name} holds no JSON object; restore what the run wrote")
+        raise RunFolderError(f"{folder.path / name} is not a JSON object; restore the file that the run wrote")
     return content
 
 
@@ -105,7 +105,7 @@ def _study_facts(
 ) -> dict[str, Any]:
     return {
         "name": study.name,
-        "about": study.description,
+        "description": study.description,
         "hash": study_hash,
         "strategy": study.strategy.name,
         "model": study.model.name,
@@ -114,13 +114,13 @@ def _study_facts(
         "classes": site_data.get("classes") or [],
         "weighting": study.weighting,
         "privacy": study.privacy.model_dump(mode="json", exclude_none=True),
-        "watch": list(study.evaluation.splits),
-        "judged_at": study.evaluation.evaluate_at,
+        "splits": list(study.evaluation.splits),
+        "evaluate_at": study.evaluation.evaluate_at,
     }
 
 
 def _released_model(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The model that came out, if one did."""
+    """The final model, if the run has one."""
     if not results:
         return None
     return {
@@ -133,7 +133,7 @@ def _released_model(results: Mapping[str, Any]) -> dict[str, Any] | None:
 def _client_level_dp_facts(
     client_level_dp: Mapping[str, Any] | None, rounds: list[dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """With what was really released: a round that was repeated was noised, and counts, again."""
+    """Includes the epsilon of the actual releases: a repeated round was noised again, so it counts again."""
     if client_level_dp is None:
         return None
     num_requests: dict[str, int] = {}
@@ -146,43 +146,43 @@ def _client_level_dp_facts(
     return {
         **client_level_dp,
         "releases": releases,
-        "recount": epsilons,
+        "recomputed": epsilons,
         "spent": tightest_epsilon,
         **_interpret_epsilon(tightest_epsilon, client_level_dp["delta"]),
     }
 
 
 def _headline_facts(sites: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the site where most was spent, by its ledger or by what the coordinator was told, whichever is more."""
+    """The site with the largest epsilon, by its ledger or its reports to the coordinator, whichever is larger."""
 
     def max_epsilon(site_facts: Mapping[str, Any]) -> float:
-        return max(site_facts.get("spent") or 0.0, site_facts["took"]["epsilon"] or 0.0)
+        return max(site_facts.get("spent") or 0.0, site_facts["participation"]["epsilon"] or 0.0)
 
-    private_sites = {name: site_facts for name, site_facts in sites.items() if site_facts["promise"]}
+    private_sites = {name: site_facts for name, site_facts in sites.items() if site_facts["privacy_plan"]}
     worst_site = max(private_sites, key=lambda name: max_epsilon(private_sites[name]))
-    privacy_plan, epsilon = private_sites[worst_site]["promise"], max_epsilon(private_sites[worst_site])
-    headline = {"site": worst_site, "epsilon": epsilon, "delta": privacy_plan["delta"], "unit": privacy_plan["unit"]}
+    privacy_plan, epsilon = private_sites[worst_site]["privacy_plan"], max_epsilon(private_sites[worst_site])
+    headline = {"site": worst_site, "epsilon": epsilon, "delta": privacy_plan["delta"], "unit": privacy_plan["privacy_unit"]}
     return headline | _interpret_epsilon(epsilon, privacy_plan["delta"])
 
 
 def _interpret_epsilon(epsilon: float, delta: float) -> dict[str, Any]:
     return {
-        "factor": meaning.odds_ratio(epsilon),
+        "factor": odds_ratio(epsilon),
         "prior": PRIOR_BELIEF,
-        "belief": meaning.posterior_bound(PRIOR_BELIEF, epsilon),
-        "detection": meaning.tpr_bound(epsilon, delta, PRIOR_BELIEF),
-        "auc": meaning.auc_bound(epsilon, delta),
+        "belief": posterior_bound(PRIOR_BELIEF, epsilon),
+        "detection": tpr_bound(epsilon, delta, PRIOR_BELIEF),
+        "auc": auc_bound(epsilon, delta),
     }
 
 
-def _person_facts(
+def _data_subject_facts(
     privacy_plans: Mapping[str, Any], results: Mapping[str, Any], site_data: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """How many images one person, or whatever is the data's coarsest key, has."""
-    unit_plans = [privacy_plan for privacy_plan in privacy_plans.values() if privacy_plan["unit"] != "example"]
+    """How many images belong to how many persons, or units of the data's coarsest key."""
+    unit_plans = [privacy_plan for privacy_plan in privacy_plans.values() if privacy_plan["privacy_unit"] != "example"]
     if unit_plans:
-        units, examples = (sum(privacy_plan[key] for privacy_plan in unit_plans) for key in ("units", "examples"))
-        return {"unit": unit_plans[0]["unit"], "units": units, "examples": examples, "split": "train"}
+        units, examples = (sum(privacy_plan[key] for privacy_plan in unit_plans) for key in ("num_units", "num_examples"))
+        return {"unit": unit_plans[0]["privacy_unit"], "units": units, "examples": examples, "split": "train"}
     intervals = results.get("intervals") or {}
     if not intervals or intervals.get("unit") == "example":
         return None
@@ -207,11 +207,11 @@ def _find_problems(facts: Mapping[str, Any], coordinator_receipts: CoordinatorRe
     client_level_dp = facts["protection"]["client_level_dp"]
     if client_level_dp and client_level_dp["spent"] > client_level_dp["epsilon"] * (1 + 1e-9):
         problems.append(
-            f"the coordinator noised {client_level_dp['releases']} sums, and promised epsilon {client_level_dp['epsilon']:.4f} for "
-            f"{client_level_dp['turns']}: epsilon {client_level_dp['spent']:.4f} was spent"
+            f"the coordinator released {client_level_dp['releases']} noised sums, but its epsilon {client_level_dp['epsilon']:.4f} "
+            f"is for {client_level_dp['turns']}: epsilon {client_level_dp['spent']:.4f} was spent"
         )
     if client_level_dp and not are_epsilons_equal(
-        client_level_dp["recount"]["rdp"], client_level_dp["recount"]["dp_accounting"], OTHER_ACCOUNTANT_TOLERANCE
+        client_level_dp["recomputed"]["rdp"], client_level_dp["recomputed"]["dp_accounting"], OTHER_ACCOUNTANT_TOLERANCE
     ):
         problems.append("at the coordinator: two implementations of the same accountant differ")
     return [*problems, *refuted_promises(facts), *coordinator_receipts.problems]

@@ -41,19 +41,19 @@ def _disclosure(
     )
     return {
         "key": key,
-        "what": title,
+        "content": title,
         "detail": detail,
-        "whom": recipient,
-        "about": subjects,
-        "by": protected_by,
-        "short": protection_label,
+        "recipient": recipient,
+        "subjects": subjects,
+        "protected_by": protected_by,
+        "protection_label": protection_label,
         "mechanism": mechanism,
     }
 
 
 def data_subjects(facts: Json) -> str:
     """Whose images they are, in the plural."""
-    person = facts["person"]
+    person = facts["data_subject"]
     return f"{person['unit']}s" if person else "patients"
 
 
@@ -69,11 +69,11 @@ def format_range(values: list[float], digits: str = "#.3g") -> str:
 
 def describe_mechanism(facts: Json) -> str:
     """DP-SGD in one sentence, with this run's numbers."""
-    privacy_plans = [site_facts["promise"] for site_facts in facts["sites"].values() if site_facts["promise"]]
-    unit = privacy_plans[0]["unit"]
+    privacy_plans = [site_facts["privacy_plan"] for site_facts in facts["sites"].values() if site_facts["privacy_plan"]]
+    unit = privacy_plans[0]["privacy_unit"]
     noise_text, rate_text = (format_range([plan[key] for plan in privacy_plans]) for key in ("noise", "rate"))
     return (
-        f"DP-SGD: in each step every {unit} takes part with chance {rate_text}, its gradient is clipped to {privacy_plans[0]['clip']:g}, "
+        f"DP-SGD: in each step every {unit} takes part with chance {rate_text}, its gradient is clipped to {privacy_plans[0]['max_grad_norm']:g}, "
         f"and Gaussian noise of {noise_text} times that is added to the sum"
     )
 
@@ -167,14 +167,14 @@ def _cluster_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclosu
 
 
 def _score_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
-    if facts["study"]["judged_at"] == "coordinator":
+    if facts["study"]["evaluate_at"] == "coordinator":
         return
-    site_data = facts["data"]["held"]
-    for split in dict.fromkeys([*facts["study"]["watch"], "test"]):
+    site_data = facts["data"]["examples_by_site"]
+    for split in dict.fromkeys([*facts["study"]["splits"], "test"]):
         sizes = [sum(counts.get(split) or ()) for counts in site_data.values()]
-        if not any(sizes) or not (facts["released"] or split in facts["study"]["watch"]):
+        if not any(sizes) or not (facts["released"] or split in facts["study"]["splits"]):
             continue
-        frequency = "after every round judged" if split in facts["study"]["watch"] else "once, at the end"
+        frequency = "after every round judged" if split in facts["study"]["splits"] else "once, at the end"
         content = (
             f"Scores on {SPLIT_LABELS[split]} images, {frequency}: confusion matrix, loss, histograms of the scores in "
             f"{SCORE_BINS:,} bins, calibration counts in {CALIBRATION_BINS}"
@@ -194,7 +194,7 @@ def _score_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclosure
 
 
 def _profile_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
-    if not facts["study"]["profiled"] or facts["study"]["judged_at"] == "coordinator":
+    if not facts["study"]["profiled"] or facts["study"]["evaluate_at"] == "coordinator":
         return
     content = (
         f"A profile of validation images, twice at the end: loss at {len(TEMPERATURES)} temperatures, sums and products of at most "
@@ -211,7 +211,7 @@ def _personalized_rows(study: Study, facts: Json, results: Json) -> Iterator[Dis
     training_subjects = f"training {data_subjects(facts)}"
     protection_text = f"{UNPROTECTED}: what a site trains for itself may be trained without noise"
     content = "That the scores above are those of a model which the site adapted to its own images"
-    if facts["study"]["judged_at"] != "coordinator":
+    if facts["study"]["evaluate_at"] != "coordinator":
         yield _disclosure("own", content, "the coordinator", training_subjects, UNPROTECTED, protection_text)
     content = "Each site's own model: it stays at the site; whoever is given it is promised nothing"
     yield _disclosure("own_model", content, "nobody outside the site", training_subjects, UNPROTECTED, protection_text)

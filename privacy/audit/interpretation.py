@@ -1,8 +1,8 @@
-"""What (epsilon, delta) means for a person: how far a belief can move, how well anybody can guess, what groups get.
+"""Interpretation of (epsilon, delta): bounds of posterior belief, attack rates and AUC, and group privacy.
 
-With D and D' data that differ by one unit, Pr[D gives S] <= e^epsilon Pr[D' gives S] + delta for every set S of outcomes.
-Guessing which of both it was, at a rate `alarm` of false alarms, then succeeds at most at the rate `detection` (Kairouz
-et al. 2015, arXiv 1311.0776). Groups of k units get (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1)).
+For data sets D and D' that differ by one unit, Pr[M(D) in S] <= e^epsilon Pr[M(D') in S] + delta for every set S of
+outcomes. A test that distinguishes D from D' with a given false positive rate therefore has a bounded true positive rate
+(Kairouz et al. 2015, arXiv 1311.0776). Groups of k units have (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1)).
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import math
 
 
 def odds_ratio(epsilon: float) -> float:
-    """By which the odds of any statement about a unit can change."""
+    """The largest factor by which the odds of any statement about a unit can change."""
     return math.exp(epsilon) if epsilon < 700 else math.inf
 
 
 def posterior_bound(prior: float, epsilon: float) -> float:
-    """The most that `before` can become; delta aside."""
+    """The largest posterior for this prior, without delta."""
     prior_odds_against = (1 - prior) / prior
     return 1 / (1 + prior_odds_against * math.exp(-epsilon))
 
 
 def tpr_bound(epsilon: float, delta: float, false_positive_rate: float) -> float:
-    """The highest rate of right alarms at this rate of false ones."""
+    """The largest true positive rate at this false positive rate."""
     steep_bound = odds_ratio(epsilon) * false_positive_rate + delta
     flat_bound = 1 - math.exp(-epsilon) * (1 - delta - false_positive_rate)
     return min(1.0, steep_bound, flat_bound)
 
 
 def auc_bound(epsilon: float, delta: float) -> float:
-    """The area under `detection`, which no attack's ROC curve rises above: three straight pieces."""
+    """The area under `tpr_bound`, the piecewise linear upper bound of every attack's ROC curve."""
     knee = (1 - delta) / (1 + odds_ratio(epsilon))
     height = tpr_bound(epsilon, delta, knee)
     return knee * (delta + height) / 2 + (1 - delta - knee) * (height + 1) / 2 + delta
 
 
 def group_privacy(epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """What a person with so many units is promised; delta 1 promises nothing."""
+    """(epsilon, delta) of a person with `size` units; delta 1 guarantees nothing."""
     if epsilon == 0:
         return 0.0, min(1.0, size * delta)
     log_sum = (size - 1) * epsilon + math.log1p(-math.exp(-size * epsilon)) - math.log1p(-math.exp(-epsilon))
@@ -44,7 +44,7 @@ def group_privacy(epsilon: float, delta: float, size: int) -> tuple[float, float
 
 
 def max_group_size(epsilon: float, delta: float) -> int:
-    """The most units of one person of which anything is promised."""
+    """The largest number of units per person with delta below 1."""
     size = 1
     while size < 10_000 and group_privacy(epsilon, delta, size + 1)[1] < 1:
         size += 1

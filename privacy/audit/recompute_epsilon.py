@@ -1,8 +1,8 @@
-"""Epsilon once more, from a ledger's charges alone, and by others than those who wrote the ledger.
+"""Recomputes epsilon from a ledger's charges, with the ledger's rule and with other accountants.
 
-The ledger's own rule is repeated. Beside it stand Rényi divergences as Opacus has them, privacy loss distributions, and
-Rényi divergences as dp_accounting has them, which shares no code with Opacus. The orders at which their series do not
-converge differ, which may cost half a percent.
+The other accountants are Rényi divergences by Opacus, privacy loss distributions, and Rényi divergences by
+dp_accounting, which shares no code with Opacus. Their series fail to converge at different orders, which may change
+epsilon by 0.5 %.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from dp_accounting.rdp import RdpAccountant
 
 from pipeline.core.errors import BudgetError
 from privacy.accounting.accountant import RDP_ORDERS, DpEvent, compute_epsilon, merge_events
-from privacy.accounting.privacy_filter import FilterBudget as Allowance
-from privacy.accounting.privacy_filter import PlannedSpending, compute_spent
+from privacy.accounting.privacy_filter import FilterBudget, PlannedSpending, compute_spent
 from privacy.ledger.entry import LedgerEntry
 from privacy.ledger.records import CarriedCharges, LedgerBudget, PrivacyCharge, StudyCommitment
 from privacy.ledger.summary import list_charges
 
-SAME_RULE_TOLERANCE, OTHER_ACCOUNTANT_TOLERANCE = (
-    1e-3,
-    1e-2,
-)  # relative: the same rule again, and another implementation of it
+SAME_RULE_TOLERANCE = 1e-3  # relative
+OTHER_ACCOUNTANT_TOLERANCE = 1e-2  # relative, for another implementation of the same accountant
 
 
 def dp_events_of(charges: Iterable[PrivacyCharge]) -> list[DpEvent]:
@@ -59,7 +56,7 @@ def epsilon_by_accountant(events: Sequence[DpEvent], delta: float) -> dict[str, 
 def recompute_epsilon(
     entries: Sequence[LedgerEntry], initial_budget: LedgerBudget, current_budget: LedgerBudget, ledger_epsilon: float
 ) -> dict[str, Any]:
-    """`told`: what the ledger says was spent; `first`: the budget it was opened with."""
+    """`initial_budget`: of the `opened` record; `ledger_epsilon`: the epsilon that the ledger states."""
     charges = list_charges(entries)
     events = dp_events_of(charges)
     result: dict[str, Any] = epsilon_by_accountant(events, current_budget.delta)
@@ -69,15 +66,15 @@ def recompute_epsilon(
         recomputed = compute_spent(
             history,
             planned_spending_by_study(entries),
-            Allowance(current_budget.epsilon, current_budget.delta, initial_budget.epsilon),
+            FilterBudget(current_budget.epsilon, current_budget.delta, initial_budget.epsilon),
         )
-        result |= {"again": recomputed.epsilon, "how": recomputed.accountant}
+        result |= {"epsilon": recomputed.epsilon, "accountant": recomputed.accountant}
         if not are_epsilons_equal(recomputed.epsilon, ledger_epsilon, SAME_RULE_TOLERANCE):
             problems.append(
                 f"the ledger says epsilon {ledger_epsilon:.4f}, its charges add up to {recomputed.epsilon:.4f}"
             )
     except BudgetError as error:
-        result |= {"again": None, "how": None}
+        result |= {"epsilon": None, "accountant": None}
         problems.append(str(error))
     if not are_epsilons_equal(result["rdp"], result["dp_accounting"], OTHER_ACCOUNTANT_TOLERANCE):
         problems.append(
@@ -91,9 +88,9 @@ def are_epsilons_equal(epsilon: float, other_epsilon: float, tolerance: float) -
 
 
 def planned_spending_by_study(entries: Sequence[LedgerEntry]) -> Mapping[str, PlannedSpending]:
-    """As committed to; plans that an earlier ledger carried over are taken to have kept to theirs."""
+    """By commitments; a study that an earlier ledger carried over is planned as what it charged there."""
     planned: dict[str, PlannedSpending] = {}
-    for record in (entry.record for entry in entries if entry.kind in ("carried", "commit")):
+    for record in (entry.record for entry in entries if entry.kind in (CarriedCharges.kind, StudyCommitment.kind)):
         if isinstance(record, StudyCommitment):
             planned[record.study_hash] = PlannedSpending(
                 record.study_hash,
@@ -118,7 +115,7 @@ def planned_spending_by_study(entries: Sequence[LedgerEntry]) -> Mapping[str, Pl
 
 @contextmanager
 def _silence_logging() -> Iterator[None]:
-    """dp_accounting names every order at which a series does not converge."""
+    """dp_accounting logs every order at which a series does not converge."""
     previous_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

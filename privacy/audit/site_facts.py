@@ -1,4 +1,4 @@
-"""What is known of one site after a run: from its ledger, which is checked, and from the coordinator's record."""
+"""Facts about one site after a run, from its verified ledger and from the coordinator's records."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from pipeline.core.errors import HemofedError, LedgerError
-from pipeline.protocol.messages import BUDGET_DECLINE_PREFIX
 from privacy.accounting.accountant import compute_epsilon
 from privacy.audit.recompute_epsilon import dp_events_of, recompute_epsilon
 from privacy.ledger import keys
@@ -23,6 +20,7 @@ from privacy.ledger.records import (
     LedgerBudget,
     LedgerReceipt,
     StudyApproved,
+    UnitWithdrawn,
 )
 from privacy.ledger.signatures import fingerprint_of
 from privacy.ledger.summary import list_charges
@@ -30,15 +28,15 @@ from privacy.ledger.validation import LedgerState
 from privacy.ledger.verify import LedgerVerification, verify_ledger
 
 Json = Mapping[str, Any]
-BUDGET_ROUNDING = 1e-9  # of a budget, for rounding
+BUDGET_ROUNDING = 1e-9  # relative tolerance
 
 
 @dataclass(frozen=True)
 class CoordinatorReceipts:
-    """What the coordinator keeps: the last receipt that it gave to each ledger, and its key."""
+    """The coordinator's last receipt of each ledger, and its public key."""
 
     receipts: tuple[LedgerReceipt, ...] = ()
-    public_key: str | None = None  # public
+    public_key: str | None = None
     problems: tuple[str, ...] = ()
 
     @classmethod
@@ -46,13 +44,13 @@ class CoordinatorReceipts:
         receipts, problems = [], []
         for file in sorted((folder / "receipts").glob("*.json")):
             try:
-                receipts.append(CountersignedState.model_validate_json(file.read_bytes()).receipt)
-            except ValidationError:
-                problems.append(f"the coordinator's {file.name} is damaged; restore its newest copy")
+                receipts.append(CountersignedState.load(file).receipt)
+            except LedgerError as error:
+                problems.append(f"the coordinator's receipt: {error}")
         try:
             public_key = keys.public_hex(keys.load_key(folder / "key.pem"))
         except HemofedError:
-            public_key = None  # not here, or not for these eyes
+            public_key = None  # missing, or not readable for this user
         return cls(tuple(receipts), public_key, tuple(problems))
 
     def last_receipt_of(self, state: LedgerState | None) -> LedgerReceipt | None:
@@ -69,16 +67,16 @@ def collect_site_facts(
     privacy_plan: Json | None,
     participation: Json,
 ) -> dict[str, Any]:
-    """`promise`: of privacy.json, if the site's training is private; `took`: its part in the rounds."""
+    """`privacy_plan`: from privacy.json, if the site trains with DP-SGD; `participation`: of `participation_facts`."""
     file = home / "ledger.jsonl"
     if not file.is_file():
-        problems = ["has no ledger, although its training was promised to be private"] if privacy_plan else []
-        return {"ledger": None, "promise": privacy_plan, "took": participation, "problems": problems}
+        problems = ["has no ledger, although it was to train with differential privacy"] if privacy_plan else []
+        return {"ledger": None, "privacy_plan": privacy_plan, "participation": participation, "problems": problems}
     verification = _verify_site_ledger(file, coordinator_receipts)
     facts: dict[str, Any] = {
         "ledger": _ledger_facts(verification, coordinator_receipts, home),
-        "promise": privacy_plan,
-        "took": participation,
+        "privacy_plan": privacy_plan,
+        "participation": participation,
         "problems": [f"its ledger does not verify: {problem}" for problem in verification.problems],
     }
     if verification.state is None:
@@ -129,35 +127,35 @@ def _add_spending_facts(
     charges = list_charges(entries)
     ledger_epsilon = charges[-1].total_epsilon if charges else 0.0
     recomputed = recompute_epsilon(entries, state.opening.budget, budget, ledger_epsilon) if charges else None
-    max_epsilon = max(ledger_epsilon, (recomputed or {}).get("again") or 0.0)
+    max_epsilon = max(ledger_epsilon, (recomputed or {}).get("epsilon") or 0.0)
     problems = [*facts["problems"], *(recomputed or {}).get("problems", ())]
     if max_epsilon > budget.epsilon * (1 + BUDGET_ROUNDING):
         problems.append(f"has spent epsilon {max_epsilon:.4f} of a budget of {budget.epsilon:g}")
     own_charges = [charge for charge in charges if charge.study_hash == study_hash]
-    if facts["promise"] is not None:
+    if facts["privacy_plan"] is not None:
         charged_rounds = {charge.round for charge in own_charges}
         if uncharged_rounds := [
-            round_number for round_number in facts["took"]["counted"] if round_number not in charged_rounds
+            round_number for round_number in facts["participation"]["counted"] if round_number not in charged_rounds
         ]:
             problems.append(f"took part in {_format_rounds(uncharged_rounds)} without a charge in its ledger")
-        problems += _plan_mismatches(facts["promise"], own_charges)
-        if (reported_epsilon := facts["took"]["epsilon"] or 0.0) > ledger_epsilon * (1 + BUDGET_ROUNDING):
+        problems += _plan_mismatches(facts["privacy_plan"], own_charges)
+        if (reported_epsilon := facts["participation"]["epsilon"] or 0.0) > ledger_epsilon * (1 + BUDGET_ROUNDING):
             problems.append(
-                f"told the coordinator that epsilon {reported_epsilon:.4f} was spent, and its ledger says {ledger_epsilon:.4f}"
+                f"reported epsilon {reported_epsilon:.4f} to the coordinator, and its ledger has {ledger_epsilon:.4f}"
             )
     return facts | {
         "unit": state.opening.privacy_unit,
-        "budget": budget.model_dump() if charges or facts["promise"] else None,
+        "budget": budget.model_dump() if charges or facts["privacy_plan"] else None,
         "spent": ledger_epsilon,
         "left": max(0.0, budget.epsilon - ledger_epsilon),
-        "before": max((c.total_epsilon for c in charges[: _first_charge_index(charges, study_hash)]), default=0.0),
-        "recount": recomputed,
+        "spent_before": max((c.total_epsilon for c in charges[: _first_charge_index(charges, study_hash)]), default=0.0),
+        "recomputed": recomputed,
         "charges": [charge.model_dump(mode="json") for charge in charges],
         "curve": _spending_curve(charges, study_hash, budget),
         "studies": {study: sum(c.study == study for c in charges) for study in dict.fromkeys(c.study for c in charges)},
         "refusals": [record.model_dump() for record in _records_of(entries, ChargeRefused)],
         "approvals": [_decision_facts(e) for e in entries if e.kind in (StudyApproved.kind, ApprovalRevoked.kind)],
-        "forgotten": sum(entry.kind == "forget" for entry in entries),
+        "num_withdrawn": sum(entry.kind == UnitWithdrawn.kind for entry in entries),
         "data": [record.model_dump() for record in _records_of(entries, DatasetSnapshot)],
         "problems": problems,
     }
@@ -170,15 +168,15 @@ def _records_of(
 
 
 def _first_charge_index(charges: Sequence[Any], study_hash: str) -> int:
-    """Where the plan's own charges begin."""
+    """The index of the study's first charge."""
     return next((index for index, charge in enumerate(charges) if charge.study_hash == study_hash), len(charges))
 
 
 def _spending_curve(charges: Sequence[Any], study_hash: str, budget: LedgerBudget) -> list[dict[str, float]]:
-    """Spent in all after each of the plan's charges: as the ledger says, and by Rényi divergences alone."""
+    """Total epsilon after each of the study's charges, by the ledger and by Rényi divergences."""
     return [
         {
-            "turn": c.round,
+            "round": c.round,
             "epsilon": c.total_epsilon,
             "rdp": compute_epsilon(dp_events_of(charges[: index + 1]), budget.delta, "rdp"),
         }
@@ -188,13 +186,13 @@ def _spending_curve(charges: Sequence[Any], study_hash: str, budget: LedgerBudge
 
 
 def _plan_mismatches(privacy_plan: Json, own_charges: Sequence[Any]) -> list[str]:
-    """Charges that are not as privacy.json says."""
+    """Charges that differ from the plan in privacy.json."""
     is_as_planned = all(
-        (c.noise, c.rate, c.unit) == (privacy_plan["noise"], privacy_plan["rate"], privacy_plan["unit"])
-        and c.steps <= privacy_plan["steps"]
+        (c.noise_multiplier, c.sampling_rate, c.privacy_unit) == (privacy_plan["noise_multiplier"], privacy_plan["sampling_rate"], privacy_plan["privacy_unit"])
+        and c.steps <= privacy_plan["steps_per_round"]
         for c in own_charges
     )
-    return [] if is_as_planned else ["was charged for other noise, rates, steps or units than privacy.json promised"]
+    return [] if is_as_planned else ["its charges differ from privacy.json in noise multiplier, sampling rate, steps or unit"]
 
 
 def _decision_facts(entry: LedgerEntry) -> dict[str, Any]:
@@ -203,8 +201,8 @@ def _decision_facts(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def participation_facts(rounds: Sequence[Json], site: str) -> dict[str, Any]:
-    """What the coordinator's record says of a site's answers."""
-    missed = {int(line["round"]): str(line["missed"][site]) for line in rounds if site in (line.get("missed") or {})}
+    """The site's participation in the rounds by the coordinator's records."""
+    missed = {int(line["round"]): line["missed"][site] for line in rounds if site in (line.get("missed") or {})}
     num_evaluations: dict[str, int] = {}
     for line in rounds:
         for split, split_metrics in (line.get("metrics") or {}).items():
@@ -212,11 +210,9 @@ def participation_facts(rounds: Sequence[Json], site: str) -> dict[str, Any]:
     return {
         "asked": [int(line["round"]) for line in rounds if site in (line.get("asked") or ())],
         "counted": [int(line["round"]) for line in rounds if site in (line.get("counted") or ())],
-        "missed": {str(round_number): reason for round_number, reason in missed.items()},
-        "sat_out": [
-            round_number for round_number, reason in missed.items() if reason.startswith(BUDGET_DECLINE_PREFIX)
-        ],
-        "judged": {split: count for split, count in num_evaluations.items() if count},
+        "missed": {str(round_number): failure for round_number, failure in missed.items()},
+        "out_of_budget": [round_number for round_number, failure in missed.items() if failure["kind"] == "privacy_budget"],
+        "evaluated": {split: count for split, count in num_evaluations.items() if count},
         "epsilon": max((line["epsilon"][site] for line in rounds if site in (line.get("epsilon") or {})), default=None),
     }
 

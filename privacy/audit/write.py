@@ -1,4 +1,4 @@
-"""Facts -> audit.html, audit.pdf and audit.json, side by side."""
+"""Writes audit.html, audit.pdf and audit.json from the facts of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from privacy.audit.document.report import build_report
 
 
 def write_audit(facts: Mapping[str, Any], run_folder: Path, out_folder: Path) -> list[Path]:
-    """`run`: where the pictures of attacks lie."""
+    """`run_folder` holds the images of attacks."""
     out_folder.mkdir(parents=True, exist_ok=True)
     document = build_report(facts, run_folder)
     facts_json = json.dumps(to_finite_json(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -27,7 +27,7 @@ def write_audit(facts: Mapping[str, Any], run_folder: Path, out_folder: Path) ->
 
 
 def to_finite_json(value: Any) -> Any:
-    """JSON knows no infinity."""
+    """Replaces infinities and NaN by None, because JSON has neither."""
     if isinstance(value, Mapping):
         return {str(key): to_finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

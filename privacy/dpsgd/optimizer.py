@@ -1,7 +1,7 @@
-"""Opacus's optimisers with two changes: what is clipped is a unit's whole gradient, and noise comes from Entropy.
+"""Opacus's optimizers with two changes: they clip the gradient of a whole unit, and noise comes from `SecureRandom`.
 
-A unit (a patient, a slide) may have many examples. Their gradients are added up before clipping, so that whatever one
-unit holds moves the sum by at most the clipping norm.
+A unit (a patient, a slide) may have many examples. Their gradients are added before clipping, so that one unit changes
+the sum by at most `max_grad_norm`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from privacy.dpsgd.secure_rng import SecureRandom
 
 
 class UnitOptimizer(DPOptimizer):  # type: ignore[misc]
-    """Before every `pre_step`, `owners` says whose each example is, or `alone` that all of `.grad` is one unit's."""
+    """Before each `pre_step` call `set_example_units`, `set_single_unit` or `set_empty_batch`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, secure_random: SecureRandom, **settings: Any) -> None:
         super().__init__(optimizer, **settings)
@@ -25,17 +25,17 @@ class UnitOptimizer(DPOptimizer):  # type: ignore[misc]
         self._num_units = 0
 
     def set_example_units(self, example_units: Tensor, num_units: int) -> None:
-        """owners (B,): 0 to units - 1, of the examples whose gradients the hooks have left."""
+        """example_units (B,): from 0 to num_units - 1, of the examples whose gradients the hooks have computed."""
         self._example_units, self._num_units = example_units, num_units
 
     def set_single_unit(self) -> None:
-        """What plain backward passes have added up is a unit's gradient: nothing per example is ever kept."""
+        """`.grad`, the sum of plain backward passes, is one unit's gradient; no gradient per example is stored."""
         self._num_units = 1
         for p in self.params:
             p.grad_sample = torch.zeros_like(p)[None] if p.grad is None else p.grad[None]
 
     def set_empty_batch(self) -> None:
-        """What is left of a batch into which nobody was drawn."""
+        """The sample contains no unit: the sum is zero, and only noise is added."""
         self._num_units = 0
         for p in self.params:
             p.grad_sample = torch.zeros(0, *p.shape, device=p.device)
@@ -60,7 +60,7 @@ class UnitOptimizer(DPOptimizer):  # type: ignore[misc]
 
 
 class GhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc]
-    """For single examples as units: clipped in a second backward pass, without keeping their gradients."""
+    """For single examples as units: clips in a second backward pass without storing gradients per example."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, secure_random: SecureRandom, **settings: Any) -> None:
         super().__init__(optimizer, **settings)

@@ -1,7 +1,7 @@
-"""A file of lines that only grows: one writer at a time, on the disk or not there, and mended after a crash.
+"""An append-only file of lines: one writer at a time, synced, and repaired after a crash.
 
-A line is written whole and synced before anybody hears of it. So a last line without its end was never announced: it
-may be moved aside. Should all of it be there but its end, it is kept, for it might be an old line in a mended file.
+A line is written and synced before anything depends on it, so an incomplete last line was never used and may be moved
+aside. A last line that lacks only its line break is kept, because it may be an old line of an edited file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.core.files import raise_no_space, write_atomically
 
 @contextlib.contextmanager
 def lock_file(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
-    """The lock goes with the process, however it ends. Readers share it, writers do not."""
+    """Shared for readers, exclusive for writers; released when the process ends for any reason."""
     try:
         fd = os.open(path, flags | os.O_CLOEXEC, 0o640)
     except OSError as error:
@@ -39,7 +39,7 @@ def read_from(fd: int, start: int) -> bytes:
 
 
 def append_line(fd: int, path: Path, line: bytes) -> None:
-    """If the disk is full, the file is as it was."""
+    """Restores the file's length if the disk is full."""
     start = os.lseek(fd, 0, os.SEEK_END)
     with raise_no_space(path):
         try:
@@ -54,7 +54,7 @@ def append_line(fd: int, path: Path, line: bytes) -> None:
 
 
 def repair_last_line(fd: int, path: Path) -> Path | None:
-    """Gives a last line its end, or moves what a crash left of it to ledger.torn-<n>; where to, if so."""
+    """Completes a last line that lacks its line break, or moves an incomplete one to ledger.torn-<n> and returns that path."""
     size = os.fstat(fd).st_size
     if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
         return None
@@ -79,7 +79,7 @@ def _is_complete(line: bytes) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """A new file's name is on the disk only after its folder is."""
+    """Syncs the folder, which makes the name of a new file durable."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

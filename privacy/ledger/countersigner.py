@@ -1,39 +1,63 @@
-"""The coordinator's side of receipts: it remembers the head of every ledger, so that no site goes back behind it.
+"""The coordinator's side of receipts: it stores the head of every ledger, so that no site can return to an older one.
 
-One head for each data set of each site. A request leads from the remembered head to the new one by digests; the new one
-is written down, and only then signed. The first contact is believed, unless the officers' fingerprints are `expected`.
-A coordinator that loses its record, or restores an old one, can be shown an old ledger: the record is as precious as
-the key.
+The coordinator stores one head for each data set of each site. The digests of a request lead from the stored head to
+the new one, which is stored first and then signed. The first request for a data set is trusted, unless
+`officer_fingerprints` are given. A coordinator that loses this record or restores an old copy would accept an old
+ledger: protect the record like the key.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
 from pipeline.core.errors import LedgerError
 from pipeline.core.files import exclusive_lock, write_atomically
-from privacy.ledger.entry import GENESIS_HASH, LedgerEntry, chain_hash, parse_entry_line
+from privacy.ledger.entry import GENESIS_HASH, LedgerEntry, LedgerVersionError, chain_hash, parse_entry_line
 from privacy.ledger.keys import canonical_json, is_valid_signature, public_hex, sign
 from privacy.ledger.ledger import Clock, utc_now
 from privacy.ledger.receipts import ReceiptRequest
-from privacy.ledger.records import LedgerOpened, LedgerReceipt, StrictModel
+from privacy.ledger.records import LEDGER_VERSION, LedgerOpened, LedgerReceipt, StrictModel
 from privacy.ledger.signatures import KeyHistory, apply_key_change, fingerprint_of, signature_problems
 
 
 class CountersignedState(StrictModel):
-    """What a coordinator remembers of a ledger."""
+    """The coordinator's stored state of a ledger: the keys in force and the last receipt."""
 
+    version: Literal[2] = LEDGER_VERSION
     keys: KeyHistory
     receipt: LedgerReceipt
 
+    @classmethod
+    def load(cls, file: Path) -> CountersignedState:
+        data = file.read_bytes()
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            if _is_version_1(data):
+                raise LedgerVersionError(
+                    f"{file} has format version 1 and this hemofed reads version {LEDGER_VERSION}; move it away, and let "
+                    "the site open a new ledger"
+                ) from error
+            raise LedgerError(f"{file} is damaged; restore its newest copy") from error
+
+
+def _is_version_1(data: bytes) -> bool:
+    """Version 1 had no version field and kept the agent's public keys under `agents`."""
+    try:
+        return "agents" in json.loads(data)["keys"]
+    except (ValueError, KeyError, TypeError):
+        return False
+
 
 class LedgerCountersigner:
-    """`expected`: the fingerprint of each site's officer; sites that are not named are then refused."""
+    """`officer_fingerprints`: the officer's fingerprint of each site; sites without one are then refused."""
 
     def __init__(
         self,
@@ -46,7 +70,7 @@ class LedgerCountersigner:
         self.folder, self._key, self._officer_fingerprints, self._clock = folder, key, officer_fingerprints, clock
 
     def countersign(self, request: ReceiptRequest) -> LedgerReceipt:
-        """The same receipt again for the same head, for an answer may be lost on its way."""
+        """Returns the same receipt again for the same head, because a reply may be lost on its way."""
         with exclusive_lock(self.folder, wait=True):
             remembered = self._load_state(request.site, request.dataset_id)
             is_same_ledger = remembered is not None and remembered.keys.ledger_id == request.ledger_id
@@ -65,14 +89,14 @@ class LedgerCountersigner:
             return receipt
 
     def last_receipt(self, site: str, dataset_id: str) -> LedgerReceipt | None:
-        """The anchor against which an audit finds a tail that was cut off."""
+        """The anchor with which an audit finds a cut end."""
         remembered = self._load_state(site, dataset_id)
         return remembered.receipt if remembered else None
 
     def _follow_digests(
         self, request: ReceiptRequest, state: CountersignedState | None, remembered: CountersignedState | None
     ) -> KeyHistory:
-        """The keys in force at the new head, if it follows from the one remembered."""
+        """The keys in force at the new head, if it follows from the stored one."""
         keys, head, next_index = (
             (state.keys, state.receipt.head, state.receipt.index + 1) if state else (None, GENESIS_HASH, 0)
         )
@@ -119,15 +143,15 @@ class LedgerCountersigner:
     def _check_opening(
         self, request: ReceiptRequest, opening: LedgerOpened, remembered: CountersignedState | None
     ) -> None:
-        """A ledger seen for the first time: as expected, and if there was another one, its officer's continuation."""
+        """Checks a new ledger: the expected officer, and if there was an earlier ledger, a valid continuation of it."""
         is_expected_officer = self._officer_fingerprints is not None and self._officer_fingerprints.get(
             request.site
         ) == fingerprint_of(opening.officer_key)
         if remembered is None:
             if self._officer_fingerprints is not None and not is_expected_officer:
                 raise LedgerError(
-                    f"{_ledger_name(request)}: its officer's key is {fingerprint_of(opening.officer_key)}, which is not the one expected; hear "
-                    "the fingerprint from the officer, and add it to those expected"
+                    f"{_ledger_name(request)}: its officer's key is {fingerprint_of(opening.officer_key)}, which is not the expected "
+                    "one; compare the fingerprint with the officer by telephone, and add it to the expected ones"
                 )
             return
         last_receipt, previous_ledger = remembered.receipt, opening.previous_ledger
@@ -140,7 +164,8 @@ class LedgerCountersigner:
         if opening.officer_key != remembered.keys.officer_key and not is_expected_officer:
             raise LedgerError(
                 f"{_ledger_name(request)}: the new ledger's officer has key {fingerprint_of(opening.officer_key)}, the old one's "
-                f"{fingerprint_of(remembered.keys.officer_key)}; if that is lost, hear the new fingerprint from him and expect it"
+                f"{fingerprint_of(remembered.keys.officer_key)}; if the old key is lost, compare the new fingerprint with the "
+                "officer by telephone, and add it to the expected ones"
             )
 
     def _sign_receipt(self, request: ReceiptRequest) -> LedgerReceipt:
@@ -161,12 +186,7 @@ class LedgerCountersigner:
 
     def _load_state(self, site: str, dataset_id: str) -> CountersignedState | None:
         file = self._state_path(site, dataset_id)
-        try:
-            return CountersignedState.model_validate_json(file.read_bytes()) if file.exists() else None
-        except ValidationError as error:
-            raise LedgerError(
-                f"{file}, which remembers {site}, {dataset_id}, is damaged; restore its newest copy"
-            ) from error
+        return CountersignedState.load(file) if file.exists() else None
 
 
 def _parse_entry_line(line: str) -> LedgerEntry:
@@ -179,17 +199,19 @@ def _ledger_name(request: ReceiptRequest) -> str:
 
 def _check_request_signature(request: ReceiptRequest, keys: KeyHistory) -> None:
     if keys.is_agent_revoked:
-        raise LedgerError(f"{_ledger_name(request)}: the agent's key is revoked; the officer replaces it first")
+        raise LedgerError(f"{_ledger_name(request)}: the agent's key is revoked; let the officer replace it first")
     if not is_valid_signature(keys.agent_key, "request", request.signed_content(), request.signature):
         raise LedgerError(
-            f"{_ledger_name(request)}: the request is not signed by the agent's key {fingerprint_of(keys.agent_key)}, but by {request.agent_fingerprint}"
+            f"{_ledger_name(request)}: the request is not signed by the agent's key {fingerprint_of(keys.agent_key)}, but by "
+            f"{request.agent_fingerprint}"
         )
 
 
 def _stale_ledger_error(request: ReceiptRequest, remembered: CountersignedState) -> LedgerError:
     last_receipt = remembered.receipt
     return LedgerError(
-        f"{_ledger_name(request)}: this ledger, at its entry {request.index}, is older than, or another than, the one receipted at entry "
-        f"{last_receipt.index}. A restored backup does not refund what was spent: restore the newest copy. If that is lost, the "
-        f"officer opens a new ledger that continues ledger {remembered.keys.ledger_id} from entry {last_receipt.index}, head {last_receipt.head}"
+        f"{_ledger_name(request)}: this ledger, at its entry {request.index}, is older than, or another than, the one receipted "
+        f"at entry {last_receipt.index}. A restored backup does not refund what was spent: restore the newest copy. If that "
+        f"is lost, the officer opens a new ledger that continues ledger {remembered.keys.ledger_id} from entry "
+        f"{last_receipt.index}, head {last_receipt.head}"
     )

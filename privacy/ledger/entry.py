@@ -1,8 +1,8 @@
-"""One entry of a ledger, and how entries chain: head_i = SHA-256(head_{i-1} || digest_i).
+"""One entry of a ledger and the hash chain of entries: head_i = SHA-256(head_{i-1} || digest_i).
 
-`digest_i` is the SHA-256 of all that an entry says, without `hash` and `signature`. Whoever holds only the digests can
-recompute every head, and learns nothing else: each entry has a random salt. A line of the file is the entry's
-canonical JSON, byte for byte, so there are no two ways to write the same entry.
+`digest_i` is the SHA-256 of all fields of an entry except `hash` and `signature`. The digests alone are enough to
+recompute every head and reveal nothing else, because each entry has a random salt. A line of the file is the entry's
+canonical JSON, byte for byte, so each entry has exactly one spelling.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import LedgerError
 from privacy.ledger.keys import canonical_json, fingerprint, public_bytes, sign
-from privacy.ledger.records import RECORD_TYPES, LedgerRecord
+from privacy.ledger.records import LEDGER_VERSION, RECORD_TYPES, LedgerRecord
 
 GENESIS_HASH = "0" * 64  # the head before the first entry
 
 
 @dataclass(frozen=True)
 class LedgerPosition:
-    """Where a ledger stood: the hash of entry `index`."""
+    """A position in a ledger: the hash `head` of entry `index`."""
 
     index: int
     head: str
@@ -36,7 +36,7 @@ class LedgerPosition:
 
 @dataclass(frozen=True)
 class OfficerDecision:
-    """The officer's signature under a body, made when the ledger's head was `seen`, on whatever machine he keeps it."""
+    """The officer's signature under a record, made when `seen_head` was the ledger's head, possibly on another machine."""
 
     key_fingerprint: str
     seen_head: str
@@ -51,7 +51,7 @@ class LedgerEntry:
     salt: str
     body: Mapping[str, Any]
     previous_hash: str
-    key_fingerprint: str  # fingerprint of who wrote it
+    key_fingerprint: str  # of the key that signed the entry
     officer_decision: OfficerDecision | None
     hash: str = ""
     signature: str = ""
@@ -72,21 +72,26 @@ class LedgerEntry:
 
     @cached_property
     def record(self) -> LedgerRecord:
-        """The body as its kind's class."""
+        """The body, parsed as the class of its kind."""
         if self.kind not in RECORD_TYPES:
             raise LedgerError(
-                f"`{self.kind}` is no kind of entry that this version knows; kinds: {', '.join(RECORD_TYPES)}"
+                f"`{self.kind}` is not a record kind of ledger version {LEDGER_VERSION}; kinds: {', '.join(RECORD_TYPES)}"
             )
         try:
             return RECORD_TYPES[self.kind].model_validate_json(canonical_json(self.body))
         except ValidationError as error:
             first_error = error.errors()[0]
             location = ".".join(map(str, first_error["loc"])) or "body"
-            raise LedgerError(f"its `{self.kind}` is not as it should be: {location}: {first_error['msg']}") from error
+            raise LedgerError(f"its `{self.kind}` record is not valid: {location}: {first_error['msg']}") from error
 
 
 ENTRY_FIELDS = tuple(LedgerEntry.__dataclass_fields__)
 UNHASHED_FIELDS = ("hash", "signature")
+VERSION_1_FIELDS = {"index", "kind", "time", "salt", "body", "before", "key", "officer", "hash", "signature"}
+
+
+class LedgerVersionError(LedgerError):
+    """The ledger has an older format version."""
 
 
 def chain_hash(previous_hash: str, digest: str) -> str:
@@ -100,7 +105,7 @@ def sign_entry(
     officer_decision: OfficerDecision | None,
     now: datetime,
 ) -> LedgerEntry:
-    """The entry that comes after those `before`, signed."""
+    """The signed entry that follows `previous_entries`."""
     previous_hash = previous_entries[-1].hash if previous_entries else GENESIS_HASH
     body = record.model_dump(mode="json")
     time, salt = now.isoformat(timespec="milliseconds"), secrets.token_hex(16)
@@ -121,29 +126,34 @@ def sign_entry(
 def sign_decision(
     key: Ed25519PrivateKey, record: LedgerRecord, ledger_id: str = GENESIS_HASH, seen_head: str = GENESIS_HASH
 ) -> OfficerDecision:
-    """`ledger` is the hash of its first entry and `seen` its head; there is neither yet when it is opened."""
+    """`ledger_id` is the hash of the first entry, `seen_head` the head; keep the defaults to open a new ledger."""
     payload = decision_payload(record.kind, record.model_dump(mode="json"), ledger_id, seen_head)
     return OfficerDecision(fingerprint(public_bytes(key)), seen_head, sign(key, "decision", payload))
 
 
 def decision_payload(kind: str, body: Mapping[str, Any], ledger_id: str, seen_head: str) -> dict[str, Any]:
-    """What an officer's signature is under. Bound to one ledger and to all that he knew when he signed."""
-    return {"kind": kind, "body": body, "ledger": ledger_id, "seen": seen_head}
+    """What the officer signs, bound to one ledger and to its state at the time of signing."""
+    return {"kind": kind, "body": body, "ledger_id": ledger_id, "seen_head": seen_head}
 
 
 def parse_entry_line(line: bytes) -> LedgerEntry:
-    """Of a line without its end."""
+    """`line` has no line break at its end."""
     return parse_entry(parse_strict_json(line), line)
 
 
 def parse_entry(raw: Any, line: bytes | None = None) -> LedgerEntry:
+    if isinstance(raw, Mapping) and set(raw) == VERSION_1_FIELDS:
+        raise LedgerVersionError(
+            f"the ledger has format version 1 and this hemofed reads version {LEDGER_VERSION}; let the officer open a new "
+            "ledger with the budget that is left"
+        )
     if not isinstance(raw, Mapping) or set(raw) != set(ENTRY_FIELDS):
-        raise LedgerError("it is no entry: fields are missing or unknown")
+        raise LedgerError("it is not an entry: fields are missing or unknown")
     all_strings = all(
         isinstance(raw[name], str) for name in ENTRY_FIELDS if name not in ("index", "body", "officer_decision")
     )
     if not all_strings or type(raw["index"]) is not int or not isinstance(raw["body"], dict):
-        raise LedgerError("it is no entry: a field is of another type than it should be")
+        raise LedgerError("it is not an entry: a field has the wrong type")
     try:
         if datetime.fromisoformat(raw["time"]).utcoffset() != timedelta(0):
             raise ValueError(raw["time"])
@@ -153,23 +163,25 @@ def parse_entry(raw: Any, line: bytes | None = None) -> LedgerEntry:
             raise TypeError(officer_decision)
         canonical_line = canonical_json(raw)
     except (ValueError, TypeError, RecursionError) as error:
-        raise LedgerError("it is no entry: a time, a hash, a number or the officer's part cannot be read") from error
+        raise LedgerError(
+            "it is not an entry: a time, a hash, a number or the officer's decision cannot be read"
+        ) from error
     if line not in (None, canonical_line):
-        raise LedgerError("it is not spelt the one way an entry is spelt; it was edited")
+        raise LedgerError("it is not canonical JSON, so it was edited")
     return LedgerEntry(**{**raw, "officer_decision": officer_decision})
 
 
 def parse_strict_json(text: bytes) -> Any:
-    """Refuses what readers of JSON understand differently: keys that stand twice, NaN."""
+    """Refuses what JSON readers interpret differently: duplicate keys and NaN."""
     try:
         return json.loads(text, object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise LedgerError("it is no JSON, or names a thing twice") from error
+        raise LedgerError("it is not JSON, or has a duplicate key") from error
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result := dict(pairs)) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return result
 
 

@@ -1,7 +1,7 @@
-"""Ed25519 keys (RFC 8032): made, kept in files that only their owner reads, and used over canonical JSON.
+"""Ed25519 keys (RFC 8032): generated, stored in files that only their owner can read, and used over canonical JSON.
 
-A signature names its purpose, so that one made for a receipt never passes for one under a ledger's entry. Canonical
-JSON has sorted keys, no spaces, UTF-8, floats as Python writes them, and no NaN: one value, one string of bytes.
+Each signature covers its purpose, so the signature of a receipt is never valid for a ledger entry. Canonical JSON has
+sorted keys, no spaces, UTF-8, floats as Python writes them, and no NaN, so each value has exactly one byte string.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def public_bytes(key: Ed25519PrivateKey) -> bytes:
 
 
 def public_hex(key: Ed25519PrivateKey) -> str:
-    """As ledgers, receipts and requests carry it: 64 hex digits."""
+    """64 hex digits, as in ledgers, receipts and requests."""
     return public_bytes(key).hex()
 
 
 def fingerprint(public_key: bytes) -> str:
-    """To be read out over the telephone: 1a2b-3c4d-..., the first 128 bits of the key's SHA-256."""
+    """The first 128 bits of the key's SHA-256 as 1a2b-3c4d-..., for comparison by telephone."""
     digits = hashlib.sha256(public_key).hexdigest()[:FINGERPRINT_DIGITS]
     return "-".join(
         digits[start : start + DIGITS_PER_GROUP] for start in range(0, FINGERPRINT_DIGITS, DIGITS_PER_GROUP)
@@ -56,7 +56,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def save_key(key: Ed25519PrivateKey, path: Path, passphrase: str | None = None) -> Path:
-    """PEM (PKCS8), for the owner's eyes only. Never over another file: a key that is gone cannot be had back."""
+    """Writes PEM (PKCS8) with mode 0600; never overwrites a file, because a lost key cannot be recovered."""
     encryption: KeySerializationEncryption = (
         BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
     )
@@ -92,10 +92,10 @@ def load_key(path: Path, passphrase: str | None = None) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(pem, passphrase.encode() if passphrase else None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        cause = "the passphrase is wrong, or the file is damaged" if is_encrypted else "it is damaged, or no PEM key"
+        cause = "the passphrase is wrong, or the file is damaged" if is_encrypted else "it is damaged, or not a PEM key"
         raise KeyFileError(f"{path} cannot be read: {cause}; try again, or restore it from its backup") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise KeyFileError(f"{path} holds a key of another kind; ledgers are signed with Ed25519")
+        raise KeyFileError(f"{path} holds a key of another type; ledgers are signed with Ed25519")
     return key
 
 
@@ -104,13 +104,15 @@ def _read_private_pem(path: Path) -> bytes:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & OTHERS_ACCESS_BITS:
-                raise KeyFileError(f"{path} is a private key that others may use (mode {mode:04o}): chmod 600 {path}")
+                raise KeyFileError(
+                    f"{path} is a private key that other users can access (mode {mode:04o}): chmod 600 {path}"
+                )
             return file.read()
     except FileNotFoundError as error:
         raise KeyFileError(f"there is no key at {path}; make one, or name the right file") from error
     except OSError as error:
         raise KeyFileError(
-            f"{path} cannot be read: {error.strerror}; a private key is read by the user who owns it"
+            f"{path} cannot be read: {error.strerror}; only the user who owns a private key can read it"
         ) from error
 
 
@@ -119,16 +121,16 @@ def canonical_json(value: Any) -> bytes:
 
 
 def sign(key: Ed25519PrivateKey, purpose: Purpose, value: Any) -> str:
-    """128 hex digits."""
+    """The signature as 128 hex digits."""
     return key.sign(_signing_input(purpose, value)).hex()
 
 
 def is_valid_signature(public_key: str, purpose: Purpose, value: Any, signature: str) -> bool:
-    """`public` and `signature` in lower-case hex; anything else is simply no signature."""
+    """`public_key` and `signature` in lower-case hex; anything else is not valid."""
     return _is_valid_signature(public_key, _signing_input(purpose, value), signature)
 
 
-@lru_cache(4096)  # a ledger is checked when it is opened, exported and audited, and a signature takes 0.1 ms each time
+@lru_cache(4096)  # a ledger is checked when opened, exported and audited, and each check of a signature takes 0.1 ms
 def _is_valid_signature(public_key: str, signed_bytes: bytes, signature: str) -> bool:
     try:
         key_bytes, signature_bytes = bytes.fromhex(public_key), bytes.fromhex(signature)

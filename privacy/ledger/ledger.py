@@ -1,11 +1,12 @@
-"""A site's privacy ledger: an append-only file of signed entries, which the site owns and nobody can shorten unseen.
+"""A site's privacy ledger: an append-only file of signed entries that cannot be shortened unnoticed.
 
-To train: append the charge, let the coordinator countersign the head (privacy/ledger/receipts.py), append its receipt, and
-only then train. A charge that was written counts, whether or not its training took place; after a crash its receipt is
-asked for again, and makes way for the next charge. Restoring weights or a backup never refunds anything.
+Before each training the site appends the charge, lets the coordinator countersign the head
+(privacy/ledger/receipts.py), and appends the receipt. A written charge counts even if its training did not take place;
+after a crash the site requests its receipt again before the next charge. Restoring weights or a backup refunds nothing.
 
-If the officer's key is lost, nothing in this file can replace it. A new ledger is opened whose `open` names the end of
-this one (`continues`, see privacy/ledger/summary.py), and the coordinator is told the new officer's fingerprint by telephone.
+If the officer's key is lost, nothing in this file can replace it: the officer opens a new ledger whose `opened` record
+names the end of this one (`continuation_records`, privacy/ledger/summary.py), and tells the coordinator the new
+fingerprint by telephone.
 """
 
 from __future__ import annotations
@@ -22,23 +23,28 @@ from privacy.ledger.append_only_file import append_line, lock_file, read_from, r
 from privacy.ledger.entry import (
     LedgerEntry,
     LedgerPosition,
+    LedgerVersionError,
     OfficerDecision,
     parse_entry_line,
     sign_decision,
     sign_entry,
 )
 from privacy.ledger.keys import public_hex
-from privacy.ledger.records import AgentKeyRevoked, LedgerBudget, LedgerOpened, LedgerRecord, PrivacyCharge
+from privacy.ledger.records import (
+    AgentKeyRevoked,
+    CarriedCharges,
+    LedgerBudget,
+    LedgerOpened,
+    LedgerRecord,
+    PrivacyCharge,
+    StudyCommitment,
+)
 from privacy.ledger.signatures import fingerprint_of, lost_key_rotation, routine_rotation
 from privacy.ledger.summary import list_charges
 from privacy.ledger.validation import EntryProblem, LedgerState, check_entry
 
-ACCOUNTING_KINDS = (
-    "charge",
-    "commit",
-    "budget",
-    "carried",
-)  # what a charge's epsilon, and its leave, are computed from
+# the records from which a charge's epsilon and permission are computed
+ACCOUNTING_KINDS = (PrivacyCharge.kind, StudyCommitment.kind, LedgerBudget.kind, CarriedCharges.kind)
 Clock = Callable[[], datetime]
 
 
@@ -47,15 +53,15 @@ def utc_now() -> datetime:
 
 
 class Ledger:
-    """Read, checked and repaired when opened. Several processes may hold the same file; appends take turns."""
+    """Read, validated and repaired when opened. Several processes may open the same file; a lock serializes appends."""
 
     def __init__(self, path: Path, key: Ed25519PrivateKey | None, clock: Clock) -> None:
         self.path, self._key, self._clock = path, key, clock
-        self.torn_line_path: Path | None = None  # where a line went that a crash had cut short
+        self.torn_line_path: Path | None = None  # file with an incomplete last line after a crash
         self._entries: list[LedgerEntry] = []
         self._state: LedgerState | None = None
         self._problems: list[EntryProblem] = []
-        self._num_bytes_read = 0  # bytes read so far
+        self._num_bytes_read = 0
 
     @classmethod
     def create(
@@ -66,13 +72,13 @@ class Ledger:
         officer: Ed25519PrivateKey | OfficerDecision,
         clock: Clock = utc_now,
     ) -> Ledger:
-        """`officer`: his key, or `decide(his key, opening)` from where he keeps it."""
+        """`officer`: the officer's key, or `sign_decision(officer_key, opening)` made elsewhere."""
         path.parent.mkdir(parents=True, exist_ok=True)
         ledger = cls(path, key, clock)
         with lock_file(path, os.O_RDWR | os.O_CREAT) as fd:
             if os.fstat(fd).st_size:
                 raise LedgerError(
-                    f"{path} exists; a ledger is opened once, and a budget belongs to its dataset_id for good"
+                    f"{path} exists; a ledger is opened once, and a budget belongs to its dataset_id permanently"
                 )
             ledger._write_record(fd, opening, key, officer)
         sync_folder(path.parent)
@@ -80,7 +86,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, key: Ed25519PrivateKey | None = None, clock: Clock = utc_now) -> Ledger:
-        """Without a key to read only. With one a line that a crash cut short is moved aside; `torn` says where to."""
+        """Read-only without a key. With a key an incomplete last line is moved to the file `torn_line_path`."""
         ledger = cls(path, key, clock)
         with lock_file(path, os.O_RDWR if key else os.O_RDONLY) as fd:
             ledger.torn_line_path = repair_last_line(fd, path) if key else None
@@ -90,25 +96,28 @@ class Ledger:
         ledger._raise_on_problems()
         if key and public_hex(key) != ledger.state.keys.agent_key:
             raise LedgerError(
-                f"{path} is written with key {fingerprint_of(ledger.state.keys.agent_key)}, and this is {fingerprint_of(public_hex(key))}; "
-                "load the agent's key, or let the officer replace a lost one"
+                f"{path} is written with key {fingerprint_of(ledger.state.keys.agent_key)}, and this is "
+                f"{fingerprint_of(public_hex(key))}; load the agent's key, or let the officer replace a lost one"
             )
         return ledger
 
     def append(self, record: LedgerRecord, officer: Ed25519PrivateKey | OfficerDecision | None = None) -> LedgerEntry:
-        """On the disk when it returns. `officer`: his key, or `decide(key, body, ledger.id, ledger.head)`."""
+        """Returns after the entry is synced to the disk.
+
+        `officer`: the officer's key, or `sign_decision(officer_key, record, ledger.id, ledger.head)` made elsewhere.
+        """
         if self._key is None:
             raise LedgerError(f"{self.path} was opened to read; open it with the agent's key to add to it")
         return self._append(record, self._key, officer)
 
     def refresh(self) -> None:
-        """Takes what other processes have added since. Reads little more than that."""
+        """Reads the entries that other processes have added since, and little more."""
         with lock_file(self.path, os.O_RDONLY) as fd:
             self._read_new_entries(fd)
         self._raise_on_problems()
 
     def rotate_agent_key(self, new_key: Ed25519PrivateKey, officer_key: Ed25519PrivateKey | None = None) -> LedgerEntry:
-        """Without the officer: routine, by the old key. With him: the old key is lost, so no key is needed to open."""
+        """Without the officer's key a routine rotation signed by the old key; with it the old key counts as lost."""
         if officer_key is None and self._key is None:
             raise LedgerError(
                 f"{self.path}: a routine rotation needs the old key; if it is lost, the officer must sign"
@@ -123,7 +132,7 @@ class Ledger:
     def revoke_agent_key(
         self, officer_key: Ed25519PrivateKey, last_trusted_index: int, reason: str = "", agent_key: str | None = None
     ) -> LedgerEntry:
-        """The agent's key in force if not another one is named. To be followed by `rotate(new, officer)`."""
+        """Revokes `agent_key`, by default the current one. Call `rotate_agent_key(new_key, officer_key)` next."""
         return self._append(
             AgentKeyRevoked(
                 agent_key=agent_key or self.state.keys.agent_key, last_trusted_index=last_trusted_index, reason=reason
@@ -135,7 +144,7 @@ class Ledger:
     @property
     def state(self) -> LedgerState:
         if self._state is None:
-            raise LedgerError(f"{self.path} does not start with an `open` that can be believed")
+            raise LedgerError(f"{self.path} does not start with a valid `opened` record")
         return self._state
 
     @property
@@ -178,7 +187,7 @@ class Ledger:
             if isinstance(record, PrivacyCharge) and any(
                 entry.kind in ACCOUNTING_KINDS for entry in self._entries[num_known:]
             ):
-                raise LedgerError(f"{self.path} was added to by another process meanwhile; reckon the charge again")
+                raise LedgerError(f"{self.path} was added to by another process meanwhile; compute the charge again")
             return self._write_record(fd, record, key, officer)
 
     def _write_record(
@@ -197,7 +206,7 @@ class Ledger:
         return entry
 
     def _read_new_entries(self, fd: int) -> None:
-        """Takes what was added since, by another process. The caller holds the lock."""
+        """Reads the entries that were added since. The caller holds the lock."""
         last_line = self._entries[-1].to_line() if self._entries else b""
         data = read_from(fd, self._num_bytes_read - len(last_line))
         if not data.startswith(last_line):
@@ -206,6 +215,8 @@ class Ledger:
         for line_number, line in enumerate(lines, start=len(self._entries) + 1):
             try:
                 entry = parse_entry_line(line)
+            except LedgerVersionError as error:
+                raise LedgerVersionError(f"{self.path}: {error}") from error
             except LedgerError as error:
                 raise LedgerError(f"{self.path}, line {line_number}: {error}; restore the newest copy") from error
             self._add_entry(entry, *check_entry(self._state, self._entries, entry))
@@ -220,6 +231,5 @@ class Ledger:
         if self._problems:
             more_text = f" (and {len(self._problems) - 1} more)" if len(self._problems) > 1 else ""
             raise LedgerError(
-                f"{self.path} cannot be believed: {self._problems[0]}{more_text}; restore the newest copy, or show "
-                "it to the officer"
+                f"{self.path} is not valid: {self._problems[0]}{more_text}; restore the newest copy, or show it to the officer"
             )

@@ -1,8 +1,8 @@
-"""Receipts at the site: a coordinator countersigns the ledger's head, and training waits for it.
+"""Receipts at the site: the coordinator countersigns the ledger's head before the site trains.
 
-A request sends the digests of the entries since the coordinator's last receipt, from which it recomputes the head
-without seeing them. In full it sends only the entries that change keys: they say who may ask, and hold nothing about
-patients.
+A request holds the digests of the entries since the coordinator's last receipt; the coordinator recomputes the head
+from them without seeing the entries. Only entries that change keys are sent in full: they show whose signature a
+request needs, and contain nothing about patients.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from privacy.ledger.validation import receipt_problems
 
 
 class ReceiptRequest(StrictModel):
-    """Digests of the entries `since` ... `index`, and in full, as lines, those of them that change keys."""
+    """Digests of the entries `since_index` to `index`, and the full lines of those that change keys."""
 
     site: NonEmptyStr
     dataset_id: NonEmptyStr
-    ledger_id: HexDigest  # hash of its first entry
+    ledger_id: HexDigest  # hash of the first entry
     since_index: NonNegativeInt
     index: NonNegativeInt
     head: HexDigest
     digests: tuple[HexDigest, ...]
     key_change_lines: tuple[str, ...]
-    agent_fingerprint: NonEmptyStr  # the agent's fingerprint
+    agent_fingerprint: NonEmptyStr
     signature: HexSignature
 
     def signed_content(self) -> dict[str, Any]:
@@ -42,7 +42,10 @@ class ReceiptRequest(StrictModel):
 def create_receipt_request(
     ledger: Ledger, key: Ed25519PrivateKey, coordinator_key: str, since_index: int | None = None
 ) -> ReceiptRequest:
-    """For the ledger's head, since the last receipt of this coordinator (its public key), or since an entry it asks for."""
+    """For the ledger's head.
+
+    `coordinator_key`: public key. `since_index`: by default the entry after this coordinator's last receipt.
+    """
     if since_index is None:
         since_index = 1 + max(
             (r.index for r in ledger.state.receipts if r.coordinator_key == coordinator_key), default=-1
@@ -65,13 +68,14 @@ def create_receipt_request(
 
 
 def check_receipt(receipt: LedgerReceipt, ledger: Ledger, coordinator_key: str) -> None:
-    """At the site, before the receipt is appended."""
+    """Raises unless the receipt is valid for this ledger; the site calls it before it appends the receipt."""
     if receipt.coordinator_key != coordinator_key:
         raise LedgerError(
-            f"the receipt is by {fingerprint_of(receipt.coordinator_key)}, and the coordinator's key is {fingerprint_of(coordinator_key)}"
+            f"the receipt is by {fingerprint_of(receipt.coordinator_key)}, and the coordinator's key is "
+            f"{fingerprint_of(coordinator_key)}"
         )
     if problems := list(receipt_problems(ledger.state.opening, ledger.entries(), receipt)):
-        raise LedgerError(f"the coordinator's receipt is not for {ledger.path}: {'; '.join(problems)}; ask for another")
+        raise LedgerError(f"the coordinator's receipt is not for {ledger.path}: {'; '.join(problems)}; request another")
 
 
 def read_receipt(reply: str) -> LedgerReceipt:
@@ -81,4 +85,4 @@ def read_receipt(reply: str) -> LedgerReceipt:
             raise LedgerError(f"the coordinator refuses its receipt: {content['refused']}")
         return LedgerReceipt.model_validate_json(json.dumps(content["receipt"]))
     except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise LedgerError("the coordinator's answer is no receipt; is it of the same version?") from error
+        raise LedgerError("the coordinator's reply is not a receipt; is it of the same version?") from error

@@ -1,9 +1,11 @@
-"""What a ledger's entries say: one frozen class a kind. None of them names a patient.
+"""The records of a privacy ledger, format version 2: one frozen class per kind. No record names a patient.
 
-`open` starts the ledger of one `dataset_id` and `carried` brings over what was spent in the ledger that it continues.
-`data`, `commit`, `charge`, `receipt`, `refusal` and `forget` are the agent's. `approve`, `budget`, `policy`, `officer`
-and `revoke` are for the data protection officer to decide. `withdraw` is the officer's or the agent's: stopping is easy.
-`rotate` replaces the agent's key.
+- `opened` starts the ledger of one `dataset_id`; `carried_charges` copies the charges of the ledger that it continues.
+- The agent writes `dataset`, `commitment`, `charge`, `receipt`, `charge_refused` and `unit_withdrawn`.
+- The data protection officer decides `study_approved`, `budget`, `cosigner_policy`, `officer_key_rotated` and
+  `agent_key_revoked`.
+- The officer or the agent alone may write `approval_revoked`, so that a study can always be stopped.
+- `agent_key_rotated` replaces the agent's key.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from pydantic import (
     StringConstraints,
 )
 
+LEDGER_VERSION: Literal[2] = 2
 NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
-HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]  # a SHA-256, or a public key's 32 bytes
+HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]  # a SHA-256, or the 32 bytes of a public key
 HexSignature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
 SamplingRate = Annotated[float, Field(gt=0, le=1)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
@@ -39,7 +42,7 @@ class LedgerRecord(StrictModel):
 
 
 class LedgerBudget(LedgerRecord):
-    """What the data set may cost a unit in all, over all studies."""
+    """The most privacy loss that all studies together may cost a unit of the data set."""
 
     kind = "budget"
     epsilon: NonNegativeFloat
@@ -47,7 +50,7 @@ class LedgerBudget(LedgerRecord):
 
 
 class PreviousLedger(StrictModel):
-    """The end of an earlier ledger: as the site has it, or as the coordinator's refusal names it."""
+    """The last entry of an earlier ledger, from the site's copy or from the coordinator's refusal."""
 
     ledger_id: HexDigest  # hash of its first entry
     index: NonNegativeInt
@@ -55,13 +58,13 @@ class PreviousLedger(StrictModel):
 
 
 class LedgerOpened(LedgerRecord):
-    """Always the first entry. A budget belongs to the `dataset_id`, whatever files it has come to mean since."""
+    """The first entry. The budget belongs to the `dataset_id`, even if its files change later."""
 
-    kind = "open"
-    version: Literal[1] = 1
+    kind = "opened"
+    version: Literal[2] = LEDGER_VERSION
     site: NonEmptyStr
     dataset_id: NonEmptyStr
-    privacy_unit: NonEmptyStr  # whom the budget protects: "patient"
+    privacy_unit: NonEmptyStr  # what the budget protects, e.g. "patient"
     budget: LedgerBudget
     agent_key: HexDigest  # public keys
     officer_key: HexDigest
@@ -69,25 +72,25 @@ class LedgerOpened(LedgerRecord):
 
 
 class DatasetSnapshot(LedgerRecord):
-    """What the data set was made of at the time. A new fingerprint resets nothing."""
+    """The contents of the data set at this time. A new fingerprint does not reset the budget."""
 
-    kind = "data"
+    kind = "dataset"
     fingerprint: NonEmptyStr
     num_units: NonNegativeInt
     num_examples: NonNegativeInt
 
 
 class StudyCommitment(LedgerRecord):
-    """What a study may cost here if it runs to its end."""
+    """The most that a study may cost at this site if it runs all its rounds."""
 
-    kind = "commit"
+    kind = "commitment"
     study: NonEmptyStr
-    study_hash: NonEmptyStr  # the plan's hash
+    study_hash: NonEmptyStr
     mechanism: NonEmptyStr
     noise_multiplier: NonNegativeFloat
     sampling_rate: SamplingRate
     steps_per_round: PositiveInt
-    max_participations: PositiveInt  # that the site takes part in, at most
+    max_participations: PositiveInt  # rounds that the site takes part in, at most
     max_grad_norm: PositiveFloat
     privacy_unit: NonEmptyStr
     delta: Delta
@@ -95,34 +98,34 @@ class StudyCommitment(LedgerRecord):
 
 
 class PrivacyCharge(LedgerRecord):
-    """Written before the training that it pays for. `epsilon` is what the data set has cost in all, this included."""
+    """Written before the training that it pays for. `total_epsilon` is the cost of all charges, including this one."""
 
     kind = "charge"
     study: NonEmptyStr
     study_hash: NonEmptyStr
     round: NonNegativeInt
     attempt: NonNegativeInt
-    job_index: NonNegativeInt  # job within the turn
+    job_index: NonNegativeInt  # within the round
     mechanism: NonEmptyStr
     noise_multiplier: NonNegativeFloat
     sampling_rate: SamplingRate
     steps: PositiveInt
     privacy_unit: NonEmptyStr
     total_epsilon: NonNegativeFloat
-    delta: Delta  # the budget's
+    delta: Delta  # of the budget
     accountant: NonEmptyStr
 
 
 class CarriedCharges(LedgerRecord):
-    """Right after an `open` that continues: every charge so far. Kept out of `open`, which coordinators read."""
+    """All charges of the ledger that this one continues. Separate from `opened`, which coordinators read."""
 
-    kind = "carried"
+    kind = "carried_charges"
     charges: tuple[PrivacyCharge, ...]
-    note: str = ""  # such as: how the charges of a lost end were reckoned
+    note: str = ""  # e.g. how the charges of a lost end were estimated
 
 
 class LedgerReceipt(LedgerRecord):
-    """A coordinator's word that it has seen the ledger up to entry `index`, whose hash is `head`."""
+    """A coordinator's countersignature: it has seen the ledger up to entry `index`, whose hash is `head`."""
 
     kind = "receipt"
     site: NonEmptyStr
@@ -130,7 +133,7 @@ class LedgerReceipt(LedgerRecord):
     index: NonNegativeInt
     head: HexDigest
     time: NonEmptyStr
-    coordinator_key: HexDigest  # the coordinator's public key
+    coordinator_key: HexDigest  # public key
     signature: HexSignature
 
     def signed_content(self) -> dict[str, JsonValue]:
@@ -138,86 +141,92 @@ class LedgerReceipt(LedgerRecord):
 
 
 class ChargeRefused(LedgerRecord):
-    """A charge that was not made, since it would have passed the budget."""
+    """A charge that was not made because it would have exceeded the budget."""
 
-    kind = "refusal"
+    kind = "charge_refused"
     study: NonEmptyStr
     round: NonNegativeInt
     reason: NonEmptyStr
 
 
 class UnitWithdrawn(LedgerRecord):
-    """A unit that withdrew. `unit` is `pseudonym(salt, id)`; without the site's salt nobody can try ids on it."""
+    """A unit that withdrew. The pseudonym is `pseudonymize_unit(salt, unit_id)`; ids cannot be tried without the site's salt."""
 
-    kind = "forget"
+    kind = "unit_withdrawn"
     unit_pseudonym: HexDigest
     reason: str = ""
 
 
 class CosignerConsent(StrictModel):
-    """A second person's signature under the officer's decision, made when the ledger's head was `seen`."""
+    """A second person's signature under the officer's decision, made when `seen_head` was the ledger's head."""
 
     seen_head: HexDigest
     signature: HexSignature
 
 
 class StudyApproved(LedgerRecord):
-    kind = "approve"
+    kind = "study_approved"
     study_hash: NonEmptyStr
     terms: dict[str, JsonValue] = {}
-    consent: CosignerConsent | None = None  # where the policy asks for two persons
+    consent: CosignerConsent | None = None  # required where the policy names a cosigner
 
 
 class CosignerPolicy(LedgerRecord):
-    """Who must sign approvals beside the officer; nobody if `second` is none. What takes two, one cannot undo: a policy
-    that names somebody is changed with his consent, or, if his key is lost, by a new ledger that continues this one."""
+    """The person who must cosign approvals; None: the officer signs alone.
 
-    kind = "policy"
+    One person cannot undo this policy: changing it takes the cosigner's consent or, if the cosigner's key is lost, a
+    new ledger that continues this one.
+    """
+
+    kind = "cosigner_policy"
     cosigner_key: HexDigest | None  # public key
     consent: CosignerConsent | None = None
 
 
 class ApprovalRevoked(LedgerRecord):
-    """Signed by the agent alone it counts too: what it does can only be less."""
+    """Valid with the agent's signature alone, because it can only reduce what the site does."""
 
-    kind = "withdraw"
+    kind = "approval_revoked"
     study_hash: NonEmptyStr
     terms: dict[str, JsonValue] = {}
 
 
 class AgentKeyRotated(LedgerRecord):
-    """A new key for the agent. `proof` is the new key's: a lost rotation needs none, for the new key signs it."""
+    """A new key for the agent.
 
-    kind = "rotate"
+    `possession_proof` is signed by the new key. A rotation with reason "lost" needs none: the new key signs the entry.
+    """
+
+    kind = "agent_key_rotated"
     agent_key: HexDigest
     reason: Literal["routine", "lost"]
     possession_proof: HexSignature | None = None
 
 
 class OfficerKeyRotated(LedgerRecord):
-    """A new key for the officer. Decided with the old one; `proof` is the new one's."""
+    """A new key for the officer. The old key signs the decision, the new key signs `possession_proof`."""
 
-    kind = "officer"
+    kind = "officer_key_rotated"
     officer_key: HexDigest
     possession_proof: HexSignature
 
 
 class AgentKeyRevoked(LedgerRecord):
-    """Nothing that this agent's key signed after entry `after` is to be believed. Signed by the officer alone."""
+    """Invalidates what this agent's key signed after entry `last_trusted_index`. Signed by the officer alone."""
 
-    kind = "revoke"
+    kind = "agent_key_revoked"
     agent_key: HexDigest
     last_trusted_index: NonNegativeInt
     reason: str = ""
 
 
 RECORD_TYPES: dict[str, type[LedgerRecord]] = {
-    body.kind: body
-    for body in (LedgerOpened, CarriedCharges, DatasetSnapshot, StudyCommitment, PrivacyCharge, LedgerReceipt, ChargeRefused, UnitWithdrawn, StudyApproved, ApprovalRevoked, LedgerBudget, CosignerPolicy,
+    record_type.kind: record_type
+    for record_type in (LedgerOpened, CarriedCharges, DatasetSnapshot, StudyCommitment, PrivacyCharge, LedgerReceipt, ChargeRefused, UnitWithdrawn, StudyApproved, ApprovalRevoked, LedgerBudget, CosignerPolicy,
                  AgentKeyRotated, OfficerKeyRotated, AgentKeyRevoked)
 }  # fmt: skip
 
 
 def pseudonymize_unit(salt: bytes, unit_id: str) -> str:
-    """HMAC-SHA256. The salt (16 random bytes or more) stays with the site, away from the ledger."""
+    """HMAC-SHA256. The salt (at least 16 random bytes) stays at the site, outside the ledger."""
     return hmac.new(salt, unit_id.encode(), "sha256").hexdigest()

@@ -1,8 +1,9 @@
-"""Who must have signed what, and which keys are in force.
+"""The required signatures of each entry, and the keys in force.
 
-The agent's key signs every entry. The officer's word is a decision beside it; only a revocation is written by the
-officer himself. Keys change by entries: an agent's by its old key (routine) or by the officer (lost), an officer's by
-his old key. A policy may ask for a second person's consent to approvals. No key comes back, so an old decision cannot be used again to bring back a thief.
+The agent's key signs every entry except a revocation, which the officer's key signs. An officer's decision is an
+additional signature on an entry. Entries also change keys: the old key (routine) or the officer (lost) replaces an
+agent's key, the old key replaces an officer's. A policy may require a cosigner's consent to approvals. A key that was
+replaced never returns, so an old decision cannot be replayed to bring a thief's key back.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from privacy.ledger.records import (
 )
 
 OFFICER_DECIDED_RECORDS = (LedgerOpened, CarriedCharges, StudyApproved, LedgerBudget, CosignerPolicy, OfficerKeyRotated)
-KEY_CHANGE_KINDS = ("open", "rotate", "officer", "revoke")
+KEY_CHANGE_KINDS = tuple(r.kind for r in (LedgerOpened, AgentKeyRotated, OfficerKeyRotated, AgentKeyRevoked))
 
 
 @dataclass(frozen=True)
 class KeyHistory:
-    ledger_id: str  # hash of its first entry
+    ledger_id: str  # hash of the first entry
     agent_keys: tuple[str, ...]  # public keys; the last one is in force
     officer_keys: tuple[str, ...]
-    is_agent_revoked: bool = False  # the agent's; until it is replaced
+    is_agent_revoked: bool = False  # until the agent's key is replaced
 
     @property
     def agent_key(self) -> str:
@@ -72,7 +73,7 @@ def officer_key_rotation(keys: KeyHistory, new_key: Ed25519PrivateKey) -> Office
 def sign_consent(
     cosigner_key: Ed25519PrivateKey, record: StudyApproved | CosignerPolicy, ledger_id: str, seen_head: str
 ) -> CosignerConsent:
-    """The second person's. `ledger` is the hash of its first entry and `seen` its head."""
+    """`ledger_id` is the hash of the first entry, `seen_head` the ledger's head."""
     return CosignerConsent(
         seen_head=seen_head, signature=sign(cosigner_key, "decision", _consent_payload(record, ledger_id, seen_head))
     )
@@ -86,16 +87,16 @@ def is_consent_valid(cosigner_key: str, record: StudyApproved | CosignerPolicy, 
 
 
 def _consent_payload(record: StudyApproved | CosignerPolicy, ledger_id: str, seen_head: str) -> dict[str, Any]:
-    """What the officer decides, without the consent itself."""
+    """The officer's decision without the consent itself."""
     return decision_payload(record.kind, record.model_dump(mode="json", exclude={"consent"}), ledger_id, seen_head)
 
 
 def _possession_payload(keys: KeyHistory, old_key: str, new_key: str) -> dict[str, str]:
-    return {"ledger": keys.ledger_id, "from": old_key, "to": new_key}
+    return {"ledger_id": keys.ledger_id, "old_key": old_key, "new_key": new_key}
 
 
 def signature_problems(keys: KeyHistory | None, entry: LedgerEntry, record: LedgerRecord) -> Iterator[str]:
-    """What is wrong with the signatures of an entry that comes when `keys` are in force."""
+    """Problems with the signatures of an entry while `keys` are in force."""
     if isinstance(record, LedgerOpened):
         keys = KeyHistory(GENESIS_HASH, (record.agent_key,), (record.officer_key,))
     if keys is None:
@@ -104,17 +105,20 @@ def signature_problems(keys: KeyHistory | None, entry: LedgerEntry, record: Ledg
     if entry.key_fingerprint != fingerprint_of(public_key):
         yield f"is signed by key {entry.key_fingerprint}, and {role}'s key is {fingerprint_of(public_key)}"
     elif not is_valid_signature(public_key, "entry", entry.hash, entry.signature):
-        yield f"the signature of {role} does not fit it"
+        yield f"the signature of {role} is not valid"
     if entry.officer_decision is not None:
         payload = decision_payload(entry.kind, entry.body, keys.ledger_id, entry.officer_decision.seen_head)
         if entry.officer_decision.key_fingerprint != fingerprint_of(keys.officer_key):
-            yield f"is decided with key {entry.officer_decision.key_fingerprint}, and the officer's key is {fingerprint_of(keys.officer_key)}"
+            yield (
+                f"is decided with key {entry.officer_decision.key_fingerprint}, and the officer's key is "
+                f"{fingerprint_of(keys.officer_key)}"
+            )
         elif not is_valid_signature(keys.officer_key, "decision", payload, entry.officer_decision.signature):
-            yield "the officer's signature does not fit it"
+            yield "the officer's signature is not valid"
     elif isinstance(record, OFFICER_DECIDED_RECORDS) or (
         isinstance(record, AgentKeyRotated) and record.reason == "lost"
     ):
-        yield f"`{entry.kind}` is for the officer to decide, and his signature is missing"
+        yield f"`{entry.kind}` is for the officer to decide, and the officer's signature is missing"
     yield from _key_change_problems(keys, record)
 
 
@@ -129,12 +133,12 @@ def _required_signer(keys: KeyHistory, record: LedgerRecord) -> tuple[str, str]:
 
 
 def _key_change_problems(keys: KeyHistory, record: LedgerRecord) -> Iterator[str]:
-    """A change of keys that may not be."""
+    """Key changes that are not allowed."""
     used_keys = {*keys.agent_keys, *keys.officer_keys}
     match record:
         case LedgerOpened():
             if record.agent_key == record.officer_key:
-                yield "the agent and the officer need keys of their own"
+                yield "the agent and the officer need different keys"
         case AgentKeyRotated(reason="routine"):
             if not is_valid_signature(
                 record.agent_key,
@@ -142,7 +146,7 @@ def _key_change_problems(keys: KeyHistory, record: LedgerRecord) -> Iterator[str
                 _possession_payload(keys, keys.agent_key, record.agent_key),
                 record.possession_proof or "",
             ):
-                yield "the new agent's key is not proven to be in the agent's hands"
+                yield "the agent has not proven possession of its new key"
         case OfficerKeyRotated():
             if not is_valid_signature(
                 record.officer_key,
@@ -150,18 +154,18 @@ def _key_change_problems(keys: KeyHistory, record: LedgerRecord) -> Iterator[str
                 _possession_payload(keys, keys.officer_key, record.officer_key),
                 record.possession_proof,
             ):
-                yield "the new officer's key is not proven to be in the officer's hands"
+                yield "the officer has not proven possession of the new key"
         case AgentKeyRevoked():
             if record.agent_key not in keys.agent_keys:
                 yield f"revokes {fingerprint_of(record.agent_key)}, which never was the agent's key"
     if (isinstance(record, AgentKeyRotated) and record.agent_key in used_keys) or (
         isinstance(record, OfficerKeyRotated) and record.officer_key in used_keys
     ):
-        yield "brings a key into force that was used before; make a new one"
+        yield "rotates to a key that was used before; make a new one"
     if keys.is_agent_revoked and not (
         isinstance(record, AgentKeyRevoked) or (isinstance(record, AgentKeyRotated) and record.reason == "lost")
     ):
-        yield "comes after a revocation, where only a rotation of the lost key may; the officer signs that"
+        yield "comes after a revocation; the next entry must replace the agent's key, signed by the officer"
 
 
 def apply_key_change(keys: KeyHistory | None, entry: LedgerEntry, record: LedgerRecord) -> KeyHistory | None:

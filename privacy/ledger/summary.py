@@ -1,24 +1,26 @@
-"""What follows from a ledger's entries: what was spent, a page's worth of counts, and how a new ledger continues it."""
+"""Values derived from a ledger's entries: charges, export summary, continuation in a new ledger, planned spending."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import LedgerError
-from privacy.accounting.accountant import DpEvent
-from privacy.accounting.privacy_filter import FilterBudget, PlannedSpending
 from privacy.ledger.entry import LedgerEntry, LedgerPosition
-from privacy.ledger.ledger import Ledger
 from privacy.ledger.records import CarriedCharges, LedgerReceipt, PreviousLedger, PrivacyCharge, StudyCommitment
 from privacy.ledger.signatures import fingerprint_of
 from privacy.ledger.validation import LedgerState
 
+if TYPE_CHECKING:  # the accountants (dp_accounting, scipy) take seconds to import; reading a ledger does not need them
+    from privacy.accounting.accountant import DpEvent
+    from privacy.accounting.privacy_filter import FilterBudget, PlannedSpending
+    from privacy.ledger.ledger import Ledger
+
 
 def list_charges(entries: Sequence[LedgerEntry]) -> list[PrivacyCharge]:
-    """All that was ever spent on the data set, what an earlier ledger carried over first."""
-    records = [entry.record for entry in entries if entry.kind in ("carried", "charge")]
+    """All charges on the data set; those carried over from an earlier ledger come first."""
+    records = [entry.record for entry in entries if entry.kind in (CarriedCharges.kind, PrivacyCharge.kind)]
     carried = [charge for record in records if isinstance(record, CarriedCharges) for charge in record.charges]
     return carried + [record for record in records if isinstance(record, PrivacyCharge)]
 
@@ -29,13 +31,13 @@ def continuation_records(
     note: str = "",
     lost_charges: Sequence[PrivacyCharge] = (),
 ) -> tuple[PreviousLedger, CarriedCharges]:
-    """For the `open` and the `carried` of a new ledger, when the old one is closed or the officer's key is gone.
+    """For the `opened` and `carried_charges` records of a new ledger, if the old one is closed or the officer's key lost.
 
-    If the newest copy is lost, `end` is where the coordinator says that it ended, and `lost` what the officer reckons
-    was charged in between. Charges of disputed entries count: a doubt never refunds anything.
+    If the newest copy is lost, `end_position` is the end that the coordinator reports, and `lost_charges` are the
+    officer's estimate of the charges since this copy. Charges of disputed entries count in full.
     """
     if not entries:
-        raise LedgerError("there is nothing to continue: the old ledger has no entry that can be read")
+        raise LedgerError("there is nothing to continue: the old ledger has no readable entry")
     last_position = end_position or LedgerPosition(entries[-1].index, entries[-1].hash)
     previous_ledger = PreviousLedger(ledger_id=entries[0].hash, index=last_position.index, head=last_position.head)
     return previous_ledger, CarriedCharges(charges=(*list_charges(entries), *lost_charges), note=note)
@@ -44,7 +46,7 @@ def continuation_records(
 def export_sections(
     entries: Sequence[LedgerEntry], state: LedgerState | None, problems: Sequence[str]
 ) -> dict[str, Any]:
-    """The parts of an export that its readers recompute."""
+    """The sections of an export that its readers recompute."""
     return {
         "verdict": {"ok": not problems, "problems": list(problems)},
         "keys": _fingerprints(state),
@@ -92,11 +94,18 @@ def _list_readable_charges(entries: Sequence[LedgerEntry]) -> list[PrivacyCharge
 
 
 def filter_budget(ledger: Ledger) -> FilterBudget:
+    from privacy.accounting.privacy_filter import FilterBudget
+
     return FilterBudget(ledger.budget.epsilon, ledger.budget.delta, initial_epsilon=ledger.state.opening.budget.epsilon)
 
 
 def planned_spending(ledger: Ledger) -> dict[str, PlannedSpending]:
-    """Of this ledger's plans; those that an earlier ledger carried over are bound to what they did."""
+    """The planned spending of each study hash.
+
+    A study that an earlier ledger carried over is planned as what it has charged there.
+    """
+    from privacy.accounting.privacy_filter import PlannedSpending
+
     planned: dict[str, PlannedSpending] = {}
     charges = ledger.list_charges()
     for study_hash in {charge.study_hash for charge in charges}:
@@ -108,7 +117,7 @@ def planned_spending(ledger: Ledger) -> dict[str, PlannedSpending]:
             max(c.steps for c in study_charges),
             len(study_charges),
         )
-    for entry in ledger.entries("commit"):
+    for entry in ledger.entries(StudyCommitment.kind):
         if isinstance(c := entry.record, StudyCommitment):
             planned[c.study_hash] = PlannedSpending(
                 c.study_hash, c.noise_multiplier, c.sampling_rate, c.steps_per_round, c.max_participations
@@ -117,4 +126,6 @@ def planned_spending(ledger: Ledger) -> dict[str, PlannedSpending]:
 
 
 def charge_history(ledger: Ledger) -> list[tuple[str, DpEvent]]:
+    from privacy.accounting.accountant import DpEvent
+
     return [(c.study_hash, DpEvent(c.noise_multiplier, c.sampling_rate, c.steps)) for c in ledger.list_charges()]

@@ -1,4 +1,4 @@
-"""What each entry of a ledger must satisfy, given the entries before it. One step; ledgers and audits take it alike."""
+"""Validation of one ledger entry given the entries before it. Ledgers and audits use the same step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from privacy.ledger.records import (
 )
 from privacy.ledger.signatures import KeyHistory, apply_key_change, fingerprint_of, is_consent_valid, signature_problems
 
-# Clocks are set right by seconds, and a machine set to a wrong time zone is off by up to 14 hours. Only what the
-# officer signs may go back further: that is the way out after a clock that was ahead by years.
+# Clock corrections are seconds, and a wrong time zone is at most 14 hours off. Only an entry that the officer signs may
+# go back further: this repairs a ledger whose clock was years ahead.
 CLOCK_TOLERANCE = timedelta(days=1)
 
 
@@ -41,30 +41,30 @@ class EntryProblem:
 
 @dataclass(frozen=True)
 class LedgerState:
-    """What the entries so far have settled."""
+    """The state that follows from the entries so far."""
 
     opening: LedgerOpened
     keys: KeyHistory
     budget: LedgerBudget
     time: datetime
-    last_decision_index: int = 0  # entry of the officer's last decision
-    unreceipted_charge_index: int | None = None  # entry of a charge that no receipt covers yet
+    last_decision_index: int = 0  # index of the officer's last decision
+    unreceipted_charge_index: int | None = None  # of a charge that no receipt covers yet
     has_carried_charges: bool = False
-    receipts: tuple[LedgerReceipt, ...] = ()  # the last one of each coordinator
-    cosigner_key: str | None = None  # public key of whoever must sign approvals beside the officer
+    receipts: tuple[LedgerReceipt, ...] = ()  # the last one from each coordinator
+    cosigner_key: str | None = None  # public key of the person who must cosign approvals
 
 
 def check_entry(
     state: LedgerState | None, previous_entries: Sequence[LedgerEntry], entry: LedgerEntry
 ) -> tuple[LedgerState | None, list[EntryProblem]]:
-    """How things stand after the entry, and what is wrong with it, or with earlier ones because of it."""
+    """The state after the entry, and the problems of this entry or of earlier ones that it reveals."""
     messages = list(_chain_problems(previous_entries, entry))
     try:
         record = entry.record
     except LedgerError as error:
         return state, [EntryProblem(entry.index, message) for message in (*messages, str(error))]
     if state is None and not isinstance(record, LedgerOpened):
-        messages += [] if previous_entries else ["a ledger starts with `open`"]
+        messages += [] if previous_entries else ["a ledger starts with `opened`"]
         return None, [EntryProblem(entry.index, message) for message in messages]
     signature_messages = list(signature_problems(state.keys if state else None, entry, record))
     messages += signature_messages
@@ -80,11 +80,11 @@ def _chain_problems(previous_entries: Sequence[LedgerEntry], entry: LedgerEntry)
         (previous_entries[-1].index + 1, previous_entries[-1].hash) if previous_entries else (0, GENESIS_HASH)
     )
     if entry.index != expected_index:
-        yield f"stands where entry {expected_index} should; entries were removed, added or moved"
+        yield f"is in the place of entry {expected_index}; entries were removed, added or moved"
     if entry.previous_hash != expected_head:
-        yield "does not follow from the entry before it"
+        yield "its previous hash is not the hash of the entry before it"
     if entry.hash != chain_hash(entry.previous_hash, entry.digest):
-        yield "its hash does not fit what it says; it was edited"
+        yield "its hash does not match its contents; it was edited"
 
 
 def _opening_problems(entry: LedgerEntry) -> Iterator[str]:
@@ -98,22 +98,22 @@ def _record_problems(
     time = datetime.fromisoformat(entry.time)
     if time < state.time - CLOCK_TOLERANCE and not _is_officer_decision(entry, record):
         yield (
-            f"goes back in time, from {state.time.isoformat()} to {entry.time}; set the clock, or, if it was wrong "
+            f"goes back in time, from {state.time.isoformat()} to {entry.time}; set the clock or, if it was wrong "
             "before, let the officer sign the next entry"
         )
     if entry.officer_decision and not any(
         entry.officer_decision.seen_head == e.hash for e in previous_entries[state.last_decision_index :]
     ):
         yield (
-            f"the officer signed it before entry {state.last_decision_index}, which he decided too, or for another ledger; let "
-            "him see the ledger's head and sign again"
+            f"the officer signed it before deciding entry {state.last_decision_index}, or for another ledger; let the officer "
+            "see the ledger's head and sign again"
         )
     match record:
         case LedgerOpened():
             yield "opens the ledger a second time"
         case CarriedCharges():
             if state.has_carried_charges or state.opening.previous_ledger is None:
-                yield "carries charges over, but the ledger continues no other, or has them already"
+                yield "carries charges over, but the ledger continues no other ledger, or has them already"
         case StudyCommitment():
             yield from _unit_problems(state, record.privacy_unit)
         case PrivacyCharge():
@@ -124,7 +124,7 @@ def _record_problems(
             yield from _consent_problems(state, previous_entries, record)
         case AgentKeyRotated(agent_key=new_key) | OfficerKeyRotated(officer_key=new_key):
             if new_key == state.cosigner_key:
-                yield "takes the second person's key; two persons need two keys"
+                yield "is the cosigner's key; two persons need two keys"
         case AgentKeyRevoked():
             if record.last_trusted_index >= entry.index:
                 yield f"revokes a key from entry {record.last_trusted_index} on, which is not written yet"
@@ -134,16 +134,16 @@ def _consent_problems(
     state: LedgerState, previous_entries: Sequence[LedgerEntry], record: StudyApproved | CosignerPolicy
 ) -> Iterator[str]:
     if isinstance(record, CosignerPolicy) and record.cosigner_key in {*state.keys.agent_keys, *state.keys.officer_keys}:
-        yield "names the agent's or the officer's key as the second person's; two persons need two keys"
+        yield "names the agent's or the officer's key as the cosigner's; two persons need two keys"
     if state.cosigner_key is None:
         if record.consent is not None:
-            yield "carries a second person's signature, and the policy names nobody whose it could be"
+            yield "has a cosigner's signature, but the policy names no cosigner"
     elif record.consent is None:
-        yield f"takes two persons: the signature of the second one, whose key is {fingerprint_of(state.cosigner_key)}, is missing"
+        yield f"needs two signatures: the one by the cosigner's key {fingerprint_of(state.cosigner_key)} is missing"
     elif not any(record.consent.seen_head == e.hash for e in previous_entries[state.last_decision_index :]):
-        yield "the second person signed it before the officer's last decision, or for another ledger; sign again"
+        yield "the cosigner signed it before the officer's last decision, or for another ledger; sign again"
     elif not is_consent_valid(state.cosigner_key, record, state.keys.ledger_id):
-        yield f"the second person's signature does not fit it, or is not by key {fingerprint_of(state.cosigner_key)}"
+        yield f"the cosigner's signature is not valid, or not by key {fingerprint_of(state.cosigner_key)}"
 
 
 def _unit_problems(state: LedgerState, privacy_unit: str) -> Iterator[str]:
@@ -156,11 +156,11 @@ def _charge_problems(state: LedgerState, charge: PrivacyCharge) -> Iterator[str]
     if state.unreceipted_charge_index is not None:
         yield f"follows the charge of entry {state.unreceipted_charge_index}, which has no receipt; ask the coordinator for it first"
     if state.opening.previous_ledger and not state.has_carried_charges:
-        yield "is charged before `carried` says what was spent in the ledger that this one continues"
+        yield "comes before the `carried_charges` of the ledger that this one continues"
     if charge.delta != state.budget.delta:
-        yield f"reckons with delta {charge.delta:g}, and the budget with {state.budget.delta:g}"
+        yield f"has delta {charge.delta:g}, and the budget has {state.budget.delta:g}"
     elif charge.total_epsilon > state.budget.epsilon:
-        yield f"passes the budget: epsilon {charge.total_epsilon:g} of {state.budget.epsilon:g}"
+        yield f"exceeds the budget: epsilon {charge.total_epsilon:g} of {state.budget.epsilon:g}"
 
 
 def receipt_problems(
@@ -171,7 +171,7 @@ def receipt_problems(
     if receipt.index >= len(previous_entries) or previous_entries[receipt.index].hash != receipt.head:
         yield f"is a receipt for an entry {receipt.index} that this ledger does not hold"
     if not is_valid_signature(receipt.coordinator_key, "receipt", receipt.signed_content(), receipt.signature):
-        yield f"the signature of the coordinator {fingerprint_of(receipt.coordinator_key)} does not fit its receipt"
+        yield f"the signature of coordinator {fingerprint_of(receipt.coordinator_key)} on the receipt is not valid"
 
 
 def _revoked_entry_problems(

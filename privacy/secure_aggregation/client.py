@@ -1,7 +1,7 @@
-"""A site's part in one secure sum (Bonawitz et al. 2017, figure 4): four steps, each taken once and in order.
+"""Secure aggregation, a site's side (Bonawitz et al. 2017, figure 4): four steps, each taken once and in order.
 
-A member lives for one attempt of one turn and keeps everything in memory: a site that is restarted in between has
-dropped out. A step that refuses what it was given ends the member, for a second try would be a second question.
+A client serves one attempt of one round and keeps its state in memory, so a site that restarts has dropped out. A step
+that rejects its input ends the client, because a second try would answer a second request.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NO_STEP = "nothing"
 
 
 class SecAggClient:
-    """`roster`: name -> Ed25519 public key, compared out of band. `context` names the study's hash, turn and attempt.
+    """`roster`: name -> Ed25519 public key, verified out of band. `context`: identifies study hash, round and attempt.
 
-    `fewest` is how many have to take part, to the end, at least: a coordinator in league with two sites could otherwise show a third
-    one only those two.
+    `min_participants`: sites that must take part until the end. Without it a coordinator that colludes with two sites
+    could show a third site only those two.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class SecAggClient:
         min_participants: int = MIN_PARTICIPANTS,
     ) -> None:
         if roster.get(name) != signing_key.public_key().public_bytes_raw():
-            raise MessageError(f"the roster does not have {name}'s own key; let the study lead take up its fingerprint")
+            raise MessageError(f"the roster does not have {name}'s own key; let the study lead add its fingerprint")
         if len(set(roster.values())) < len(roster):
             raise MessageError(f"{name}: the roster has one key under two names; each site needs its own")
         self.name, self._signing_key, self._roster, self._context = name, signing_key, dict(roster), context
         self._min_participants = max(MIN_PARTICIPANTS, min_participants)
         self._encryption_key, self._mask_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = os.urandom(SECRET_BYTES)
-        self._received_shares: dict[str, tuple[int, int]] = {}  # of whom -> shares of its mask key and of its seed
+        self._received_shares: dict[str, tuple[int, int]] = {}  # owner -> shares of its mask key and of its seed
         self._next_step = "advertise"
 
     def advertise_keys(self) -> bytes:
@@ -67,17 +67,17 @@ class SecAggClient:
             return self._advertisement
 
     def share_secrets(self, advertisements: Mapping[str, bytes]) -> dict[str, bytes]:
-        """A parcel for each other site that advertised."""
+        """Encrypted shares for each other site that advertised."""
         with self._enter_step("share", next_step="mask"):
             num_sites = len(advertisements)
             if num_sites < self._min_participants:
                 raise QuorumNotReachedError(
-                    f"{self.name}: {num_sites} sites take part in the sum, at least {self._min_participants} have to"
+                    f"{self.name}: {num_sites} sites take part in the secure aggregation, it needs {self._min_participants}"
                 )
             if advertisements.get(self.name) != self._advertisement:
                 raise MessageError(
-                    f"{self.name}: the advert under this site's name is not the one it made in this attempt; it is "
-                    "forged, or from before a restart: ask all sites again as a new attempt"
+                    f"{self.name}: the advertisement under this site's name is not the one it made in this attempt; it is "
+                    "forged, or from before a restart: repeat the secure aggregation as a new attempt"
                 )
             self._advertisements = {
                 name: self._read_advertisement(name, advertisements[name]) for name in sorted(advertisements)
@@ -106,11 +106,11 @@ class SecAggClient:
     def mask_vectors(
         self, encrypted_shares: Mapping[str, bytes], segments: Sequence[tuple[UintArray, int]]
     ) -> list[UintArray]:
-        """`parcels`: from each other site that shared. `segments`: numbers from 0 to 2^bits - 1, and these bits."""
+        """`encrypted_shares`: by sender, of each other site that shared. `segments`: (values from 0 to 2^bits - 1, bits)."""
         with self._enter_step("mask", next_step="unmask"):
             if len(encrypted_shares) + 1 < self._min_sites:
                 raise QuorumNotReachedError(
-                    f"{self.name}: {len(encrypted_shares) + 1} sites shared their secrets, {self._min_sites} have to"
+                    f"{self.name}: {len(encrypted_shares) + 1} sites shared their secrets, it needs {self._min_sites}"
                 )
             self._received_shares |= {
                 name: self._decrypt_shares(name, ciphertext) for name, ciphertext in encrypted_shares.items()
@@ -133,13 +133,11 @@ class SecAggClient:
             ]
 
     def reveal_shares(self, survivors: Sequence[str]) -> bytes:
-        """For each site that shared one of its two shares: of its seed if it survived, else of its mask key."""
+        """One share per site that shared: of the seed of a survivor, of the mask key of a dropout."""
         with self._enter_step("unmask", next_step=NO_STEP):
             surviving = set(survivors)
             if self.name not in surviving:
-                raise MessageError(
-                    f"{self.name} sent its numbers and is not among the survivors: it helps nobody unmask"
-                )
+                raise MessageError(f"{self.name} sent its vector and is not among the survivors: it sends no shares")
             if strangers := sorted(surviving - set(self._received_shares)):
                 raise MessageError(f"{self.name}: {', '.join(strangers)} never shared and cannot have survived")
             if len(surviving) < self._min_sites:
@@ -155,8 +153,8 @@ class SecAggClient:
     def _enter_step(self, step: str, next_step: str) -> Iterator[None]:
         if self._next_step != step:
             raise MessageError(
-                f"{self.name} was asked to {step}, and next in this attempt would be to {self._next_step}: it was asked "
-                "twice or was restarted, and counts as a dropout; ask all sites again as a new attempt"
+                f"{self.name} was asked to {step}, and its next step in this attempt is {self._next_step}: it was asked twice "
+                "or was restarted, and counts as a dropout; repeat the secure aggregation as a new attempt"
             )
         self._next_step = NO_STEP
         yield
@@ -169,19 +167,19 @@ class SecAggClient:
             return KeyAdvertisement.from_signed_bytes(advertisement, self._roster[name], name, self._context)
         except MalformedDataError as error:
             raise MessageError(
-                f"{self.name}: the advert of {name}: {error}; leave {name} out, as a new attempt"
+                f"{self.name}: the advertisement of {name}: {error}; leave {name} out in a new attempt"
             ) from error
 
     def _decrypt_shares(self, name: str, encrypted_shares: bytes) -> tuple[int, int]:
         if name == self.name or name not in self._advertisements:
-            raise MessageError(f"{self.name}: a parcel from {name}, which does not take part beside this site")
+            raise MessageError(f"{self.name}: encrypted shares from {name}, which is no other site of this aggregation")
         try:
             route = ShareRoute(self._roster_view, name, self.name)
             return route.decrypt_shares(
                 self._encryption_key, self._advertisements[name].encryption_public_key, encrypted_shares
             )
         except MalformedDataError as error:
-            raise MessageError(f"{self.name}: from {name}: {error}; leave {name} out, as a new attempt") from error
+            raise MessageError(f"{self.name}: from {name}: {error}; leave {name} out in a new attempt") from error
 
     def _check_values(self, values: UintArray, bits: int) -> UintArray:
         try:
@@ -189,5 +187,5 @@ class SecAggClient:
         except ValueError as error:
             raise ReplyError(f"{self.name}: {error}") from error
         if values.ndim != 1 or (values.size and int(values.max()) >= 2**segment.bits):
-            raise ReplyError(f"{self.name}: numbers to mask have to be one row, each below 2^{bits}")
+            raise ReplyError(f"{self.name}: values to mask must be one vector of numbers below 2^{bits}")
         return values

@@ -1,8 +1,8 @@
-"""What a secure sum signs, derives and encrypts, each bound to its purpose, attempt, sender and receiver.
+"""Signatures, derived keys and encryption of secure aggregation, bound to purpose, attempt, sender and receiver.
 
-An advert is 64 bytes of signature and three times 32: the public keys for parcels and for masks, and a commitment to the
-seed of the site's own mask. The commitment and the mask both come from HKDF on 32 random bytes, so knowing one says
-nothing of the other. A parcel is a nonce, two encrypted shares and a tag.
+A key advertisement is a signature of 64 bytes and three times 32 bytes: the public keys for encryption and for masks,
+and a commitment to the seed of the site's own mask. Commitment and mask are both derived by HKDF from 32 random bytes,
+so one reveals nothing about the other. Encrypted shares are a nonce, two encrypted shares and a tag.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENCRYPTED_SHARES_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES
 
 
 class MalformedDataError(Exception):
-    """Bytes that are not what they have to be. Caught where it is known whose they are."""
+    """Invalid bytes; the caller catches it and adds the sender's name."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class KeyAdvertisement:
     def from_signed_bytes(cls, data: bytes, verify_key: bytes, name: str, context: bytes) -> KeyAdvertisement:
         payload = verify_payload(data, verify_key, "advert", context, name)
         if len(payload) != 3 * KEY_BYTES:
-            raise MalformedDataError(f"an advert of {len(payload)} bytes instead of {3 * KEY_BYTES}")
+            raise MalformedDataError(f"an advertisement of {len(payload)} bytes instead of {3 * KEY_BYTES}")
         advertisement = cls(payload[:KEY_BYTES], payload[KEY_BYTES : 2 * KEY_BYTES], payload[2 * KEY_BYTES :])
         for public_key in (advertisement.encryption_public_key, advertisement.mask_public_key):
             exchange_keys(_PROBE_KEY, public_key)
@@ -53,7 +53,7 @@ class KeyAdvertisement:
 
 
 def encode_parts(*parts: str | bytes) -> bytes:
-    """With lengths in front: no two lists of parts give the same bytes."""
+    """Length-prefixed parts, so that different lists of parts never give the same bytes."""
     encoded = [part.encode() if isinstance(part, str) else part for part in (PROTOCOL_NAME, *parts)]
     return b"".join(len(part).to_bytes(8) + part for part in encoded)
 
@@ -67,19 +67,19 @@ def sign_payload(signing_key: Ed25519PrivateKey, payload: bytes, *purpose: str |
 
 
 def verify_payload(data: bytes, verify_key: bytes, *purpose: str | bytes) -> bytes:
-    """The payload."""
+    """The payload of signed data; raises MalformedDataError if the signature is not valid."""
     payload = data[SIGNATURE_BYTES:]
     try:
         Ed25519PublicKey.from_public_bytes(verify_key).verify(data[:SIGNATURE_BYTES], encode_parts(*purpose, payload))
     except (InvalidSignature, ValueError) as error:
-        raise MalformedDataError(f"no signature of this site for this attempt under {purpose[0]!r}") from error
+        raise MalformedDataError(f"no valid signature of this site for this attempt and {purpose[0]!r}") from error
     return payload
 
 
 def exchange_keys(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
     try:
         return private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
-    except ValueError as error:  # a point of low order gives zeros to everybody
+    except ValueError as error:  # a point of low order, with which every key exchange gives zeros
         raise MalformedDataError("a public key that no honest site makes") from error
 
 
@@ -91,7 +91,7 @@ def commit_to_seed(seed: bytes, name: str, context: bytes) -> bytes:
 
 
 def compute_roster_view(advertisements: Mapping[str, bytes], context: bytes) -> bytes:
-    """Who takes part, with which keys. Sites that were told of different ones agree on no key."""
+    """Hash of all advertisements. Sites that received different ones derive different keys."""
     return hashlib.sha256(
         encode_parts("view", context, *(part for item in sorted(advertisements.items()) for part in item))
     ).digest()
@@ -105,7 +105,7 @@ def derive_pair_seed(
 
 @dataclass(frozen=True)
 class ShareRoute:
-    """From one site to another; a key of its own for each, used once."""
+    """Encryption of shares from one site to another, with a separate key that is used once."""
 
     roster_view: bytes
     sender: str
@@ -123,13 +123,13 @@ class ShareRoute:
         try:
             if len(encrypted_shares) != ENCRYPTED_SHARES_BYTES:
                 raise MalformedDataError(
-                    f"a parcel of {len(encrypted_shares)} bytes instead of {ENCRYPTED_SHARES_BYTES}"
+                    f"encrypted shares of {len(encrypted_shares)} bytes instead of {ENCRYPTED_SHARES_BYTES}"
                 )
             plaintext = self._cipher(private_key, public_key).decrypt(
                 encrypted_shares[:NONCE_BYTES], encrypted_shares[NONCE_BYTES:], self._associated_data
             )
         except InvalidTag as error:
-            raise MalformedDataError("a parcel that was changed, or is of another site or attempt") from error
+            raise MalformedDataError("encrypted shares that were changed, or are of another site or attempt") from error
         return decode_share(plaintext[:SHARE_BYTES]), decode_share(plaintext[SHARE_BYTES:])
 
     @property
@@ -149,5 +149,5 @@ def encode_share(share: int) -> bytes:
 def decode_share(data: bytes) -> int:
     share = int.from_bytes(data)
     if share >= PRIME:
-        raise MalformedDataError("a share beyond the prime")
+        raise MalformedDataError("a share above the prime")
     return share

@@ -1,9 +1,9 @@
-"""Masks of whole numbers: keystreams added to vectors, modulo 2^bits.
+"""Masks: keystreams added to vectors of unsigned integers, modulo 2^bits.
 
-The keystream is AES-256-CTR; every stream has a key of its own, so the counter starts at 0. On machines that have AES
-in hardware it is faster than ChaCha20, and AES-128 would gain a tenth (benchmarks/secure_sum.py). Vectors are walked in
-pieces through one small buffer, so no second vector is needed, however many streams there are. Unsigned numbers wrap at
-their width, which 2^bits divides, so one cut at the end is enough.
+The keystream is AES-256-CTR; each stream has its own key, so the counter starts at 0. With AES in hardware it is faster
+than ChaCha20, and AES-128 would be 10 % faster (benchmarks/secure_sum.py). Vectors are processed in chunks through one
+small buffer, so no second vector is needed for any number of streams. Unsigned integers wrap at their width, which
+2^bits divides, so one reduction at the end is enough.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from privacy.secure_aggregation.key_exchange import derive_key
 
 UintArray = NDArray[Any]  # (n,) of uint16, uint32 or uint64
 
-CHUNK_BYTES = 2**18  # bytes
-AES_BLOCK_BYTES = 16  # `update_into` wants up to a block of room to spare
+CHUNK_BYTES = 2**18
+AES_BLOCK_BYTES = 16  # `update_into` needs up to one block of spare space
 ZERO_CHUNK = memoryview(bytes(CHUNK_BYTES))
 DTYPES = ("uint16", "uint32", "uint64")
 
 
 @dataclass(frozen=True)
 class MaskedSegment:
-    """A part of an answer: n numbers from 0 to 2^bits - 1, in so wide a type."""
+    """Layout of one masked vector: `num_values` integers from 0 to 2^bits - 1 of type `dtype`."""
 
     num_values: int
     bits: int
@@ -57,12 +57,12 @@ class MaskedSegment:
 
 
 def narrowest_dtype(bits: int) -> str:
-    """The type that wastes least."""
+    """The smallest type with at least `bits` bits."""
     return next(dtype for dtype in DTYPES if bits <= 8 * np.dtype(dtype).itemsize)
 
 
 def apply_masks(vectors: Sequence[UintArray], added_seeds: Iterable[bytes], removed_seeds: Iterable[bytes]) -> None:
-    """Adds the streams of the seeds `plus` and takes away those of `minus`, in place; a key for every seed and vector."""
+    """Adds and subtracts the streams of the seeds, in place. Each pair of seed and vector has its own key."""
     added_seeds, removed_seeds = list(added_seeds), list(removed_seeds)
     for index, vector in enumerate(vectors):
         _apply_streams(

@@ -1,31 +1,34 @@
-"""Secure sums: the coordinator learns what the sites' numbers add up to, and nothing else of them.
+"""Secure aggregation, coordinator's side: the coordinator learns the sum of the sites' vectors and no single vector.
 
-Bonawitz et al. 2017, doi 10.1145/3133956.3133982. One sum takes four exchanges:
+Bonawitz et al. 2017, doi 10.1145/3133956.3133982. One secure aggregation takes four phases:
 
-    advertise   each site: two fresh X25519 keys and a commitment, signed with the key that the roster has of it
-    share       each site: t-of-n shares of its mask key and of its seed, one encrypted parcel for each other site
-    mask        each site: numbers + its own mask +- a mask for each other site, modulo 2^bits
-    unmask      each survivor: of every survivor a share of the seed, of every dropout a share of the mask key
+    advertise   each site sends two fresh X25519 keys and a commitment, signed with its key on the roster
+    share       each site sends t-of-n shares of its mask key and of its seed, encrypted for each other site
+    mask        each site sends its vector + its own mask +- one pair mask per other site, modulo 2^bits
+    unmask      each survivor sends a share of every survivor's seed and of every dropout's mask key
 
-Between sites that survive, pair masks cancel; the coordinator rebuilds and takes off the rest. As t = floor(2n/3) + 1,
-and at least 3, fewer than a third of the sites may drop out: none of 3, one of 4 to 6, two of 7 to 9, six of 20.
+The pair masks of two survivors cancel; the coordinator reconstructs and removes the other masks. With the threshold
+t = floor(2n/3) + 1, and at least 3, fewer than a third of the sites may drop out: none of 3, one of 4 to 6, two of 7 to
+9, six of 20.
 
-What holds, and against whom:
-- One sum per attempt, over at least t sites, if the coordinator follows the protocol and reads whatever it sees.
-- A coordinator that lies invents no site and replays nothing, and gets the seed *or* the mask key of a site, never
-  both, even with fewer than a third of the sites on its side. So it still gets one sum. By telling sites different
-  lists of survivors it can shrink that sum below t: with no site on its side not for n < 10, but to 6 of 10 and to 11
-  of 20, and always to more than a third; further with sites on its side. (The paper's fifth exchange, in which
-  survivors sign the list, would keep it at t.)
-- All but one in league know that one's numbers: they subtract their own from the sum. Only noise helps there.
-- Wrong numbers are not noticed, nor could they be. Wrong shares are: they are done without, or void the sum.
-- Two attempts with the *same* numbers and different survivors give away the difference, which may be a single site's.
-  A site that has answered `unmask` must not mask the same numbers again.
+Threat model:
+- Honest-but-curious coordinator: it follows the protocol and reads everything it sees. It learns one sum per attempt,
+  over at least t sites.
+- Malicious coordinator: it cannot invent a site or replay a message, and it obtains the seed *or* the mask key of a
+  site, never both, even if fewer than a third of the sites collude with it. So it still learns only one sum. By sending
+  different survivor lists to different sites it can reduce the number of sites in that sum below t. Without colluding
+  sites: not for n < 10, to 6 of 10, to 11 of 20, and always to more than a third. With colluding sites: further. (The
+  paper's fifth phase, in which survivors sign the list, would keep the sum at t sites.)
+- Colluding sites: if all sites but one collude, they learn that site's vector by subtracting their own from the sum.
+  Only noise protects against this.
+- Malicious sites: a wrong vector cannot be detected. Wrong shares are detected; they are ignored, or the aggregation
+  fails.
+- Repeated attempts: two attempts with the *same* vectors and different survivors reveal the difference of the sums,
+  which may be one site's vector. A site that has answered `unmask` must not mask the same vector again.
 
-This module is the coordinator's side: the coordinator's part in one secure sum: it carries parcels, adds masked vectors, and takes off what masks are left.
-
-What does not check out raises BadReply and leaves the sum as it was: its site counts as a dropout. Of the masked
-vectors only the running sum is kept.
+The server forwards encrypted shares, adds masked vectors and removes the remaining masks. An invalid message raises
+ReplyError and leaves the sum unchanged; its site counts as a dropout. The server stores only the running sum of the
+masked vectors.
 """
 
 from __future__ import annotations
@@ -57,8 +60,11 @@ from privacy.secure_aggregation.shamir import (
 
 
 class SecAggServer:
-    """Answers go in site by site (`advertised`, `shared`, `masked`, `answered`); `adverts`, `parcels`, `survivors` and
-    `unmasked` each end a phase and give what the next one sends, or TooFew."""
+    """Receives messages site by site with the `receive_*` methods.
+
+    `end_advertise_phase`, `end_share_phase`, `end_mask_phase` and `unmask_sums` each end a phase and return what the
+    coordinator sends next, or raise QuorumNotReachedError.
+    """
 
     def __init__(
         self,
@@ -70,13 +76,13 @@ class SecAggServer:
         self._context, self._roster, self._segments = context, dict(roster), tuple(segments)
         self._min_participants = max(MIN_PARTICIPANTS, min_participants)
         self._advertisements: dict[str, tuple[KeyAdvertisement, bytes]] = {}
-        self._encrypted_shares: dict[str, dict[str, bytes]] = {}  # sender -> receiver -> parcel
+        self._encrypted_shares: dict[str, dict[str, bytes]] = {}  # sender -> receiver -> ciphertext
         self._sharers: list[str] = []
         self._masked_sums = [segment.zeros() for segment in self._segments]
         self._survivors: set[str] = set()
-        self._revealed_shares: dict[str, dict[str, int]] = {}  # who answered -> of whom -> share
+        self._revealed_shares: dict[str, dict[str, int]] = {}  # sender -> owner of the secret -> share
         self._phase = "advertise"
-        self.share_warnings: list[str] = []  # shares that did not fit and were done without
+        self.share_warnings: list[str] = []  # wrong shares that were ignored
 
     def receive_advertisement(self, site: str, advertisement: bytes) -> None:
         self._check_sender("advertise", site, self._roster, self._advertisements)
@@ -89,11 +95,11 @@ class SecAggServer:
             raise ReplyError(f"{site}: {error}") from error
 
     def end_advertise_phase(self) -> dict[str, bytes]:
-        """For every site that advertised, the same."""
+        """The advertisements, which the coordinator sends to every site that advertised."""
         self._end_phase("advertise", "share")
         if len(self._advertisements) < self._min_participants:
             raise QuorumNotReachedError(
-                f"{len(self._advertisements)} sites advertised for the secure sum, it needs {self._min_participants}"
+                f"{len(self._advertisements)} sites advertised for the secure aggregation, it needs {self._min_participants}"
             )
         advertisements = {site: signed_bytes for site, (_, signed_bytes) in sorted(self._advertisements.items())}
         self._roster_view, self._threshold = (
@@ -109,12 +115,12 @@ class SecAggServer:
             len(ciphertext) != ENCRYPTED_SHARES_BYTES for ciphertext in encrypted_shares.values()
         ):
             raise ReplyError(
-                f"{site}: has to send each other site that advertised one parcel of {ENCRYPTED_SHARES_BYTES} bytes"
+                f"{site}: must send each other site that advertised {ENCRYPTED_SHARES_BYTES} bytes of encrypted shares"
             )
         self._encrypted_shares[site] = dict(encrypted_shares)
 
     def end_share_phase(self) -> dict[str, dict[str, bytes]]:
-        """receiver -> sender -> parcel, among those who shared."""
+        """receiver -> sender -> encrypted shares, among the sites that shared."""
         self._end_phase("share", "mask")
         self._sharers = sorted(self._encrypted_shares)
         self._require_quorum(len(self._sharers), self._min_sites, "shared their secrets")
@@ -129,15 +135,15 @@ class SecAggServer:
         if len(vectors) != len(self._segments) or not all(map(MaskedSegment.matches, self._segments, vectors)):
             expected = ", ".join(f"{s.num_values} of {s.dtype}" for s in self._segments)
             received = ", ".join(f"{v.shape} of {v.dtype}" for v in vectors)
-            raise ReplyError(f"{site}: sent masked numbers {received} instead of {expected}")
+            raise ReplyError(f"{site}: sent masked vectors {received} instead of {expected}")
         for total, vector in zip(self._masked_sums, vectors, strict=True):
             total += vector
         self._survivors.add(site)
 
     def end_mask_phase(self) -> list[str]:
-        """For every one of them, the same."""
+        """The survivors, whose list the coordinator sends to each of them."""
         self._end_phase("mask", "unmask")
-        self._require_quorum(len(self._survivors), self._min_sites, "sent masked numbers")
+        self._require_quorum(len(self._survivors), self._min_sites, "sent masked vectors")
         return sorted(self._survivors)
 
     def receive_unmask_shares(self, site: str, reply: bytes) -> None:
@@ -156,10 +162,10 @@ class SecAggServer:
         self._revealed_shares[site] = dict(zip(self._sharers, shares, strict=True))
 
     def unmask_sums(self) -> list[UintArray]:
-        """The sums of the survivors' numbers, modulo 2^bits."""
+        """The sums of the survivors' vectors, modulo 2^bits."""
         self._end_phase("unmask", "nothing")
         self._require_quorum(len(self._revealed_shares), self._threshold, "helped to unmask")
-        added_seeds: list[bytes] = []  # seeds of streams
+        added_seeds: list[bytes] = []
         removed_seeds: list[bytes] = []
         for name in self._sharers:
             secret = self._reconstruct_secret(name)
@@ -181,7 +187,7 @@ class SecAggServer:
             )
 
     def _reconstruct_secret(self, name: str) -> bytes:
-        """The seed of a survivor, the mask key of a dropout; it has to be the one that was advertised."""
+        """The seed of a survivor or the mask key of a dropout; it must match the advertisement."""
         positions = {site: position for position, site in enumerate(sorted(self._advertisements), start=1)}
         shares = {positions[site]: site_shares[name] for site, site_shares in sorted(self._revealed_shares.items())}
         reconstructed = reconstruct_secret(
@@ -192,7 +198,9 @@ class SecAggServer:
         secret, wrong_positions = reconstructed
         if wrong_positions:
             givers = ", ".join(site for site, position in positions.items() if position in wrong_positions)
-            self.share_warnings.append(f"most likely a false share of {name}'s secret from {givers}: given or dealt so")
+            self.share_warnings.append(
+                f"most likely a wrong share of {name}'s secret from {givers}, sent wrong or received wrong from {name}"
+            )
         return secret
 
     def _matches_advertisement(self, name: str, secret: bytes) -> bool:
@@ -205,31 +213,31 @@ class SecAggServer:
 
     def _unmask_failure(self, name: str, shares: SharesByPosition) -> str:
         if len(shares) > self._threshold and are_on_one_polynomial(shares, self._threshold):
-            cause = f"{name} dealt shares of another secret than it advertised; leave it out"
+            cause = f"{name} shared another secret than it advertised; leave it out"
         else:
             cause = (
-                f"{name} dealt false shares, or too many of {', '.join(sorted(self._revealed_shares))} gave false ones"
+                f"{name} shared wrong shares, or too many of {', '.join(sorted(self._revealed_shares))} sent wrong ones"
             )
-        return f"{name}: its masks cannot be taken off, so this sum is void: {cause}; ask again as a new attempt"
+        return f"{name}: its masks cannot be removed, so the secure aggregation failed: {cause}; repeat it as a new attempt"
 
     def _check_sender(
         self, phase: str, site: str, expected_sites: Collection[str], answered_sites: Collection[str]
     ) -> None:
         if self._phase != phase:
-            raise ReplyError(f"{site}: answered to {phase}, and the secure sum is at {self._phase}")
+            raise ReplyError(f"{site}: replied to {phase}, and the secure aggregation is at {self._phase}")
         if site not in expected_sites:
-            raise ReplyError(f"{site}: takes no part in this phase ({phase}) of the secure sum")
+            raise ReplyError(f"{site}: takes no part in this phase ({phase}) of the secure aggregation")
         if site in answered_sites:
-            raise ReplyError(f"{site}: answered twice to {phase}; the first answer counts")
+            raise ReplyError(f"{site}: replied twice to {phase}; the first reply counts")
 
     def _end_phase(self, phase: str, next_phase: str) -> None:
         if self._phase != phase:
-            raise ReplyError(f"the secure sum is at {self._phase} and cannot end {phase}")
+            raise ReplyError(f"the secure aggregation is at {self._phase} and cannot end {phase}")
         self._phase = next_phase
 
     def _require_quorum(self, count: int, needed: int, action: str) -> None:
         if count < needed:
             raise QuorumNotReachedError(
-                f"{count} of the {len(self._advertisements)} sites of the secure sum {action}, it takes {needed}; ask again as a "
-                "new attempt"
+                f"{count} of the {len(self._advertisements)} sites of the secure aggregation {action}, it needs {needed}; repeat "
+                "it as a new attempt"
             )

@@ -1,7 +1,7 @@
-"""A secret cut into n shares: any t rebuild it, t - 1 say nothing (Shamir 1979, doi 10.1145/359168.359176).
+"""Shamir's secret sharing: any t of n shares reconstruct a secret, t - 1 reveal nothing (1979, doi 10.1145/359168.359176).
 
-The secret is the value at 0 of a random polynomial of degree t - 1 modulo a prime, and share i its value at i. Python's
-whole numbers take time that depends on their size; nobody but the dealer's own machine can time it.
+The secret is the value at 0 of a random polynomial of degree t - 1 modulo a prime, and share i is its value at i.
+Python's integer arithmetic is not constant-time, but only the site's own machine can measure it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from itertools import combinations, islice
 
 PRIME = 2**256 + 297  # the first above every secret of 32 bytes
 SECRET_BYTES = 32
-SHARE_BYTES = 33  # bytes
-MAX_REBUILD_TRIES = 2000  # ways to leave out suspects before giving up: 2 liars among 60 shares are found
-MIN_PARTICIPANTS = 3  # of two, each learns the other's secret from the sum
+SHARE_BYTES = 33
+MAX_REBUILD_TRIES = 2000  # subsets of shares to omit: enough to find 2 wrong shares of 60
+MIN_PARTICIPANTS = 3  # with two, each learns the other's vector from the sum
 
-SharesByPosition = Mapping[int, int]  # place, from 1 -> value
+SharesByPosition = Mapping[int, int]  # position, from 1 -> value
 
 
 def reconstruction_threshold(n: int) -> int:
-    """More than two thirds. 2t > n + c for any c < n / 3: nobody collects t shares of both of two secrets from n holders
-    who give one of them each, even if c holders give both."""
+    """More than two thirds of n.
+
+    2t > n + c for any c < n / 3, so t shares of each of two secrets cannot be collected from n holders that reveal one
+    share each, even if c holders reveal both.
+    """
     return max(MIN_PARTICIPANTS, 2 * n // 3 + 1)
 
 
 def split_secret(secret: bytes, t: int, n: int) -> list[int]:
     """The values at 1 .. n."""
     if len(secret) != SECRET_BYTES or not 1 <= t <= n:
-        raise ValueError(f"a secret of {len(secret)} bytes cannot be dealt as {t} of {n} shares")
+        raise ValueError(f"a secret of {len(secret)} bytes cannot be split into {t} of {n} shares")
     polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(t - 1))]
     return [evaluate_polynomial(polynomial, position) for position in range(1, n + 1)]
 
@@ -43,17 +46,18 @@ def evaluate_polynomial(polynomial: Sequence[int], position: int) -> int:
 
 
 def interpolate(shares: SharesByPosition, position: int = 0) -> int:
-    """The value at `place` of the one polynomial of degree len(shares) - 1 through all of them (Lagrange)."""
+    """The value at `position` of the polynomial of degree len(shares) - 1 through all shares (Lagrange)."""
     return sum(w * y for w, y in zip(_lagrange_weights(tuple(shares), position), shares.values(), strict=True)) % PRIME
 
 
 def reconstruct_secret(
     shares: SharesByPosition, t: int, is_right_secret: Callable[[bytes], bool]
 ) -> tuple[bytes, list[int]] | None:
-    """The secret that `fits`, and the places whose shares are not of its polynomial; None if none is found.
+    """The secret that satisfies `is_right_secret`, and the positions of shares off its polynomial; None if not found.
 
-    First all are believed, then ever more of them left out, as far as t remain. False shares can be made to cancel out at
-    0, so the search ends with a polynomial that most agree on: within half of the spare shares there is only one.
+    Tries all shares first and then omits more and more of them while t remain. Wrong shares may cancel out at 0, so the
+    search prefers the polynomial with the fewest wrong positions; with at most half of the spare shares wrong it is
+    unique.
     """
     subsets_to_omit = (omitted for r in range(len(shares) - t + 1) for omitted in combinations(shares, r))
     best: tuple[bytes, list[int]] | None = None
@@ -71,14 +75,14 @@ def reconstruct_secret(
 
 
 def are_on_one_polynomial(shares: SharesByPosition, t: int) -> bool:
-    """Of degree t - 1. Says something if there are more than t."""
+    """Whether all shares are on one polynomial of degree t - 1; always true for up to t shares."""
     first_shares = dict(islice(shares.items(), t))
     return all(interpolate(first_shares, position) == y for position, y in shares.items())
 
 
-@lru_cache(maxsize=2 * MAX_REBUILD_TRIES)  # the same suspects are tried for every secret of a sum
+@lru_cache(maxsize=2 * MAX_REBUILD_TRIES)  # the same subsets are tried for every secret of an aggregation
 def _lagrange_weights(positions: tuple[int, ...], target: int) -> tuple[int, ...]:
-    """Lagrange's, of the value at `at`."""
+    """Lagrange weights of the value at `target`."""
     weights = []
     for i in positions:
         numerator = denominator = 1

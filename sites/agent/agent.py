@@ -1,7 +1,7 @@
-"""A site's agent: beats, offers, approvals, models, and FLARE's client as its child, until it is told to stop.
+"""The site's agent: heartbeats, offers, approval notices, model downloads, and FLARE's client as a child process.
 
-It decides nothing about work. It brings what is offered to where the officer finds it and tells what he has approved;
-whether a message may be worked on is asked in FLARE's job process, each time (sites/worker/policy.py).
+The agent stores offers for the officer and reports approvals to the coordinator. It does not decide about tasks: FLARE's
+job process checks the site's policy before every message (sites/worker/policy.py).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from sites.governance.approvals import collect_approval_notices
 from sites.governance.home import SiteHome
 from sites.governance.settings import SiteSettings
 
-HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS, DENIED_RETRY_SECONDS = 3.0, 30.0, 60.0  # seconds between beats
+HEARTBEAT_SECONDS, MAX_HEARTBEAT_SECONDS, DENIED_RETRY_SECONDS = 3.0, 30.0, 60.0  # between heartbeats
 POLL_SECONDS = 0.25
-FLARE_REGISTRATION_TIMEOUT_SECONDS = 30.0  # seconds that FLARE's client may take to be known to its server
-STATUS_REFRESH_SECONDS = 10.0  # seconds after which status.json is written even if nothing is new
+FLARE_REGISTRATION_TIMEOUT_SECONDS = 30.0  # of FLARE's client at its server
+STATUS_REFRESH_SECONDS = 10.0  # status.json is written at least this often
 ACTIVE_RUN_STATES = frozenset({"starting", "running", "waiting", "pausing", "stopping"})
 ArgvBuilder = Callable[[Path, str], list[str]]
 
 
 class SiteAgent:
-    """`argv`: what to keep running instead of FLARE's client. `say`: takes the lines that a person waits for."""
+    """`build_argv`: of the child process; None: FLARE's client. `print_line`: receives the messages for the user."""
 
     def __init__(
         self,
@@ -53,25 +53,21 @@ class SiteAgent:
         self._membership = SiteMembership.load(self.home)
         self._site_home = SiteHome.open(self.home)
         self._agent_log = AgentLog(self.home, print_line)
-        self._downloaded_models: list[str] = []  # that came, told by another thread
+        self._downloaded_models: list[str] = []  # appended by the download thread
         self._num_failures, self._num_exits_reported = 0, 0
-        self._unregistered_since: float | None = None  # since when FLARE's server does not know us
+        self._unregistered_since: float | None = None  # since when our client is not registered at FLARE's server
         self._flare_process = RestartingProcess(self._start_flare_client)
         self._last_written = (0.0, "")
         self.status = AgentStatus(self._membership.site, self._membership.coordinator.name, self._membership.url)
 
     def run(self, stop: threading.Event, once: bool = False) -> None:
-        """`once`: a single beat and the models that it names, without FLARE's client."""
+        """`once`: sends one heartbeat and downloads models, without FLARE's client."""
         with exclusive_agent_lock(self.home), CoordinatorClient(self._membership) as coordinator_client:
             if num_killed := kill_by_mark(process_mark(self.home)):
-                self._agent_log.log_event(
-                    "what an agent that was killed had left was ended", "warning", processes=num_killed
-                )
+                self._agent_log.log_event("processes of a killed agent were ended", "warning", processes=num_killed)
             self._agent_log.log_event("the agent starts", versions=self.status.versions)
-            downloader, next_heartbeat = (
-                ModelDownloader(coordinator_client, self.home, self._on_model_downloaded).start(),
-                0.0,
-            )
+            downloader = ModelDownloader(coordinator_client, self.home, self._on_model_downloaded).start()
+            next_heartbeat = 0.0
             try:
                 while not stop.is_set():
                     if time.monotonic() >= next_heartbeat:
@@ -95,7 +91,7 @@ class SiteAgent:
         return downloader.is_idle
 
     def _send_heartbeat(self, coordinator_client: CoordinatorClient, downloader: ModelDownloader) -> float:
-        """Seconds until the next."""
+        """Returns the seconds until the next heartbeat."""
         try:
             self._site_home.ledger.refresh()
             notices = collect_approval_notices(self._site_home.ledger)
@@ -132,7 +128,7 @@ class SiteAgent:
         return self._heartbeat_seconds
 
     def _handle_failure(self, error: Exception) -> float:
-        """Not all sites come back at the same moment after the coordinator was away."""
+        """Exponential backoff with jitter, so that not all sites reconnect at once. Returns the seconds until the next heartbeat."""
         is_denied, text = isinstance(error, AccessDeniedError), str(error)
         if text != self.status.problem:
             self._agent_log.announce(text, "warning")
@@ -140,7 +136,7 @@ class SiteAgent:
             self.status, state="denied" if is_denied else "disconnected", problem=text, connected_since=None, run=None
         )
         with contextlib.suppress(HemofedError, OSError):
-            self._site_home = SiteHome.open(self.home)  # the key or the ledger may have been replaced meanwhile
+            self._site_home = SiteHome.open(self.home)  # the key or the ledger may have been replaced
         self._num_failures = min(self._num_failures + 1, 10)
         backoff_seconds = min(MAX_HEARTBEAT_SECONDS, self._heartbeat_seconds * 2**self._num_failures)
         return DENIED_RETRY_SECONDS if is_denied else backoff_seconds * random.uniform(0.7, 1.0)
@@ -148,28 +144,28 @@ class SiteAgent:
     def _on_model_downloaded(self, run: str, name: str, file: str, problem: str) -> None:
         if problem:
             self._agent_log.announce_once(
-                ("model", run, name, problem), f"the model {name} of {run} did not come: {problem}", "warning"
+                ("model", run, name, problem),
+                f"the model {name} of {run} could not be downloaded: {problem}",
+                "warning",
             )
             return
         self._downloaded_models.append(f"{run}/{name}")
-        self._agent_log.announce(f"the model {name} of {run} is here: {file}")
+        self._agent_log.announce(f"downloaded the model {name} of {run}: {file}")
 
     def _supervise_flare_client(self) -> None:
-        """FLARE's client runs, unless the coordinator has shut this site out, or there is no room for work to begin."""
+        """Keeps FLARE's client running, unless the coordinator denies access or disk space is missing."""
         try:
             is_idle = self._flare_process.child is None
             disk_problem = find_disk_space_problem(self.home, SiteSettings.load(self.home).limits) if is_idle else None
             if self.status.state == "denied":
                 self._flare_process.stop()
             elif self._is_registration_stuck():
-                self._agent_log.announce(
-                    "FLARE's server does not know this site; its client is started again", "warning"
-                )
+                self._agent_log.announce("FLARE's client is not registered at its server; restarting it", "warning")
                 self._flare_process.stop(0)
             elif disk_problem is None:
                 self._flare_process.tick()
         except (HemofedError, OSError) as error:
-            self._agent_log.announce_once(("start", str(error)), f"FLARE's client cannot be started: {error}", "error")
+            self._agent_log.announce_once(("start", str(error)), f"FLARE's client does not start: {error}", "error")
         if self._flare_process.num_exits > self._num_exits_reported:
             self._num_exits_reported = self._flare_process.num_exits
             log_file = self.home / "log" / "flare.log"
@@ -182,7 +178,7 @@ class SiteAgent:
         )
 
     def _is_registration_stuck(self) -> bool:
-        """Long enough up to have registered, and still unknown there: such as with a token of a server that is no more."""
+        """Still not registered after the timeout, for example with the token of a former server process."""
         process, monotonic_now = self._flare_process.child, time.monotonic()
         return (
             process is not None
@@ -203,13 +199,11 @@ class SiteAgent:
         )
 
     def _write_status(self) -> None:
-        """When something is new, or from time to time. A full disk does not end the agent."""
+        """Writes status.json after changes and regularly. Ignores a full disk."""
         disk_free_gb, models = round(free_disk_gb(self.home), 1), tuple(self._downloaded_models)
         self.status = replace(self.status, disk_free_gb=disk_free_gb, models=models, written_at=utc_timestamp())
-        monotonic_now, status_text = (
-            time.monotonic(),
-            repr(replace(self.status, written_at="", last_heartbeat="", disk_free_gb=0)),
-        )
+        monotonic_now = time.monotonic()
+        status_text = repr(replace(self.status, written_at="", last_heartbeat="", disk_free_gb=0))
         if status_text != self._last_written[1] or monotonic_now - self._last_written[0] > STATUS_REFRESH_SECONDS:
             with contextlib.suppress(HemofedError, OSError):
                 self.status.save(self.home)
@@ -218,15 +212,15 @@ class SiteAgent:
 
 @contextlib.contextmanager
 def exclusive_agent_lock(home: Path) -> Iterator[None]:
-    """One agent a home, and none while the home is restored or leaves."""
+    """Allows one agent for each home, and none during a restore or `site leave`."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(exclusive_lock(home))
         except RunFolderError as error:
-            raise RunFolderError(f"an agent runs for {home} already; stop it first") from error
+            raise RunFolderError(f"an agent already runs for {home}; stop it first") from error
         yield
 
 
 def process_mark(home: Path) -> str:
-    """By which processes of this home are known."""
+    """Identifies the processes of this home."""
     return hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:32]

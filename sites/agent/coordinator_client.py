@@ -1,4 +1,4 @@
-"""What a member says to its coordinator and hears from it: beats, models, and that it leaves."""
+"""Requests of an enrolled site to its coordinator: heartbeats, model downloads, leaving."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from sites.agent.http import call_with_retries, open_http_client, request_json, 
 MAX_OFFERS, MAX_RUNS = 200, 2000
 MAX_MODEL_BYTES = 8 * 2**30
 NAME_PART_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
-ModelName = Annotated[
-    str, StringConstraints(pattern=rf"^{NAME_PART_PATTERN}(/{NAME_PART_PATTERN}){{0,2}}$")
-]  # "global", "group/2"
+# "global", "group/2"
+ModelName = Annotated[str, StringConstraints(pattern=rf"^{NAME_PART_PATTERN}(/{NAME_PART_PATTERN}){{0,2}}$")]
 
 
 class DownloadCancelledError(ServiceError):
-    """The agent is told to end while it fetches."""
+    """The agent stops during a download."""
 
 
 class RunInfo(BaseModel):
-    """A run, and which of its models this site may fetch."""
+    """A run and its models that this site may download."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -54,10 +53,10 @@ class RawHeartbeatReply(BaseModel):
 @dataclass(frozen=True)
 class HeartbeatReply:
     offers: tuple[StudyOffer, ...]
-    unreadable_offers: tuple[tuple[str, str], ...]  # run and version of offers that this version does not understand
+    unreadable_offers: tuple[tuple[str, str], ...]  # run and version of offers from another version
     runs: tuple[RunInfo, ...]
     coordinator_time: AwareDatetime
-    registered: bool | None  # whether FLARE's server knows our client; None: it cannot say
+    registered: bool | None  # our client at FLARE's server; None: unknown
 
 
 class CoordinatorClient:
@@ -79,25 +78,25 @@ class CoordinatorClient:
         approval_notices: Sequence[Mapping[str, Any]],
         revocations: Sequence[Mapping[str, Any]],
     ) -> HeartbeatReply:
-        """Once; who calls decides when to try again."""
+        """One attempt; the caller decides on retries."""
         payload = {
             "version": version("hemofed"),
             "status": dict(status),
             "approvals": list(approval_notices),
             "withdrawn": list(revocations),
         }
-        raw = request_json(self._http_client, "POST", "/site/beat", payload)
+        raw = request_json(self._http_client, "POST", "/site/heartbeat", payload)
         try:
             raw_reply = RawHeartbeatReply.model_validate(raw)
         except ValidationError as error:
             raise MessageError(
-                f"{self.membership.url} answers a beat with what this version does not understand ({error.error_count()} fields); install the coordinator's version"
+                f"{self.membership.url}: this version does not understand the heartbeat reply ({error.error_count()} fields); install the coordinator's version"
             ) from error
         offers, unreadable_offers = _parse_offers(raw_reply.offers)
         return HeartbeatReply(offers, unreadable_offers, raw_reply.runs, raw_reply.time, raw_reply.registered)
 
     def download_model(self, run: str, name: str, target: Path, stop: threading.Event | None = None) -> Path:
-        """`into`: the file. It has that name only once it is whole and known to hold tensors and nothing else."""
+        """Creates `target` only after the whole file has arrived and is a valid safetensors file."""
         target.parent.mkdir(parents=True, exist_ok=True)
         return call_with_retries(
             lambda: self._download(f"/site/runs/{run}/models/{name}", target, stop or threading.Event())
@@ -110,7 +109,9 @@ class CoordinatorClient:
 
                 def write_chunk(chunk: bytes) -> None:
                     if stop.is_set():
-                        raise DownloadCancelledError(f"{path}: the agent stops; it is fetched when it runs again")
+                        raise DownloadCancelledError(
+                            f"{path}: the agent stops; it downloads the model after its restart"
+                        )
                     file.write(chunk)
 
                 stream_response(self._http_client, "GET", path, write_chunk, max_bytes=MAX_MODEL_BYTES)
@@ -140,18 +141,18 @@ def _sanitize_label(value: Any) -> str:
 
 
 def _check_tensors(file: Path, source: str) -> None:
-    """The library checks header, types, sizes and that nothing lies between or after the tensors."""
+    """The library checks the header, types and sizes, and that no bytes follow or separate the tensors."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="numpy") as tensors:
             names = list(tensors.keys())
     except (SafetensorError, OSError, ValueError) as error:
-        raise MessageError(f"{source} sent what is no safetensors file ({error}); it was thrown away") from error
+        raise MessageError(f"{source}: the download is not a safetensors file ({error}); it was deleted") from error
     if not names:
-        raise MessageError(f"{source} sent a model without tensors; it was thrown away")
+        raise MessageError(f"{source}: the model has no tensors; it was deleted")
 
 
 def model_file(home: Path, run: str, name: str) -> Path:
-    """Names were checked when they were heard: no part of one begins with a dot."""
+    """The pattern of `ModelName` excludes parts that begin with a dot."""
     return home / "models" / run / f"{name.removesuffix('.safetensors')}.safetensors"

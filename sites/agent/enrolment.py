@@ -1,8 +1,8 @@
-"""How a site becomes a member of a federation: HOME/membership.json and HOME/kit, written together or not at all.
+"""Enrolment of a site at a coordinator: HOME/membership.json and HOME/kit, written together or not at all.
 
-The keys are made here and stay here: the agent's own (HOME/agent.pem) proves who asks, and the one of the certificate
-(HOME/kit/startup/client.key) is asked for by a request. The coordinator is known by the invitation's fingerprint before
-it is told anything.
+All private keys are generated at the site and stay there: the agent's key (HOME/agent.pem) signs the proof of possession,
+and the key of the client certificate (HOME/kit/startup/client.key) signs the certificate request. Before it sends
+anything, the site checks the coordinator's certificate authority against the fingerprint in the invitation.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def has_membership(home: Path) -> bool:
 def enrol_site(
     home: SiteHome, url: str, site: str, token: str, expected_fingerprint: str | None = None
 ) -> SiteMembership:
-    """`token`: the whole invitation; or a bare token, and then the authority's fingerprint has to come with it."""
+    """`token`: the whole invitation, or its token alone together with `expected_fingerprint` of the authority."""
     if has_membership(home.path):
-        raise RunFolderError(f"{home.path} belongs to a coordinator already; leave it first with `hemofed site leave`")
+        raise RunFolderError(f"{home.path} already belongs to a coordinator; leave it first with `hemofed site leave`")
     if site != (own_name := home.ledger.state.opening.site):
         raise RunFolderError(
-            f"{home.path} is the home of {own_name}, not of {site}; a site has one name, in its ledger"
+            f"{home.path} is the home of {own_name}, not of {site}; the ledger fixes the name of a site"
         )
     if token.startswith(f"{FORMAT_PREFIX}.") or expected_fingerprint is None:
         invitation = parse_invitation(token)
@@ -97,7 +97,7 @@ def enrol_site(
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     reply = _request_enrolment(home, url, site, token, key, ca_pem)
     if normalize_certificate(reply.ca) != ca_pem:
-        raise KeyFileError(f"{url} answers with another certificate authority than it was reached with; ask the lead")
+        raise KeyFileError(f"{url} sent another certificate authority than the one of the connection; ask the lead")
     _check_certificate(reply.certificate, ca_pem, key, site)
     membership = SiteMembership(
         url=url, site=site, credential=reply.credential, ca=ca_pem, coordinator=reply.coordinator
@@ -110,7 +110,7 @@ def enrol_site(
 
 
 def delete_membership(home: Path) -> None:
-    """The membership goes first: without it nothing uses the kit."""
+    """Deletes the membership first: without it, nothing uses the kit."""
     (home / MEMBERSHIP_FILE).unlink(missing_ok=True)
     shutil.rmtree(home / KIT_FOLDER, ignore_errors=True)
 
@@ -122,7 +122,7 @@ def _fetch_ca(url: str, expected_fingerprint: str) -> str:
     if ca_fingerprint(ca_pem) != expected_fingerprint:
         raise KeyFileError(
             f"{url} is not the coordinator of this invitation: its authority has the fingerprint {ca_fingerprint(ca_pem)}, the "
-            f"invitation says {expected_fingerprint}. Nothing was told to it. Check the address, and ask the lead"
+            f"invitation has {expected_fingerprint}. Nothing was sent to it. Check the address, and ask the lead"
         )
     return ca_pem
 
@@ -143,13 +143,15 @@ def _request_enrolment(
         "version": version("hemofed"),
         "proof": keys.sign(home.agent_key, "possession", proof_statement),
     }
-    with open_http_client(url, ca_pem) as client:  # once: a token is used up by its first use
+    with open_http_client(url, ca_pem) as client:  # no retry: a token works once
         raw = request_json(client, "POST", "/site/enrol", payload)
     try:
         return EnrolmentReply.model_validate(raw)
     except ValidationError as error:
         bad_fields = ", ".join(sorted({".".join(map(str, e["loc"])) for e in error.errors()}))
-        raise MessageError(f"{url} does not answer as a coordinator of this version does: {bad_fields}") from error
+        raise MessageError(
+            f"{url}: the enrolment reply has invalid fields, maybe from another version: {bad_fields}"
+        ) from error
 
 
 def _check_certificate(pem: str, ca_pem: str, key: rsa.RSAPrivateKey, site: str) -> None:
@@ -157,18 +159,16 @@ def _check_certificate(pem: str, ca_pem: str, key: rsa.RSAPrivateKey, site: str)
         certificate = x509.load_pem_x509_certificate(pem.encode())
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(ca_pem.encode()))
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise KeyFileError(
-            "the certificate that came back is damaged, or not from the federation's authority"
-        ) from error
+        raise KeyFileError("the client certificate is damaged, or not from the federation's authority") from error
     names = [str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if certificate.public_key() != key.public_key() or names != [site]:
         raise KeyFileError(
-            f"the certificate that came back is for {', '.join(names) or 'nobody'} or another key, not for {site}"
+            f"the client certificate is for {', '.join(names) or 'no name'} or another key, not for {site}"
         )
 
 
 def _save_membership(home: Path, membership: SiteMembership, kit_files: Mapping[str, str]) -> None:
-    """The kit is made beside its place and moved there whole. Its settings the site writes itself (sites/agent/flare_client.py)."""
+    """Writes the kit into a staging folder and moves it. FLARE's settings follow in sites/agent/flare_client.py."""
     staging = Path(tempfile.mkdtemp(dir=home, prefix=f".{KIT_FOLDER}."))  # mode 0700
     try:
         with raise_no_space(staging):
@@ -193,7 +193,7 @@ def _rollback_on_error(home: Path) -> Iterator[None]:
 
 
 def write_private_file(path: Path, data: bytes) -> Path:
-    """As files.write_atomically, for its owner's eyes only from the first byte on."""
+    """Like files.write_atomically, with mode 600 from the first byte on."""
     with raise_no_space(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")  # mode 0600
         try:
@@ -212,7 +212,7 @@ def _sha256(text: str) -> str:
 
 
 def membership_summary(membership: SiteMembership) -> dict[str, Any]:
-    """What may be shown."""
+    """The fields without secrets."""
     return {
         "site": membership.site,
         "coordinator": membership.coordinator.name,

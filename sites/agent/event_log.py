@@ -1,4 +1,4 @@
-"""What an agent has to say: every event into HOME/log/agent.jsonl, the few that a person waits for also as a line."""
+"""The agent's log: all events go to HOME/log/agent.jsonl, announcements also to the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AgentLog:
         self._print_line(line)
 
     def announce_once(self, dedup_key: tuple[str, ...], line: str, level: LogLevel = "info", **fields: Any) -> None:
-        """`about`: what makes it news."""
+        """Announces the line only if `dedup_key` is new."""
         if dedup_key not in self._announced:
             self._announced.add(dedup_key)
             self.announce(line, level, **fields)

@@ -1,4 +1,4 @@
-"""How a site's agent starts FLARE's client: with a kit that the site writes itself, so that nobody else sets its policy."""
+"""Starts FLARE's client with a startup kit that the site writes itself, so that no one else sets its policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUIET_ENV = {"PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE", "TOKENIZERS_P
 
 
 def write_startup_kit(home: Path, site: str, host: str, port: int) -> None:
-    """Anew at every start: what was changed in it meanwhile is gone. Certificate and key stay."""
+    """Overwrites the kit at every start, which undoes changes. Certificate and key stay."""
     for name, text in build_client_kit(site, host, port).items():
         write_atomically(home / "kit" / name, text.encode())
 

@@ -1,4 +1,4 @@
-"""One HTTPS call to the coordinator: pinned to its certificate authority, bounded in size and time, errors in words."""
+"""HTTPS requests to the coordinator: pinned to its certificate authority, with limits on size and time."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import httpx
 from pipeline.core.errors import MessageError, ServiceError
 from sites.agent.environment import proxy_for
 
-MAX_REPLY_BYTES = 64 * 2**20  # bytes of an answer that is no model
+MAX_REPLY_BYTES = 64 * 2**20  # of a reply that is no model
 REQUEST_TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 ResultT = TypeVar("ResultT")
 
 
 class UnreachableError(ServiceError):
-    """It may pass: nobody answers, or says that it cannot now."""
+    """A temporary failure: no answer, or a status that allows a retry."""
 
 
 class AccessDeniedError(ServiceError):
-    """It answers, and does not take this site."""
+    """The coordinator answers with 401 or 403."""
 
 
 def open_http_client(url: str, ca_pem: str | None, credential: str | None = None) -> httpx.Client:
-    """`ca` None: believes nobody and checks nothing; good for fetching what a fingerprint is checked against."""
+    """`ca_pem` None: verifies nothing; only to fetch ca.pem, which the caller checks against a fingerprint."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname or parts.username or parts.path.strip("/") or parts.query:
-        raise ServiceError(f"{url} is no coordinator's address; it looks like https://fl.example.org:8443")
+        raise ServiceError(f"{url} is not a coordinator's address; the form is https://fl.example.org:8443")
     context = ssl.create_default_context(cadata=ca_pem) if ca_pem else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if not ca_pem:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -51,12 +51,12 @@ def open_http_client(url: str, ca_pem: str | None, credential: str | None = None
 def request_json(
     client: httpx.Client, method: str, path: str, body: Any = None, max_bytes: int = MAX_REPLY_BYTES
 ) -> Any:
-    """The answer's JSON."""
+    """Returns the parsed JSON of the reply."""
     raw = request_bytes(client, method, path, body, max_bytes)
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"{_full_url(client, path)} did not answer in JSON; is it a hemofed coordinator?") from error
+        raise MessageError(f"{_full_url(client, path)}: the reply is not JSON; is it a hemofed coordinator?") from error
 
 
 def request_bytes(
@@ -75,7 +75,7 @@ def stream_response(
     body: Any = None,
     max_bytes: int = MAX_REPLY_BYTES,
 ) -> None:
-    """Gives the answer to `take` piece by piece."""
+    """Passes the reply to `on_chunk` in chunks."""
     url = _full_url(client, path)
     try:
         with client.stream(method, path, json=body) as response:
@@ -85,14 +85,14 @@ def stream_response(
             for chunk in response.iter_bytes():
                 num_bytes += len(chunk)
                 if num_bytes > max_bytes:
-                    raise MessageError(f"{url} answers with more than {max_bytes} bytes, which nothing here needs")
+                    raise MessageError(f"{url}: the reply has more than {max_bytes} bytes, the limit for this request")
                 on_chunk(chunk)
     except (httpx.HTTPError, ssl.SSLError) as error:
         raise UnreachableError(f"{url}: {_describe_error(error)}") from error
 
 
 def call_with_retries(call: Callable[[], ResultT], attempts: int = 4, initial_delay: float = 0.5) -> ResultT:
-    """Again after about 0.5, 1, 2 s if it may pass; not all sites at the same moment."""
+    """Retries temporary failures after about 0.5, 1 and 2 s, with jitter."""
     for attempt in range(attempts - 1):
         try:
             return call()
@@ -117,7 +117,7 @@ def _raise_for_status(url: str, response: httpx.Response) -> None:
 
 
 def _error_detail(chunk: bytes) -> str:
-    """The coordinator's own words, which must not reach a terminal as they are."""
+    """The coordinator's error text without control characters, because it may reach a terminal."""
     try:
         detail = json.loads(chunk)["error"]
     except (ValueError, KeyError, TypeError):
@@ -129,9 +129,9 @@ def _describe_error(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
-            "its certificate is not from this federation's authority, or for another host. Somebody may sit in between; "
-            "if the coordinator was made anew, leave and join with a new invitation"
+            "its certificate is not from this federation's authority, or for another host. The connection may be intercepted; "
+            "if the coordinator was set up again, leave and join with a new invitation"
         )
     if isinstance(error, httpx.ConnectTimeout):
-        return "nobody answers there; is the port open for outgoing connections, or is a proxy needed (HTTPS_PROXY)?"
-    return f"the proxy refuses: {text}" if isinstance(error, httpx.ProxyError) else text
+        return "no answer; is the port open for outgoing connections, or is a proxy needed (HTTPS_PROXY)?"
+    return f"the proxy refused: {text}" if isinstance(error, httpx.ProxyError) else text

@@ -1,4 +1,4 @@
-"""Models of finished runs come to HOME/models/RUN/ one after the other, beside the beats."""
+"""Downloads models of finished runs to HOME/models/RUN/, one after the other, in a thread."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from queue import Empty, Queue
 from pipeline.core.errors import HemofedError
 from sites.agent.coordinator_client import CoordinatorClient, RunInfo, model_file
 
-PERSONAL_MODEL_NAME = "own"  # the site's own model never comes from outside
-RETRY_SECONDS = 60.0  # seconds after which one that failed is tried again
-DownloadCallback = Callable[[str, str, str, str], None]  # run, name, where it is, or "" and why not
+PERSONAL_MODEL_NAME = "own"  # the site trains this model itself
+RETRY_SECONDS = 60.0  # after a failed download
+DownloadCallback = Callable[[str, str, str, str], None]  # run, name, file or "", problem
 
 
 class ModelDownloader:
     def __init__(self, coordinator_client: CoordinatorClient, home: Path, on_result: DownloadCallback) -> None:
         self._coordinator_client, self._home, self._on_result = coordinator_client, home, on_result
         self._queue: Queue[tuple[str, str]] = Queue()
-        self._next_attempt_at: dict[tuple[str, str], float] = {}  # when it may be asked for again
+        self._next_attempt_at: dict[tuple[str, str], float] = {}  # monotonic time
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fetching", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="model-download", daemon=True)
 
     def start(self) -> ModelDownloader:
         self._thread.start()
@@ -55,7 +55,7 @@ class ModelDownloader:
             try:
                 file = self._coordinator_client.download_model(run, name, model_file(self._home, run, name), self._stop)
                 self._on_result(run, name, str(file), "")
-            except (HemofedError, OSError, RuntimeError) as error:  # httpx raises the last if it is closed meanwhile
+            except (HemofedError, OSError, RuntimeError) as error:  # httpx raises RuntimeError for a closed client
                 if not self._stop.is_set():
                     self._on_result(run, name, "", str(error))
                 self._next_attempt_at[run, name] = time.monotonic() + RETRY_SECONDS

@@ -1,4 +1,4 @@
-"""What a beat brings: offers go to HOME/offers, where the officer finds them, if they are meant for this site."""
+"""Stores the offers of a heartbeat reply in HOME/offers, if they are addressed to this site."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ class OfferSyncResult:
 def sync_offers(
     home: SiteHome, membership: SiteMembership, reply: HeartbeatReply, local_time: datetime, agent_log: AgentLog
 ) -> OfferSyncResult:
-    """`here`: this machine's time when it was heard."""
+    """`local_time`: of this machine when the reply was sent."""
     warnings, pending_offers = list(_reply_warnings(reply, local_time)), []
     for offer in reply.offers:
         if (problem := find_addressing_problem(home, membership, offer)) is not None:
-            agent_log.announce_once(
-                ("foreign", offer.digest), f"an offer of {offer.run} is put aside: {problem}", "warning"
-            )
+            agent_log.announce_once(("foreign", offer.digest), f"ignored an offer of {offer.run}: {problem}", "warning")
             continue
         _store_offer(home, offer, agent_log)
         status = check_approval(home, offer)
@@ -42,7 +40,7 @@ def sync_offers(
             warnings.append(status.reason)
         elif not status.is_approved:
             pending_offers.append({"run": offer.run, "offer": offer.digest, "state": status.state})
-            hint = f"look at it with `hemofed site approve {home.path} {offer.run}`"
+            hint = f"review it with `hemofed site approve {home.path} {offer.run}`"
             agent_log.announce_once(
                 ("waiting", offer.digest, status.state), f"{offer.run} is offered, approval {status.state}; {hint}"
             )
@@ -51,11 +49,11 @@ def sync_offers(
 
 
 def find_addressing_problem(home: SiteHome, membership: SiteMembership, offer: StudyOffer) -> str | None:
-    """Why it is not meant for this site, or not from its coordinator."""
+    """Why the offer is not for this site or not from its coordinator; None if it is."""
     if membership.site not in offer.site_keys:
-        return f"it is not for {membership.site}"
+        return f"it does not name {membership.site}"
     if offer.site_keys[membership.site] != home.ledger.state.keys.agent_key:
-        return f"it knows {membership.site} by another key; the lead offers it again once the site has enrolled with this one"
+        return f"it has another key of {membership.site}; ask the lead to offer it again after this site has enrolled with its present key"
     if offer.coordinator_key != membership.coordinator.key:
         return f"it names the coordinator {fingerprint_of(offer.coordinator_key)}, and this site's is {fingerprint_of(membership.coordinator.key)}"
     return None
@@ -64,11 +62,11 @@ def find_addressing_problem(home: SiteHome, membership: SiteMembership, offer: S
 def _reply_warnings(reply: HeartbeatReply, local_time: datetime) -> Iterator[str]:
     if abs(clock_offset := reply.coordinator_time - local_time) > MAX_CLOCK_SKEW:
         yield (
-            f"this machine's clock and the coordinator's are {abs(clock_offset).total_seconds() / 60:.0f} minutes apart; set it "
-            "right (NTP), for approvals end by the clock"
+            f"this machine's clock and the coordinator's are {abs(clock_offset).total_seconds() / 60:.0f} minutes apart; set "
+            "the clock (NTP), because approvals expire by it"
         )
     for run, required_version in reply.unreadable_offers:
-        yield f"{run} is offered in a form that hemofed {version('hemofed')} does not know; install hemofed=={required_version}"
+        yield f"hemofed {version('hemofed')} cannot read the offer of {run}; install hemofed=={required_version}"
 
 
 def _store_offer(home: SiteHome, offer: StudyOffer, agent_log: AgentLog) -> None:
@@ -79,7 +77,7 @@ def _store_offer(home: SiteHome, offer: StudyOffer, agent_log: AgentLog) -> None
 
 
 def _delete_stale_offers(home: SiteHome, offered_digests: set[str]) -> None:
-    """What is no longer offered and was never approved goes; a coordinator cannot fill the disk with offers."""
+    """Deletes offers that the coordinator withdrew and the officer never approved, so that offers cannot fill the disk."""
     kept_digests = offered_digests | {approval.terms.offer for approval in recorded_approvals(home.ledger)}
     for file in (home.path / "offers").glob("*.json"):
         if file.stem not in kept_digests:

@@ -1,4 +1,4 @@
-"""HOME/status.json: what the agent last did and saw, for `hemofed site status`; a part of it goes with every beat."""
+"""HOME/status.json: the agent's status for `hemofed site status`. Heartbeats contain REPORTED_FIELDS of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pipeline.core.files import write_atomically
 
 AgentState = Literal["starting", "connected", "disconnected", "denied", "stopped"]
-REPORTED_FIELDS = ("state", "run", "flare", "disk_free_gb", "versions")  # no paths, no words that may name any
+REPORTED_FIELDS = ("state", "run", "flare", "disk_free_gb", "versions")  # no paths, and no texts that may contain paths
 STATUS_FILE = "status.json"
 
 
@@ -35,17 +35,17 @@ def utc_timestamp() -> str:
 @dataclass(frozen=True)
 class AgentStatus:
     site: str
-    coordinator: str  # its name
+    coordinator: str  # name
     url: str
     state: AgentState = "starting"
-    problem: str = ""  # why it is not connected
+    problem: str = ""  # why the agent is not connected
     connected_since: str | None = None
     last_heartbeat: str | None = None
-    pending_offers: tuple[dict[str, str], ...] = ()  # offers that the officer should look at
-    run: str | None = None  # that this site takes part in now
+    pending_offers: tuple[dict[str, str], ...] = ()  # without an approval
+    run: str | None = None  # in which this site takes part now
     flare: Literal["off", "running", "restarting"] = "off"
     disk_free_gb: float = 0.0
-    models: tuple[str, ...] = ()  # fetched since the agent started
+    models: tuple[str, ...] = ()  # downloaded since the agent started
     warnings: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=installed_versions)
     pid: int = field(default_factory=os.getpid)
@@ -59,7 +59,7 @@ class AgentStatus:
 
 
 def read_status(home: Path) -> dict[str, Any] | None:
-    """None: no agent ever ran here."""
+    """None if no agent has ever run for this home."""
     try:
         status = json.loads((home / STATUS_FILE).read_text("utf-8"))
     except (FileNotFoundError, ValueError):
@@ -68,13 +68,13 @@ def read_status(home: Path) -> dict[str, Any] | None:
 
 
 def is_agent_running(status: dict[str, Any]) -> bool:
-    """Whether the agent that wrote it is there."""
+    """Whether the agent that wrote the status still runs."""
     import psutil
 
     try:
-        written_at = datetime.fromisoformat(status["at"])
+        written_at = datetime.fromisoformat(status["written_at"])
         process = psutil.Process(int(status["pid"]))
-        # a number that was given to another process since belongs to a younger one
+        # a reused process id belongs to a process that started later
         return status["state"] != "stopped" and process.create_time() <= written_at.timestamp() + 1
     except (KeyError, ValueError, TypeError, psutil.Error):
         return False

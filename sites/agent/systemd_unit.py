@@ -1,4 +1,4 @@
-"""A systemd unit for a site's agent: it may write its home and nothing else, gains no rights, and comes back by itself."""
+"""A systemd unit for the site's agent: write access to its home only, no new privileges, automatic restart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.core.errors import RunFolderError
 
 UNIT_NAME = "hemofed-agent.service"
-# GPUs stay reachable (no PrivateDevices), and compilers of kernels may map memory (no MemoryDenyWriteExecute)
+# without PrivateDevices, because of GPUs; without MemoryDenyWriteExecute, because of kernel compilers
 UNIT_TEMPLATE = """\
 [Unit]
 Description=hemofed agent of {site}
@@ -21,7 +21,7 @@ StartLimitIntervalSec=0
 Type=simple
 User={user}
 ExecStart={command} site join {home}
-# HTTPS_PROXY=http://proxy.example.org:3128 and the like, readable by root alone
+# for example HTTPS_PROXY=http://proxy.example.org:3128; let only root read this file
 EnvironmentFile=-/etc/hemofed/agent.env
 Environment={cache}
 WorkingDirectory={home_plain}
@@ -63,7 +63,7 @@ WantedBy=multi-user.target
 def render_unit(
     home: Path, site: str, user: str | None = None, command: Path | None = None, max_cores: int | None = None
 ) -> str:
-    """`command`: the `hemofed` to run, the one beside this Python if not given."""
+    """`command`: path of `hemofed`; None: the one in the folder of this Python."""
     home_path = home.resolve()
     text = UNIT_TEMPLATE.format(
         site=site,
@@ -74,13 +74,13 @@ def render_unit(
         cache=_quote_assignment(f"XDG_CACHE_HOME={home_path / 'cache'}"),
         cores="" if max_cores is None else f"CPUQuota={100 * max_cores}%",
     )
-    return text.replace("\n\nNoNew", "\nNoNew")  # where no cores are named
+    return text.replace("\n\nNoNew", "\nNoNew")  # without CPUQuota
 
 
 def _escape_path(path: Path) -> str:
-    """systemd reads % as a sign of its own, and ends a value with the line."""
+    """systemd reads % as a specifier, and a line break ends a value."""
     if any(ord(c) < 32 or c in "\"'\\$" for c in str(path)):
-        raise RunFolderError(f"{str(path)!r} has characters that a systemd unit cannot hold; move the home")
+        raise RunFolderError(f"{str(path)!r} has characters that a systemd unit cannot contain; move the home")
     return str(path).replace("%", "%%")
 
 

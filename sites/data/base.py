@@ -1,4 +1,4 @@
-"""What every data source gives: examples in memory with their classes, splits, natural keys and a fingerprint."""
+"""Data sources return a `Dataset`: examples in memory with classes, splits, natural keys and a fingerprint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Dataset:
     split: Tensor  # (N,) uint8: index into SPLITS
     fingerprint: str
     keys: Mapping[str, GroupKey] = field(default_factory=dict)
-    privacy_unit: str | None = None  # the coarsest key: whom privacy protects
+    privacy_unit: str | None = None  # the key whose values differential privacy protects, e.g. patient
     skipped: tuple[str, ...] = ()  # files left out, each with its reason
 
     def rows_in_split(self, split: str) -> Tensor:
@@ -47,13 +47,13 @@ class Dataset:
 
 
 class DataSource(Component):
-    """A data source chosen by a study. `val` is the share of the training examples set apart for validation."""
+    """A data source chosen by a study. `val`: fraction of the training examples used for validation."""
 
     path: Path | None = None
     val: float = Field(0.1, ge=0, lt=1)
 
-    # of what a bedside machine has to do with a whole field: how large a red cell is there, how much is cut about each,
-    # and how that is made smaller; None: single images only
+    # for inference on whole fields: longest side of a red cell in pixels, side of the crop around each cell in pixels,
+    # and how a crop is resized; None: single images only
     cell_pixels: ClassVar[float | None] = None
     resize_filter: ClassVar[Literal["area", "triangle"]] = "triangle"
 
@@ -63,7 +63,7 @@ class DataSource(Component):
 
     @abstractmethod
     def load(self, root: Path | None, seed: int) -> Dataset:
-        """`root`: where to look first, from `--data` or HEMOFED_DATA; `self.path` wins over it."""
+        """`root`: the folder given by `--data` or HEMOFED_DATA; `self.path` takes precedence."""
 
 
 def fingerprint(*arrays: Tensor | np.ndarray) -> str:
@@ -78,7 +78,7 @@ def fingerprint(*arrays: Tensor | np.ndarray) -> str:
 def assign_split(
     split: np.ndarray, fraction: float, seed: int, unit_ids: np.ndarray | None = None, target_split: str = "val"
 ) -> np.ndarray:
-    """Moves about `share` of the training examples to `into`, in whole units where there are any."""
+    """Moves about `fraction` of the training examples to `target_split`, in whole units if `unit_ids` is given."""
     split = split.copy()
     split[sample_whole_units(split == SPLITS.index("train"), fraction, [seed, 0xCA], unit_ids)] = SPLITS.index(
         target_split
@@ -89,13 +89,11 @@ def assign_split(
 def sample_whole_units(
     candidates: np.ndarray, fraction: float, seed: Sequence[int], unit_ids: np.ndarray | None = None
 ) -> np.ndarray:
-    """Rows, ascending: as near to the share of those `among` as whole units come."""
+    """Rows in ascending order: whole units whose size is as close as possible to `fraction` of the candidates."""
     rows = np.flatnonzero(candidates)
     row_units = rows if unit_ids is None else unit_ids[rows]
     units, sizes = np.unique(row_units, return_counts=True)
     unit_order = np.random.default_rng(seed).permutation(len(units))
-    cumulative_sizes = np.concatenate(
-        [[0], np.cumsum(sizes[unit_order])]
-    )  # examples in no unit, in the first, the first two, ...
+    cumulative_sizes = np.concatenate([[0], np.cumsum(sizes[unit_order])])  # of no unit, the first, the first two, ...
     num_units = int(np.abs(cumulative_sizes - fraction * len(rows)).argmin())
     return rows[np.isin(row_units, units[unit_order[:num_units]])]

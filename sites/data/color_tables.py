@@ -1,4 +1,4 @@
-"""A place's colours as a table of 256 grey levels a channel; numpy alone, for a bedside machine measures its own too."""
+"""Colour normalisation as a lookup table of 256 grey levels per channel. numpy only: inference machines use it too."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 from pipeline.core.errors import DataError
 
 GRAY_LEVELS = 256
-IMAGES_PER_STEP = 256  # images a step
-MIN_STD = 1 / 255  # a standard deviation below one grey level is noise of rounding: it is not blown up
-SMOOTHING_WIDTH = 9  # grey levels over which a histogram's peak is looked for
-DARK_QUANTILE = 0.05  # quantile of light, so 0.95 of optical density, that lies in the cells
-TARGET_OPTICAL_DENSITY = (0.35, 0.6, 0.4)  # optical density there, of red, green and blue, in a well stained smear
-MIN_OPTICAL_DENSITY = 0.02  # optical density below which there is no cell to be measured
-MIN_IMAGES = 20  # images from which a place's colours can be told
+IMAGES_PER_STEP = 256  # images per step
+MIN_STD = 1 / 255  # a standard deviation below one grey level is rounding noise and is not amplified
+SMOOTHING_WIDTH = 9  # grey levels of the moving average that smooths a histogram
+DARK_QUANTILE = 0.05  # quantile of the grey levels (0.95 of optical density) that lies in the cells
+TARGET_OPTICAL_DENSITY = (0.35, 0.6, 0.4)  # of red, green and blue at that quantile, in a well stained smear
+MIN_OPTICAL_DENSITY = 0.02  # below this there is no cell to measure
+MIN_IMAGES = 20  # images needed to estimate a site's colours
 
-ChannelPixels = Sequence[NDArray[np.uint8]]  # of each colour (N, pixels)
+ChannelPixels = Sequence[NDArray[np.uint8]]  # per channel (N, pixels)
 ColorTable = NDArray[np.uint8]  # (C, 256)
 
 
 def build_site_table(channels: ChannelPixels, mean: float, std: float) -> ColorTable:
-    """Mean and standard deviation over all pixels, as shares of full scale, become the given ones."""
+    """Sets mean and standard deviation over all pixels, as fractions of full scale."""
     gray = np.linspace(0, 1, GRAY_LEVELS)
     histogram = np.stack([_histogram(channel) for channel in channels]).astype(np.float64)
     histogram /= histogram.sum(1, keepdims=True)
@@ -35,7 +35,7 @@ def build_site_table(channels: ChannelPixels, mean: float, std: float) -> ColorT
 
 
 def build_background_table(channels: ChannelPixels, level: float, density: bool) -> ColorTable:
-    """I' = level * (I / I0) ** k: I0 is the median of the images' glass, k makes cells as dense as in a well stained smear."""
+    """I' = level * (I / I0) ** k: I0 is the median of the images' glass; with `density`, k sets the cells' optical density."""
     background = np.array([np.quantile(_background_levels(channel), 0.5) for channel in channels])
     transmittance = np.maximum(np.arange(GRAY_LEVELS), 0.5) / background[:, None]
     exponent = _density_exponents(channels, background) if density else np.ones_like(background)
@@ -47,11 +47,11 @@ def quantize_levels(levels: NDArray[np.float64]) -> ColorTable:
 
 
 def build_color_table(settings: Mapping[str, Any], images: NDArray[np.uint8]) -> ColorTable:
-    """Of images (N, H, W, C) of one place, by a study's [normalization]."""
+    """The table for images (N, H, W, C) of one site. `settings`: the study's [normalization]."""
     if len(images) < MIN_IMAGES:
         raise DataError(
-            f"this model sees colours by those of the place it is at, and {len(images)} cells do not tell them; give at least "
-            f"{MIN_IMAGES} of one slide, or run `hemofed edge calibrate` once"
+            f"this model normalises colours by those of the site, and {len(images)} cells are too few to estimate them; give "
+            f"at least {MIN_IMAGES} of one slide, or run `hemofed edge calibrate` once"
         )
     channels = [images[..., c].reshape(len(images), -1) for c in range(images.shape[-1])]
     if settings["name"] == "site":
@@ -59,23 +59,23 @@ def build_color_table(settings: Mapping[str, Any], images: NDArray[np.uint8]) ->
     if settings["name"] == "background":
         return build_background_table(channels, settings["level"], settings["density"])
     raise DataError(
-        f"the model's normalisation {settings['name']!r} comes from a plugin, which bedside machines do not have"
+        f"the model's normalisation {settings['name']!r} comes from a plugin, which inference machines do not have"
     )
 
 
 def apply_table(images: NDArray[np.uint8], table: ColorTable) -> NDArray[np.uint8]:
-    """(N, H, W, C) through a table."""
+    """Looks up every pixel of (N, H, W, C) in the table."""
     return np.stack([table[c][images[..., c]] for c in range(images.shape[-1])], -1)
 
 
 def _histogram(channel: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """(256,); whole numbers, so the order of summing does not matter."""
+    """(256,) integer counts, so the order of summation does not matter."""
     parts = (channel[start : start + IMAGES_PER_STEP].ravel() for start in range(0, len(channel), IMAGES_PER_STEP))
     return np.asarray(np.sum([np.bincount(part, minlength=GRAY_LEVELS) for part in parts], 0, dtype=np.int64))
 
 
 def _background_levels(channel: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """(N,): the commonest grey level among the brighter half of each image's pixels, at least 1."""
+    """(N,): the most frequent grey level among the brighter half of each image's pixels, at least 1."""
     levels = [
         _histogram_peaks(channel[start : start + IMAGES_PER_STEP]) for start in range(0, len(channel), IMAGES_PER_STEP)
     ]

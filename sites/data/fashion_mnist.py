@@ -25,14 +25,14 @@ from sites.data.base import SPLITS, Dataset, DataSource, assign_split, fingerpri
 CLASS_NAMES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-# Of the official .gz files. Debian ships the same deflate streams under another gzip header.
+# Of the official .gz files. Debian ships the same deflate streams with another gzip header.
 SHA256 = {
     "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
     "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
     "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
     "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
-# The first is the official host; it has no https, which the checksums make up for.
+# The first is the official host; it has no HTTPS, so the checksums authenticate the files.
 MIRRORS = (
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
@@ -40,7 +40,7 @@ MIRRORS = (
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 SUBFOLDERS = (".", "fashion_mnist", "fashion-mnist", "FashionMNIST/raw")
 TIMEOUT_SECONDS = 15  # seconds without a byte
-MAX_DOWNLOAD_BYTES = 64 << 20  # no official file is half as large
+MAX_DOWNLOAD_BYTES = 64 << 20  # every official file is smaller than half of this
 
 
 class FashionMnist(DataSource):
@@ -72,7 +72,7 @@ class FashionMnist(DataSource):
         if self.path is not None:
             download_failure = "not tried, because data.path names a folder"
         elif not self.download:
-            download_failure = "switched off by data.download = false"
+            download_failure = "disabled by data.download = false"
         else:
             try:
                 return _download(_cache_folder())
@@ -89,7 +89,7 @@ class FashionMnist(DataSource):
         )
 
     def _candidate_folders(self, root: Path | None) -> Iterator[Path]:
-        """Whoever names a folder by data.path means that one: other copies do not stand in for it."""
+        """With data.path set, only that folder: no other copy replaces it."""
         base_folder = self.path or root
         if base_folder is not None:
             yield from (base_folder / layout for layout in SUBFOLDERS)
@@ -122,7 +122,7 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
     """An idx file: two zero bytes, the type (8 = uint8), the number of dimensions, their lengths, the values."""
     file = _find_file(folder, name)
     if file is None:
-        raise MissingDataError(f"{folder / name} has gone while it was being read; start again")
+        raise MissingDataError(f"{folder / name} disappeared while it was being read; start again")
     dimensions = int(name[-7])  # "...-idx3-ubyte"
     try:
         raw = file.read_bytes()
@@ -133,7 +133,7 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise DataError(
-            f"{file} is damaged or no idx file ({error}); delete it and put the official one in its place "
+            f"{file} is damaged or not an idx file ({error}); delete it and replace it by the official one "
             "(apt install --reinstall dataset-fashion-mnist, or let hemofed download it)"
         ) from error
 
@@ -166,5 +166,5 @@ def _download_file(name: str, folder: Path) -> None:
             if digest == SHA256[name]:
                 write_atomically(folder / f"{name}.gz", content)
                 return
-            failures.append(f"{url}: wrong SHA-256 {digest}, expected {SHA256[name]}; nothing was kept")
+            failures.append(f"{url}: wrong SHA-256 {digest}, expected {SHA256[name]}; file discarded")
     raise MissingDataError("; ".join(failures))

@@ -1,7 +1,7 @@
-"""A folder of images: a folder for each class (`class_name/*.png`), or a CSV manifest (see manifest.py).
+"""A folder of images: one subfolder per class (`class_name/*.png`), or a CSV manifest (see manifest.py).
 
-Without a split column the share `test` is set apart, whole patients where they are known; the share `val` of the
-rest is for validation, unless the split column already names some `val`.
+Without a split column, the fraction `test` becomes the test split, in whole patients if they are known; the fraction
+`val` of the rest becomes the validation split, unless the split column names one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sites.data.manifest import ManifestEntry, read_manifest
 class ImageFolder(DataSource):
     name: Literal["folder"] = "folder"
     manifest: str | None = None  # a CSV file, relative to the folder
-    patient: str | None = None  # the manifest's column that is the privacy unit; default patient, slide or group
-    classes: tuple[str, ...] | None = Field(None, min_length=2)  # their order; default all, sorted
-    size: int | None = Field(None, gt=0)  # resized to a square of so many pixels; default as they are, all alike
+    patient: str | None = None  # the manifest column with the privacy unit; default: patient, slide or group
+    classes: tuple[str, ...] | None = Field(None, min_length=2)  # in this order; default: all, sorted
+    size: int | None = Field(None, gt=0)  # side in pixels to resize to; default: no resizing, all must have one size
     channels: Literal[1, 3] = 3
     corrupt: Literal["refuse", "skip"] = "refuse"
     test: float = Field(0.2, ge=0, lt=1)
@@ -34,17 +34,17 @@ class ImageFolder(DataSource):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         if self.patient and not self.manifest:
-            raise ValueError("patient names a column of a manifest; say manifest = 'file.csv' as well")
+            raise ValueError("patient names a column of a manifest; set manifest = 'file.csv' too")
         if self.classes and len(set(self.classes)) < len(self.classes):
-            raise ValueError("classes names one class twice; remove one")
+            raise ValueError("classes lists a class twice; remove one")
         return self
 
     def load(self, root: Path | None, seed: int) -> Dataset:
         folder = self.path or root
         if folder is None:
-            raise MissingDataError("no folder of images is named; say data.path, --data or HEMOFED_DATA")
+            raise MissingDataError("no image folder is given; set data.path, --data or HEMOFED_DATA")
         if not folder.is_dir():
-            raise MissingDataError(f"{folder} is no folder; correct data.path, --data or HEMOFED_DATA")
+            raise MissingDataError(f"{folder} is not a folder; correct data.path, --data or HEMOFED_DATA")
         if self.manifest:
             entries, unit_column = read_manifest(folder, self.manifest, self.patient, self.classes)
         else:
@@ -53,7 +53,7 @@ class ImageFolder(DataSource):
         classes = self.classes or tuple(sorted({e.label for e in entries}))
         if len(classes) < 2:
             raise DataError(
-                f"{folder}: all images are {classes[0]!r}; add another class, or name them all in data.classes"
+                f"{folder}: all images are {classes[0]!r}; add another class, or list all classes in data.classes"
             )
         x = torch.from_numpy(images)
         y = torch.tensor([classes.index(e.label) for e in entries])
@@ -78,13 +78,13 @@ class ImageFolder(DataSource):
         if failures and (self.corrupt == "refuse" or len(failures) == len(entries)):
             raise DataError(
                 f"{folder}: {len(failures)} of {len(entries)} images cannot be used; repair or remove them, "
-                f"or say data.corrupt = 'skip':{format_problems(failures)}"
+                f"or set data.corrupt = 'skip':{format_problems(failures)}"
             )
         decodable = [(e, d) for e, d in zip(entries, decoded, strict=True) if not isinstance(d, str)]
         sizes = Counter(d.shape[1:] for _, d in decodable)
         if len(sizes) > 1:
             found = format_problems([f"{w} x {h}: {n} images" for (h, w), n in sizes.most_common()])
-            raise DataError(f"{folder}: the images differ in size; say data.size to resize them all:{found}")
+            raise DataError(f"{folder}: the images differ in size; set data.size to resize them all:{found}")
         return [e for e, _ in decodable], np.stack([d for _, d in decodable]), tuple(failures)
 
     def _assign_splits(
@@ -113,7 +113,7 @@ class ImageFolder(DataSource):
 def _check_unit_leaks(
     folder: Path, entries: Sequence[ManifestEntry], split: np.ndarray, unit_ids: np.ndarray | None
 ) -> None:
-    """One patient in train and in test would make the test too good."""
+    """A patient in both train and test would make test results too optimistic."""
     if unit_ids is None:
         return
     splits = {u: set(split[unit_ids == u]) for u in np.unique(unit_ids)}
@@ -125,7 +125,7 @@ def _check_unit_leaks(
     ]
     if leaking:
         raise DataError(
-            f"{folder}: {len(leaking)} patients (or other units) are in more than one split; give each of them one. "
+            f"{folder}: {len(leaking)} patients (or other units) are in more than one split; assign each to one. "
             f"Their first images:{format_problems(leaking)}"
         )
 
@@ -148,16 +148,16 @@ def _scan_class_folders(folder: Path, classes: tuple[str, ...] | None) -> list[M
     ]
     if entries and nested_folders:
         raise DataError(
-            f"{folder}: {', '.join(nested_folders)} has folders but no images of its own; put the images right into the class's "
-            "folder, or list them in a manifest"
+            f"{folder}: {', '.join(nested_folders)} has subfolders but no images; put the images directly into the class folder, "
+            "or list them in a manifest"
         )
     if not entries:
         raise MissingDataError(
-            f"{folder} has no class folders with images ({', '.join(sorted(IMAGE_SUFFIXES))}); put each class in a folder "
-            "of its name, or say data.manifest"
+            f"{folder} has no class folders with images ({', '.join(sorted(IMAGE_SUFFIXES))}); put each class into a folder "
+            "with its name, or set data.manifest"
         )
     if classes is not None and (others := sorted({e.label for e in entries} - set(classes))):
-        raise DataError(f"{folder}: {', '.join(others)} not in data.classes; add them there or move these folders away")
+        raise DataError(f"{folder}: {', '.join(others)} not in data.classes; add them there or remove these folders")
     return entries
 
 

@@ -1,7 +1,7 @@
-"""Image files to uint8 arrays. What a file holds is told by its content, not by its suffix.
+"""Decodes image files to uint8 arrays. The format is recognised by the content, not by the suffix.
 
 16-bit grey is scaled by the full range of 16 bits (65535 -> 255), which is also how Pillow reads 16-bit colour;
-it is never stretched to an image's own range, so equal grey values stay equal across images and hospitals.
+it is never stretched to an image's own range, so equal grey values stay equal across images and sites.
 Transparent pixels become white, EXIF rotation is applied.
 """
 
@@ -20,15 +20,15 @@ from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 from pipeline.core.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp"})
-# Others are not tried: Pillow would start Ghostscript for a PostScript file that is called cell.png.
+# No other formats: Pillow would start Ghostscript for a PostScript file named cell.png.
 IMAGE_FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 MAX_PIXELS = 80_000_000  # a few kB can unpack to gigabytes
 MAX_LISTED = 10
 
 
 def decode_image(file: Path, channels: int, size: int | None = None) -> np.ndarray:
-    """(channels, H, W) uint8; `size` resizes to a square. Raises BadData with the reason alone."""
-    if not file.is_file():  # reading a named pipe would wait for ever
+    """(channels, H, W) uint8; `size` resizes to a square. Raises `DataError` with the reason alone, without the file name."""
+    if not file.is_file():  # reading a named pipe would block forever
         raise DataError("not a regular file" if file.exists() else "no such file")
     if not file.stat().st_size:
         raise DataError("empty file")
@@ -36,17 +36,17 @@ def decode_image(file: Path, channels: int, size: int | None = None) -> np.ndarr
 
 
 def decode_image_stream(source: Path | BinaryIO, channels: int, size: int | None = None) -> np.ndarray:
-    """As `decode`, of a file that is known to be there, or of bytes that came another way."""
+    """Like `decode_image`, for an existing file or a byte stream."""
     try:
         with Image.open(source, formats=IMAGE_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             frames = getattr(image, "n_frames", 1)
-            if frames > 1 and image.format != "MPO":  # MPO: a camera's JPEG with previews behind it
+            if frames > 1 and image.format != "MPO":  # MPO: a camera's JPEG with previews appended
                 raise DataError(f"{frames} pages; save each as a file of its own")
             upright = ImageOps.exif_transpose(image)
             if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
-                upright = ImageChops.invert(upright)  # Pillow takes every CMYK JPEG for Adobe's inverted kind
+                upright = ImageChops.invert(upright)  # Pillow treats every CMYK JPEG as Adobe's inverted variant
             pixels = _to_eight_bits(upright, image.format == "PNG").convert("L" if channels == 1 else "RGB")
         if size is not None and pixels.size != (size, size):
             pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
@@ -75,7 +75,7 @@ def _to_eight_bits(image: Image.Image, is_png: bool) -> Image.Image:
 
 
 def decode_images(files: Sequence[Path], channels: int, size: int | None = None) -> list[np.ndarray | str]:
-    """In the order of `files`: an array, or the reason why there is none."""
+    """In the order of `files`: an array, or the reason why the file cannot be decoded."""
 
     def decode_or_reason(file: Path) -> np.ndarray | str:
         try:
@@ -83,7 +83,7 @@ def decode_images(files: Sequence[Path], channels: int, size: int | None = None)
         except DataError as error:
             return str(error)
 
-    # Filters belong to the process, so they are set around the pool and not inside its threads.
+    # Warning filters are global to the process, so they are set outside the threads.
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -91,7 +91,7 @@ def decode_images(files: Sequence[Path], channels: int, size: int | None = None)
 
 
 def format_problems(problems: Sequence[str]) -> str:
-    """One problem a line; the number of the rest after the first ten."""
+    """One problem per line; after the first ten only the number of the others."""
     num_omitted = len(problems) - MAX_LISTED
     return "".join(f"\n  {p}" for p in problems[:MAX_LISTED]) + (
         f"\n  and {num_omitted} more" if num_omitted > 0 else ""

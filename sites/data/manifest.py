@@ -13,14 +13,14 @@ from pipeline.core.registry import suggest_names
 from sites.data.base import SPLITS
 from sites.data.images import format_problems
 
-UNIT_COLUMNS = ("patient", "slide", "group")  # coarsest first: whom privacy protects
-UNKNOWN_VALUE = "unknown"  # a key's name where the cell is blank
-RESERVED_COLUMNS = ("path", "label", "split", "")  # columns that are no key; "" is a spreadsheet's row number
+UNIT_COLUMNS = ("patient", "slide", "group")  # coarsest first: the first one present is the privacy unit
+UNKNOWN_VALUE = "unknown"  # the name of a key whose cell is blank
+RESERVED_COLUMNS = ("path", "label", "split", "")  # columns that are not keys; "" is a spreadsheet's row number
 
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    display_name: str  # as the person knows the file
+    display_name: str  # the path as the manifest or folder gives it
     file: Path
     label: str
     split: str | None = None
@@ -34,7 +34,7 @@ class ManifestTable:
 
 
 def resolve_inside(folder: Path, relative: str) -> Path:
-    """The file, unless it lies outside `folder`, be it by `..`, from the root or through a symbolic link."""
+    """The file's resolved path; raises `DataError` if `..`, an absolute path or a symbolic link leads out of `folder`."""
     try:
         file = (folder / relative).resolve()
         is_outside = Path(relative).is_absolute() or not file.is_relative_to(folder.resolve())
@@ -48,7 +48,7 @@ def resolve_inside(folder: Path, relative: str) -> Path:
 def read_manifest(
     folder: Path, name: str, unit_column: str | None, classes: tuple[str, ...] | None
 ) -> tuple[list[ManifestEntry], str | None]:
-    """The images, and the column of the privacy unit: `unit`, else the first of UNITS that is there."""
+    """The entries, and the column of the privacy unit: `unit_column`, or else the first of `UNIT_COLUMNS` present."""
     manifest = resolve_inside(folder, name)
     if not manifest.is_file():
         raise MissingDataError(f"there is no manifest {manifest}; correct data.manifest, which is relative to {folder}")
@@ -58,7 +58,7 @@ def read_manifest(
     if missing := [column for column in required if column not in table.columns]:
         raise DataError(
             f"{manifest}, line 1: no column named {' or '.join(missing)}; found: {', '.join(table.columns)}; "
-            "rename a column, or say data.patient if another one names the patient"
+            "rename a column, or set data.patient to the column that names the patient"
         )
     entries: list[ManifestEntry] = []
     problems: list[str] = []

@@ -13,7 +13,7 @@ from sites.data.base import SPLITS, Dataset, DataSource, assign_split, fingerpri
 
 
 class TwoMoons(DataSource):
-    """`points` in all, of which the share `test` is for testing; per-site shifts and turns are a skew."""
+    """`points` in all, the fraction `test` of them for testing; the feature skew `plane` shifts and rotates them per site."""
 
     name: Literal["moons"] = "moons"
     points: int = Field(840, ge=10)
@@ -27,7 +27,7 @@ class TwoMoons(DataSource):
         random_state = int(np.random.default_rng([seed, 0x3005]).integers(2**32))
         points, labels = make_moons(self.points, noise=self.noise or None, random_state=random_state)
         split = np.zeros(self.points, np.uint8)
-        split[self.points - round(self.test * self.points) :] = SPLITS.index("test")  # make_moons has shuffled
+        split[self.points - round(self.test * self.points) :] = SPLITS.index("test")  # make_moons shuffles
         split = assign_split(split, self.val, seed)
         x, y = torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
         return Dataset(x, y, ("upper", "lower"), torch.from_numpy(split), fingerprint(x, y, split))

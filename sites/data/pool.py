@@ -1,4 +1,4 @@
-"""The examples of all sites that one process trains, once on the device, and each site's rows of them."""
+"""All examples of a process in one tensor on the device, and each site's row indices."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SplitIndices:
-    """One site's (or the coordinator's) rows of the pool, by split."""
+    """Pool rows of one site (or of the coordinator), by split."""
 
     train: Tensor  # int64 indices
     val: Tensor
     test: Tensor
-    examples_per_epoch: int | None = None  # examples that a local epoch draws, if fewer than len(train)
+    examples_per_epoch: int | None = None  # examples per local epoch, if fewer than len(train)
 
     @property
     def num_examples(self) -> int:
@@ -24,12 +24,12 @@ class SplitIndices:
 
 @dataclass(frozen=True)
 class ExamplePool:
-    """The examples of all simulated sites (or of one real one), once, on the device."""
+    """The examples of all simulated sites, or of one real site."""
 
-    x: Tensor  # float32 in [0, 1], or uint8 where float would not fit
+    x: Tensor  # float32 in [0, 1], or uint8 if floats would need too much memory
     y: Tensor
     device: torch.device
-    unit_ids: Tensor | None = None  # (N,) int64: whose example it is, where the data know
+    unit_ids: Tensor | None = None  # (N,) int64: privacy unit of each example, if known
 
     def inputs(self, index: Tensor) -> Tensor:
         x = self.x.index_select(0, index)

@@ -1,8 +1,8 @@
-"""Real blood cells: a packed cell file (sites/data/smear/npz_file.py), or a folder laid out as Chula-RBC-12 (sites/data/smear/chula_folder.py).
+"""Real blood cells: a packed cell file (smear/npz_file.py), or a folder laid out as Chula-RBC-12 (smear/chula_folder.py).
 
-Repeats of a cell in an overlapping field and uncategorised cells are left out of every split, and told.
-Test cells are the fold `test_fold` where the data have folds, else about the share `test`; validation cells about the
-share `val` of the others. A unit (slide, or fields that show the same glass) is never split.
+Repeats of a cell in an overlapping field and uncategorised cells are excluded from every split and reported. Test cells
+are the fold `test_fold` if the data have folds, else about the fraction `test`; validation cells are about the fraction
+`val` of the others. A unit (slide, or fields of the same glass) is never split.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ SCHISTOCYTE = "schistocyte"
 
 class SmearCells(DataSource):
     name: Literal["smear_cells"] = "smear_cells"
-    cell_pixels: ClassVar[float | None] = 41.0  # the median longest side in Chula's fields
+    cell_pixels: ClassVar[float | None] = 41.0  # median in Chula's fields
     resize_filter: ClassVar[Literal["area", "triangle"]] = "area"
-    # a plain name: who writes a study may not reach for files elsewhere on a site's disk
+    # a plain file name: a study must not reach files elsewhere on a site's disk
     file: str = Field("chula_rbc12.npz", pattern=r"^[^/\\]+\.npz$")
     task: Literal["schistocyte", "types", "labels"] = "schistocyte"
-    # batch 4 is one stain with elliptocytes alone; "all" and not None, which TOML cannot say
+    # batch 4 is one stain with elliptocytes only; "all" instead of None, which TOML lacks
     batches: tuple[int, ...] | Literal["all"] = Field((0, 1, 2, 3), min_length=1)
     size: int = Field(72, ge=24, le=96)
-    window: int = Field(72, ge=24, le=512)  # pixels cut about a point of a Chula folder; cell files are cut already
+    window: int = Field(
+        72, ge=24, le=512
+    )  # crop side in pixels around a point of a Chula folder; cell files hold crops
     test_fold: int = Field(0, ge=0)
     test: float = Field(0.2, ge=0, lt=1)
     val: float = Field(0.15, ge=0, lt=1)
@@ -73,7 +75,7 @@ class SmearCells(DataSource):
             if all((location / part).is_dir() for part in CHULA_FOLDERS):
                 return read_chula_folder(location, self.window, self.size)
         if location is None:
-            search_result = "no file or folder is named"
+            search_result = "no file or folder is given"
         elif not location.exists():
             search_result = f"{location} does not exist"
         else:
@@ -81,29 +83,29 @@ class SmearCells(DataSource):
         raise MissingDataError(
             f"blood cells were not found: {search_result}\n"
             "Any one of these helps:\n"
-            "  - git clone https://github.com/Chula-PIC-Lab/Chula-RBC-12-Dataset, and name that folder by data.path, "
+            "  - git clone https://github.com/Chula-PIC-Lab/Chula-RBC-12-Dataset, and give that folder by data.path, "
             "--data or HEMOFED_DATA\n"
-            "  - name a folder with a cell file, or the file itself, in the same way; data.file says which one\n"
-            '  - data.name = "folder" for your own images of single cells, "synthetic_smear" for drawn ones'
+            "  - give a folder with a cell file, or the file itself, in the same way; data.file is its name\n"
+            '  - data.name = "folder" for your own images of single cells, "synthetic_smear" for rendered ones'
         )
 
     def _assign_classes(self, cells: CellRecords) -> tuple[tuple[str, ...], np.ndarray]:
-        """The classes, and every cell's (-1: has none). All types stay, also absent ones: models remain comparable."""
+        """The classes, and the class of every cell (-1: none). Types without cells stay: models remain comparable."""
         types, codes = cells.type_names, cells.cell_type.values
         if self.task == SCHISTOCYTE and SCHISTOCYTE in types:
             return ("other", SCHISTOCYTE), (codes == types.index(SCHISTOCYTE)).astype(np.int64)
         classes = tuple(t for t in types if t != UNCATEGORISED)
         if self.task == "labels" or (self.task == "types" and set(types) == set(CHULA_TYPES)):
             if len(classes) < 2:
-                raise DataError(f"{cells.origin} has no two classes; name another one by data.file")
+                raise DataError(f"{cells.origin} has fewer than two classes; set data.file to another file")
             return classes, np.array([classes.index(t) if t in classes else -1 for t in types], np.int64)[codes]
         raise IncompatibleStudyError(
             f"data.task = {self.task!r} needs Chula's cell types, but {cells.origin} has {', '.join(types)}; "
-            "say data.task = 'labels'"
+            "set data.task = 'labels'"
         )
 
     def _select_rows(self, cells: CellRecords) -> tuple[np.ndarray, list[str]]:
-        """The rows that are kept, and what was left out."""
+        """The rows kept, and notes on the excluded ones."""
         reasons = {
             f"cells of type {UNCATEGORISED}": np.array([t == UNCATEGORISED for t in cells.type_names])[
                 cells.cell_type.values

@@ -1,6 +1,6 @@
-"""Blood cells rendered by sites/smear: made-up patients, each with a disease, a stain and several fields of view.
+"""Blood cells rendered by sites/data/renderer: made-up patients, each with a disease, a stain and several fields.
 
-The embedded default source: it needs no download, and neither colour nor size alone tells a schistocyte.
+The default source: it needs no download, and neither colour nor size alone separates schistocytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class SyntheticSmear(DataSource):
-    """`cells` in all, of which the share `schistocytes` are such; whole patients go to test and val."""
+    """`cells` in all, a fraction `schistocytes` of them schistocytes; whole patients go to test and val."""
 
     name: Literal["synthetic_smear"] = "synthetic_smear"
-    cell_pixels: ClassVar[float | None] = 41.0  # the median longest side in Chula's fields
+    cell_pixels: ClassVar[float | None] = 41.0  # median in Chula's fields
     resize_filter: ClassVar[Literal["area", "triangle"]] = "area"
     cells: int = Field(4000, ge=1)
     size: int = Field(72, ge=24, le=96)
@@ -40,12 +40,12 @@ class SyntheticSmear(DataSource):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         if self.cells < self.patients:
-            raise ValueError(f"{self.cells} cells are too few for {self.patients} patients; lower patients")
+            raise ValueError(f"{self.cells} cells are too few for {self.patients} patients; reduce patients")
         return self
 
     @property
     def window_pixels(self) -> float | None:
-        return 72.0  # sites/data/renderer/field.py cuts so much
+        return 72.0  # CROP_PIXELS of sites/data/renderer/field.py
 
     def load(self, root: Path | None, seed: int) -> Dataset:
         return _render_cached(self, seed)
@@ -70,7 +70,7 @@ class SyntheticSmear(DataSource):
         split = assign_split(np.zeros(self.cells, np.uint8), self.test, seed, patient_ids, target_split="test")
         if self.test and not (split == SPLITS.index("test")).any():
             raise IncompatibleStudyError(
-                "no whole patient was small enough for data.test, so nothing could be judged; have more patients"
+                "no patient has few enough cells for data.test, so there is no test split; increase data.patients"
             )
         split = assign_split(split, self.val, seed, patient_ids)
         is_schistocyte = torch.from_numpy((cell_types == CELL_TYPES.index("schistocyte")).astype(np.int64))
@@ -94,7 +94,7 @@ class SyntheticSmear(DataSource):
         )
 
 
-@lru_cache(maxsize=2)  # a run and its yardsticks, or a study's data and its public data, need them again
+@lru_cache(maxsize=2)  # a run and its baselines, or a study's data and its public data, use them again
 def _render_cached(source: SyntheticSmear, seed: int) -> Dataset:
     return source.render_dataset(seed)
 

@@ -1,9 +1,9 @@
-"""What an officer has allowed: approvals of offers in the site's ledger, their end, and whether one stands now.
+"""The officer's approvals of offers, in the site's ledger: giving, checking and revoking them.
 
-An approval names all that it was given for: the offer (the study, its plan's hash, every site's key, the coordinator's
-key, the version), the data set, the budget, the epsilon asked, and when it ends. If anything of that is different now,
-it does not stand. The officer signs it, with a second person where the ledger's `policy` says so. To withdraw is easier
-than to approve: the agent's key is enough, for it can only make the site do less.
+An approval contains its terms: the offer (the study, its hash, every site's key, the coordinator's key, the version), the
+data set, the budget, the requested epsilon and the expiry. It is valid only while all of them still hold. The officer
+signs it; a cosigner, too, if the ledger's `cosigner_policy` names one. The agent's key is enough to revoke an approval,
+because revoking only makes the site do less.
 """
 
 from __future__ import annotations
@@ -35,23 +35,21 @@ from sites.governance.home import SiteHome
 from sites.governance.offers import find_incompatibility, requested_epsilon, site_name
 
 ApprovalState = Literal["approved", "pending", "expired", "withdrawn", "refused"]
-EPSILON_RELATIVE_TOLERANCE = 1e-3  # of an epsilon that was solved for
-APPROVE_HINT = "let the officer look at it: `hemofed site approve`"
-REAPPROVE_HINT = APPROVE_HINT.replace("it:", "it again:")
+EPSILON_RELATIVE_TOLERANCE = 1e-3  # noise is calibrated to epsilon with this accuracy
+APPROVE_HINT = "ask the officer to approve it: `hemofed site approve`"
+REAPPROVE_HINT = "ask the officer to approve it again: `hemofed site approve`"
 
 
 class ApprovalTerms(StrictModel):
-    """What was approved, as it stands in the ledger."""
+    """`terms` of a `study_approved` entry."""
 
     offer: HexDigest
     run: NonEmptyStr
     dataset_id: NonEmptyStr
-    budget: LedgerBudget  # as it was
-    requested_epsilon: (
-        float | None
-    )  # epsilon of this study at this site; none if it follows from noise, or there is none
+    budget: LedgerBudget  # at the time of the approval
+    requested_epsilon: float | None  # of this study at this site; None with a noise multiplier, or without DP
     sites: dict[NonEmptyStr, NonEmptyStr]  # fingerprints
-    coordinator: NonEmptyStr  # likewise
+    coordinator: NonEmptyStr  # fingerprint
     version: NonEmptyStr
     expires: AwareDatetime
 
@@ -59,7 +57,7 @@ class ApprovalTerms(StrictModel):
 @dataclass(frozen=True)
 class ApprovalStatus:
     state: ApprovalState
-    reason: str = ""  # with the cure, unless approved
+    reason: str = ""  # with the cure; "" if approved
     terms: ApprovalTerms | None = None
 
     @property
@@ -69,7 +67,7 @@ class ApprovalStatus:
 
 @dataclass(frozen=True)
 class RecordedApproval:
-    """An approval in the ledger, and what withdrew it."""
+    """An approval in the ledger, and the entry that revoked it."""
 
     entry: LedgerEntry
     body: StudyApproved
@@ -85,13 +83,13 @@ def approve_offer(
     cosigner_key: Ed25519PrivateKey | None = None,
     now: datetime | None = None,
 ) -> LedgerEntry:
-    """Signed by the officer, and by the second person if the site's policy names one."""
+    """Appends an approval. `cosigner_key`: required if the ledger's policy names a cosigner."""
     home.ledger.refresh()
     if (incompatibility := find_incompatibility(home, offer)) is not None:
         raise IncompatibleStudyError(f"{offer.run} cannot be approved: {incompatibility}")
     if expires <= (now or utc_now()):
         raise IncompatibleStudyError(
-            f"an approval that ends at {expires:%Y-%m-%d %H:%M} would never stand; let it end later"
+            f"an approval that expires at {expires:%Y-%m-%d %H:%M} would never be valid; choose a later time"
         )
     ledger = home.ledger
     terms = ApprovalTerms(
@@ -114,13 +112,13 @@ def approve_offer(
 def revoke_approval(
     home: SiteHome, run_or_digest: str, officer_key: Ed25519PrivateKey | None = None, reason: str = ""
 ) -> list[LedgerEntry]:
-    """`what`: a run, or an offer's digest. Without the officer's key the agent's own does. From the next message on."""
+    """Revokes the approvals of a run or an offer from the next message on. `officer_key` None: uses the agent's key."""
     home.ledger.refresh()
-    active_approvals = [given for given in recorded_approvals(home.ledger) if given.revocation is None]
+    active_approvals = [g for g in recorded_approvals(home.ledger) if g.revocation is None]
     matching = {g.terms.offer: g for g in active_approvals if run_or_digest in (g.terms.run, g.terms.offer)}
     if not matching:
         approved_runs = ", ".join(sorted({g.terms.run for g in active_approvals})) or "none"
-        raise RunFolderError(f"{home.path}: no approval of {run_or_digest!r} stands; approved runs: {approved_runs}")
+        raise RunFolderError(f"{home.path}: {run_or_digest!r} has no valid approval; approved runs: {approved_runs}")
     return [
         home.ledger.append(
             ApprovalRevoked(
@@ -133,7 +131,7 @@ def revoke_approval(
 
 
 def check_approval(home: SiteHome, offer: StudyOffer, now: datetime | None = None) -> ApprovalStatus:
-    """Whether the offer's approval stands. Sees what other processes have added to the ledger meanwhile."""
+    """Whether the offer's approval is valid now. Reads entries that other processes have appended meanwhile."""
     ledger = home.ledger
     ledger.refresh()
     try:
@@ -153,7 +151,7 @@ def check_approval(home: SiteHome, offer: StudyOffer, now: datetime | None = Non
         )
         return ApprovalStatus("pending", f"{offer.run} {explanation}")
     latest = matching[-1]
-    # a clock set back brings nothing to life again: the ledger knows how late it has been
+    # a clock that was set back does not revive an approval: the ledger has the latest time
     latest_time = max(now or utc_now(), ledger.state.time)
     if latest.revocation is not None:
         return ApprovalStatus(
@@ -161,7 +159,8 @@ def check_approval(home: SiteHome, offer: StudyOffer, now: datetime | None = Non
         )
     if latest_time >= latest.terms.expires:
         return ApprovalStatus(
-            "expired", f"{offer.run}: the approval ended at {latest.terms.expires:%Y-%m-%d %H:%M} UTC; {REAPPROVE_HINT}"
+            "expired",
+            f"{offer.run}: the approval expired at {latest.terms.expires:%Y-%m-%d %H:%M} UTC; {REAPPROVE_HINT}",
         )
     problem = next(_changes_since_approval(home, offer, latest), None)
     return (
@@ -172,18 +171,18 @@ def check_approval(home: SiteHome, offer: StudyOffer, now: datetime | None = Non
 
 
 def _changes_since_approval(home: SiteHome, offer: StudyOffer, approval: RecordedApproval) -> Iterator[str]:
-    """What is different from when the approval was given."""
+    """Terms that no longer hold."""
     terms, ledger = approval.terms, home.ledger
     if terms.dataset_id != (current_dataset_id := ledger.state.opening.dataset_id):
-        yield f"{offer.run} was approved for the data set {terms.dataset_id}, and this is {current_dataset_id}"
+        yield f"{offer.run} was approved for the data set {terms.dataset_id}, and the ledger is now for {current_dataset_id}"
     if ledger.budget.epsilon < terms.budget.epsilon or ledger.budget.delta < terms.budget.delta:
         yield f"the budget is lower than when {offer.run} was approved: epsilon {ledger.budget.epsilon:g}, was {terms.budget.epsilon:g}"
     if terms.sites != {name: fingerprint_of(key) for name, key in offer.site_keys.items()}:
-        yield f"{offer.run}: the sites, or their keys, are others than those approved"
+        yield f"{offer.run}: the sites or their keys have changed since the approval"
     if terms.coordinator != fingerprint_of(offer.coordinator_key) or terms.version != offer.version:
-        yield f"{offer.run}: the coordinator's key or the version is another than was approved"
+        yield f"{offer.run}: the coordinator's key or the version has changed since the approval"
     if ledger.state.cosigner_key is not None and approval.body.consent is None:
-        yield f"{offer.run} was approved by one person, and the site's policy has asked for two since"
+        yield f"{offer.run} was approved by one person, and the site's policy now requires two"
     commitments = [
         e.record
         for e in ledger.entries(StudyCommitment.kind)
@@ -196,7 +195,7 @@ def _changes_since_approval(home: SiteHome, offer: StudyOffer, approval: Recorde
 
 
 def recorded_approvals(ledger: Ledger) -> Iterator[RecordedApproval]:
-    """All that ever were, in order, as far as they are of this form."""
+    """All approvals in the order of the ledger; skips entries with other terms."""
     index_by_hash = {entry.hash: entry.index for entry in ledger.entries()}
     revocations = [(entry, entry.record) for entry in ledger.entries(ApprovalRevoked.kind)]
     for entry in ledger.entries(StudyApproved.kind):
@@ -206,7 +205,7 @@ def recorded_approvals(ledger: Ledger) -> Iterator[RecordedApproval]:
             terms = ApprovalTerms.model_validate_json(canonical_json(body.terms))
         except ValidationError:
             continue
-        # signed before a withdrawal, it knew nothing of it, even if it was added after it
+        # an approval that was signed before a revocation and appended after it is revoked, too
         last_seen_index = index_by_hash[entry.officer_decision.seen_head] if entry.officer_decision else -1
         revocation = next(
             (
@@ -224,7 +223,7 @@ def _is_revoked_by(revocation: ApprovalRevoked, body: StudyApproved, terms: Appr
 
 
 def collect_approval_notices(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
-    """For the coordinator, of every offer the last word: approved, or withdrawn. Terms stay here."""
+    """Notices to the coordinator: the latest decision on every offer. The terms stay at the site."""
     ledger.refresh()
     latest_by_offer = {g.terms.offer: g for g in recorded_approvals(ledger)}
     notices: dict[str, list[dict[str, Any]]] = {"approvals": [], "withdrawn": []}

@@ -1,9 +1,9 @@
-"""A site's home in one file, and back: keys, ledger, settings, memories and models, but no image, log or cache.
+"""Backup and restore of a site's home: keys, ledger, settings, client state and models; no images, logs or caches.
 
-A backup may be taken while the agent works. The ledger is read last, so that nothing in the file is newer than it. To
-restore never takes a ledger back: the longer one stays, and two that have parted ways are refused. On a new machine an
-old ledger can come back, of course; the coordinator, which remembers how far it was, then refuses it until the officer
-continues it in a new one (sites/governance/ledger_recovery.py).
+A backup can be taken while the agent runs. The ledger is read last, so nothing in the file is newer than the ledger.
+A restore never replaces a ledger by an older one: the longer ledger stays, and ledgers that have diverged are refused.
+On a new machine, an old ledger can come back. The coordinator remembers the newer head and refuses the old ledger until
+the officer recovers it (sites/governance/ledger_recovery.py).
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ from privacy.ledger.entry import LedgerEntry, parse_entry_line
 from privacy.ledger.ledger import utc_now
 from privacy.ledger.records import LedgerOpened
 from privacy.ledger.verify import read_locked, verify_ledger
+from sites.governance.home import UNMASKED_ROUNDS_FILE, WITHDRAWN_UNITS_FILE, read_unmasked_rounds
 from sites.governance.settings import SiteSettings
 
 LEDGER_FILE = "ledger.jsonl"
-EXCLUDED_NAMES = ("log", ".lock", "officer.pem")  # an officer's key is his own, wherever it lies
-BACKED_UP_KIT_FOLDERS = ("startup", "local")  # the rest of it is caches and logs
-FORWARD_ONLY_NAMES = ("outbox", "unmasked.json", "runs")  # with the ledger they only go on
+EXCLUDED_NAMES = ("log", ".lock", "officer.pem")  # the officer keeps a copy of the officer's key
+BACKED_UP_KIT_FOLDERS = ("startup", "local")  # the rest of the kit is caches and logs
+FORWARD_ONLY_NAMES = ("outbox", UNMASKED_ROUNDS_FILE, "runs")  # as old or as new as the ledger
 
 
 @dataclass(frozen=True)
 class RestoreResult:
-    kept_own_ledger: bool  # whether the home's own ledger, being newer, was
-    last_entry_index: int  # the ledger's last entry
+    kept_own_ledger: bool  # the home's ledger is newer than the backup's
+    last_entry_index: int  # of the ledger
     num_files: int
     problems: tuple[str, ...]  # of the ledger
 
 
 def backup_home(home: Path, out: Path, passphrase: str | None = None) -> dict[str, Any]:
-    """What is in it."""
+    """Writes the backup and returns its metadata."""
     if not (home / LEDGER_FILE).is_file():
         raise RunFolderError(
-            f"{home} is no site's home: it has no ledger; name the folder that `hemofed site init` made"
+            f"{home} is not a site's home: it has no ledger; name the folder that `hemofed site init` created"
         )
     if out.resolve().is_relative_to(home.resolve()):
-        raise RunFolderError(f"{out} lies in the home itself; a backup belongs on another disk")
+        raise RunFolderError(f"{out} is inside the home; write the backup to another disk")
     verification = verify_ledger(home / LEDGER_FILE)
     if verification.state is None:
-        raise LedgerError(f"{home / LEDGER_FILE} cannot be read; restore the newest copy before it is backed up")
+        raise LedgerError(f"{home / LEDGER_FILE} cannot be read; restore the newest copy first")
     metadata = {
         "kind": "site",
         "site": verification.state.opening.site,
         "dataset_id": verification.state.opening.dataset_id,
-        "made": utc_now().isoformat(timespec="seconds"),
+        "created": utc_now().isoformat(timespec="seconds"),
         "version": version("hemofed"),
     }
     pack_archive(out, _iter_contents(home), metadata, passphrase)
@@ -68,7 +69,7 @@ def _iter_contents(home: Path) -> Iterator[tuple[str, bytes, int]]:
     image_folder = SiteSettings.load(home).data
     if image_folder is not None and image_folder.resolve() == home.resolve():
         raise RunFolderError(
-            f"the images lie in {home} itself; give them a folder of their own, for backups hold no image"
+            f"the images are in {home} itself; move them to a separate folder, because backups contain no images"
         )
     for folder, subfolders, names in os.walk(home):
         folder_path = Path(folder)
@@ -86,7 +87,7 @@ def _iter_contents(home: Path) -> Iterator[tuple[str, bytes, int]]:
                 continue
             try:
                 yield file.relative_to(home).as_posix(), file.read_bytes(), file.stat().st_mode
-            except FileNotFoundError:  # gone meanwhile: the agent works on
+            except FileNotFoundError:  # deleted meanwhile by the running agent
                 continue
     yield LEDGER_FILE, _complete_lines(read_locked(home / LEDGER_FILE)), (home / LEDGER_FILE).stat().st_mode
 
@@ -105,7 +106,7 @@ def restore_home(file: Path, home: Path, passphrase: str | None = None) -> Resto
     try:
         metadata = unpack_archive(file, staging, passphrase)
         if metadata.get("kind") != "site" or not (staging / LEDGER_FILE).is_file():
-            raise RunFolderError(f"{file} is no backup of a site's home")
+            raise RunFolderError(f"{file} is not a backup of a site's home")
         home.mkdir(exist_ok=True, mode=0o700)
         with exclusive_lock(home):
             keep_own_ledger = (home / LEDGER_FILE).is_file() and not _is_backup_newer(file, staging, home)
@@ -123,18 +124,16 @@ def _is_backup_newer(file: Path, staging: Path, home: Path) -> bool:
         return False
     if not backup_lines.startswith(own_lines) and _ledger_id(own_lines) not in _previous_ledger_ids(staging):
         if _ledger_id(own_lines) != _ledger_id(backup_lines):
-            raise RunFolderError(
-                f"{home} is the home of another ledger than the one in {file}; restore into a new folder"
-            )
+            raise RunFolderError(f"{home} has another ledger than {file}; restore into a new folder")
         divergence_index = next(
             n for n, (a, b) in enumerate(zip(own_lines.split(b"\n"), backup_lines.split(b"\n"), strict=False)) if a != b
         )
         raise LedgerError(
-            f"the ledgers of {home} and of {file} part at entry {divergence_index}, so neither knows all that was spent. Keep this "
-            "home, or restore into a new folder, and let the officer continue the ledger: `hemofed site ledger recover`"
+            f"the ledgers of {home} and of {file} diverge at entry {divergence_index}, so neither has all charges. Keep this "
+            "home, or restore into a new folder, and ask the officer to run `hemofed site ledger recover`"
         )
     if problems := verify_ledger(staging / LEDGER_FILE).problems:
-        raise LedgerError(f"the ledger in {file} cannot be believed: {problems[0]}; the one in {home} stays")
+        raise LedgerError(f"the ledger in {file} is not valid: {problems[0]}; {home} keeps its ledger")
     return True
 
 
@@ -143,7 +142,6 @@ def _complete_lines(data: bytes) -> bytes:
 
 
 def _ledger_id(lines: bytes) -> str:
-    """A ledger's identity."""
     return _opening_entry(lines).hash
 
 
@@ -152,7 +150,7 @@ def _opening_entry(lines: bytes) -> LedgerEntry:
 
 
 def _previous_ledger_ids(folder: Path) -> set[str]:
-    """The ledgers that the folder's ledger continues."""
+    """Ids of the ledgers that the folder's ledger continues."""
     ledger_ids = {_ledger_id(file.read_bytes()) for file in folder.glob("ledger-*.jsonl")}
     body = _opening_entry((folder / LEDGER_FILE).read_bytes()).record
     return ledger_ids | (
@@ -161,7 +159,7 @@ def _previous_ledger_ids(folder: Path) -> set[str]:
 
 
 def _names_to_keep(staging: Path, home: Path) -> tuple[str, ...]:
-    """What a home whose ledger is the newer one keeps, if it has it."""
+    """Files that a home with the newer ledger keeps, as far as it has them."""
     kept_names = [
         LEDGER_FILE,
         *FORWARD_ONLY_NAMES,
@@ -173,25 +171,25 @@ def _names_to_keep(staging: Path, home: Path) -> tuple[str, ...]:
         public_key = keys.public_hex(keys.load_key(home / "agent.pem"))
     except KeyFileError:
         public_key = None
-    if ledger_state is not None and public_key == ledger_state.keys.agent_key:  # else the backup's is tried
+    if ledger_state is not None and public_key == ledger_state.keys.agent_key:  # otherwise the backup's key may fit
         kept_names.append("agent.pem")
     return tuple(name for name in kept_names if (home / name).exists())
 
 
 def _merge_withdrawn_and_unmasked(staging: Path, home: Path) -> None:
-    """Whoever withdrew stays withdrawn, and a sum that was unmasked stays unmasked."""
-    withdrawn = [set(json.loads(f.read_text("utf-8"))) for d in (staging, home) if (f := d / "forgotten.json").exists()]
-    if withdrawn:
-        write_atomically(staging / "forgotten.json", json.dumps(sorted(set.union(*withdrawn))).encode())
-    unmasked = [json.loads(f.read_text("utf-8")) for d in (staging, home) if (f := d / "unmasked.json").exists()]
-    if len(unmasked) == 2 and unmasked[0]["study"] == unmasked[1]["study"]:
-        latest = max(unmasked, key=lambda record: int(record["turn"]))
+    """Withdrawn patients stay withdrawn, and an unmasked round stays unmasked, whichever copy recorded it."""
+    files = [folder / WITHDRAWN_UNITS_FILE for folder in (staging, home)]
+    if any(file.exists() for file in files):
+        withdrawn = {unit for file in files if file.exists() for unit in json.loads(file.read_text("utf-8"))}
+        write_atomically(staging / WITHDRAWN_UNITS_FILE, json.dumps(sorted(withdrawn)).encode())
+    restored, own = read_unmasked_rounds(staging), read_unmasked_rounds(home)
+    if merged := {study: max(restored.get(study, -1), own.get(study, -1)) for study in restored | own}:
         for folder in (staging, home):
-            write_atomically(folder / "unmasked.json", json.dumps(latest).encode())
+            write_atomically(folder / UNMASKED_ROUNDS_FILE, json.dumps(merged).encode())
 
 
 def _move_files(staging: Path, home: Path, kept_names: tuple[str, ...]) -> int:
-    """The ledger last: without it the home is none yet, and to restore once more does it all again."""
+    """Moves the ledger last: a folder without a ledger is not a home, so an interrupted restore can be repeated."""
     names = [p.relative_to(staging) for p in sorted(staging.rglob("*")) if p.is_file()]
     names_to_move = [name for name in names if name.parts[0] not in kept_names or not (home / name).exists()]
     for name in sorted(names_to_move, key=lambda name: name == Path(LEDGER_FILE)):

@@ -1,10 +1,12 @@
-"""A site's own folder: its key, its ledger, whom it must forget, and the last noised answer that it gave.
+"""A site's home folder.
 
-HOME/agent.pem       the agent's private key, readable by nobody else
-HOME/officer.pem     the officer's, in a simulation only; a real officer keeps it elsewhere
-HOME/ledger.jsonl    what was spent on the data set, signed and chained (privacy/ledger/ledger.py)
-HOME/salt            makes pseudonyms of withdrawn patients
-HOME/outbox/         the last answer, to be sent again instead of being made, and charged, again
+HOME/agent.pem              the agent's private key, readable by its owner only
+HOME/officer.pem            the officer's private key, in simulations only; a real officer keeps it elsewhere
+HOME/ledger.jsonl           the privacy budget spent on the data set, signed and chained (privacy/ledger/ledger.py)
+HOME/salt                   for the pseudonyms of withdrawn patients
+HOME/withdrawn_units.json   these pseudonyms; a copy of the ledger's, which outlives a ledger recovery
+HOME/unmasked_rounds.json   for each study, the last round of secure aggregation that the site helped to unmask
+HOME/outbox/                the last noised update: a repeated message gets it again, without another charge
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from privacy.ledger import keys
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.records import LedgerBudget, LedgerOpened, UnitWithdrawn, pseudonymize_unit
 
+WITHDRAWN_UNITS_FILE, UNMASKED_ROUNDS_FILE = "withdrawn_units.json", "unmasked_rounds.json"
+
 
 @dataclass
 class SiteHome:
@@ -40,9 +44,9 @@ class SiteHome:
         budget: LedgerBudget,
         officer_key: Ed25519PrivateKey | None = None,
     ) -> SiteHome:
-        """`officer`: the officer's key; one is made, and kept here, if not given."""
+        """`officer_key` None: generates one and stores it in the home."""
         if (path / "ledger.jsonl").exists():
-            raise RunFolderError(f"{path} is a site's home already; a budget belongs to its data set for good")
+            raise RunFolderError(f"{path} is already a site's home; the budget of a data set cannot be reset")
         path.mkdir(parents=True, exist_ok=True)
         agent_key = keys.generate_key()
         keys.save_key(agent_key, path / "agent.pem")
@@ -65,7 +69,9 @@ class SiteHome:
     @classmethod
     def open(cls, path: Path) -> SiteHome:
         if not (path / "ledger.jsonl").is_file():
-            raise RunFolderError(f"{path} is no site's home: it has no ledger.jsonl; make one with `hemofed site init`")
+            raise RunFolderError(
+                f"{path} is not a site's home: it has no ledger.jsonl; create one with `hemofed site init`"
+            )
         agent_key = keys.load_key(path / "agent.pem")
         return cls(path, agent_key, Ledger.open(path / "ledger.jsonl", agent_key))
 
@@ -75,21 +81,14 @@ class SiteHome:
 
     @property
     def withdrawn_units(self) -> frozenset[str]:
-        """By the ledger, and by a list of the home's own, which outlives a ledger that is continued in a new one."""
-        listed_units = json.loads(self._withdrawn_file.read_text("utf-8")) if self._withdrawn_file.exists() else []
-        return frozenset(
-            [
-                *listed_units,
-                *(
-                    e.record.unit_pseudonym
-                    for e in self.ledger.entries("forget")
-                    if isinstance(e.record, UnitWithdrawn)
-                ),
-            ]
-        )
+        """Pseudonyms from the ledger and from the home's list, which outlives a ledger recovery."""
+        listed = json.loads(self._withdrawn_file.read_text("utf-8")) if self._withdrawn_file.exists() else []
+        records = [entry.record for entry in self.ledger.entries(UnitWithdrawn.kind)]
+        recorded = [record.unit_pseudonym for record in records if isinstance(record, UnitWithdrawn)]
+        return frozenset([*listed, *recorded])
 
     def withdraw_unit(self, unit_id: str, reason: str = "") -> bool:
-        """Whether that is news."""
+        """False if the unit was withdrawn before."""
         unit_pseudonym = pseudonymize_unit(self.salt, unit_id)
         if unit_pseudonym in self.withdrawn_units:
             return False
@@ -99,10 +98,10 @@ class SiteHome:
 
     @property
     def _withdrawn_file(self) -> Path:
-        return self.path / "forgotten.json"
+        return self.path / WITHDRAWN_UNITS_FILE
 
     def retained_mask(self, unit_names: Sequence[str]) -> list[bool]:
-        """Which of these units did not withdraw."""
+        """True for each unit that did not withdraw."""
         withdrawn, salt = self.withdrawn_units, self.salt
         return [not withdrawn or pseudonymize_unit(salt, name) not in withdrawn for name in unit_names]
 
@@ -111,10 +110,15 @@ class SiteHome:
         return self.path / "outbox" / "update.safetensors"
 
     def last_unmasked_round(self, study: str) -> int:
-        """The last turn of the study whose secure sum this site helped to unmask; -1 if none."""
-        file = self.path / "unmasked.json"
-        record = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        return int(record["turn"]) if record.get("study") == study else -1
+        """The last round whose aggregate the site helped to unmask; -1 if none. `study`: its hash."""
+        return read_unmasked_rounds(self.path).get(study, -1)
 
     def record_unmasked_round(self, study: str, round_number: int) -> None:
-        write_atomically(self.path / "unmasked.json", json.dumps({"study": study, "turn": round_number}).encode())
+        rounds = read_unmasked_rounds(self.path) | {study: round_number}
+        write_atomically(self.path / UNMASKED_ROUNDS_FILE, json.dumps(rounds).encode())
+
+
+def read_unmasked_rounds(home: Path) -> dict[str, int]:
+    """Study hash -> last unmasked round, of all studies: runs of several studies may alternate at a site."""
+    file = home / UNMASKED_ROUNDS_FILE
+    return {study: int(last) for study, last in json.loads(file.read_text("utf-8")).items()} if file.exists() else {}

@@ -1,9 +1,8 @@
-"""A new ledger that continues the site's old one: after a restored backup, a closed ledger or a lost officer's key.
+"""A new ledger that continues the old one: after a restored backup, a revoked agent key or a lost officer's key.
 
-All charges of the old ledger are carried over. Those of an end that is lost nobody can read, so they are reckoned: no
-charge is made before the last one was receipted, so of m entries at most (m + 1) / 2 are charges, and each is taken to
-be the largest that a plan had left to make. That is an upper bound for the plans that the copy knows; for a study that
-began after the copy was made, the officer says what it may have cost.
+All charges of the old ledger are carried over. Lost charges are estimated: a site charges only after the receipt of its
+last charge, so of m lost entries at most (m + 1) / 2 are charges, and each counts as the largest charge that a study had
+left. This is an upper bound for the studies in the copy; for a study that started later, the officer states an epsilon.
 """
 
 from __future__ import annotations
@@ -36,17 +35,18 @@ from privacy.ledger.records import (
 from privacy.ledger.summary import continuation_records, list_charges
 from privacy.ledger.validation import LedgerState
 from privacy.ledger.verify import read_locked, verify_ledger
+from sites.governance.home import WITHDRAWN_UNITS_FILE
 
 RecordT = TypeVar("RecordT", bound=LedgerRecord)
-ESTIMATED_MECHANISM = "reckoned: as one Gaussian mechanism of this epsilon"
+ESTIMATED_MECHANISM = "estimated: one Gaussian mechanism of this epsilon"
 
 
 @dataclass(frozen=True)
 class LedgerRecovery:
     ledger: Ledger
-    old_ledger_path: Path  # where the old one is now
-    num_missing_entries: int  # entries that the coordinator has seen and this copy does not hold
-    lost_charges: tuple[PrivacyCharge, ...]  # as reckoned
+    old_ledger_path: Path  # of the renamed old file
+    num_missing_entries: int  # entries that the coordinator has countersigned and this copy does not have
+    lost_charges: tuple[PrivacyCharge, ...]  # estimated
     problems: tuple[str, ...]  # of the old ledger
 
 
@@ -60,15 +60,17 @@ def recover_ledger(
     drop_cosigner: bool = False,
     clock: Clock = utc_now,
 ) -> LedgerRecovery:
-    """`end` of `ledger` as the coordinator's refusal names it; where this one was last receipted if not given. `lost`:
-    charges in the lost end, the most possible if not said; `lost_epsilon`: of studies that this copy does not know at
-    all; `drop_second`: the second person's key is lost."""
+    """Replaces HOME/ledger.jsonl by a new ledger and renames the old one.
+
+    `end_position` of `ledger_id`: from the coordinator's error message; None: the last receipt. `num_lost_charges`: None:
+    the maximum. `lost_epsilon`: of studies that the copy does not have. `drop_cosigner`: the cosigner's key is lost.
+    """
     path = home / "ledger.jsonl"
     with exclusive_lock(home):
         old_bytes = read_locked(path)
         verification = verify_ledger(path)
         if verification.state is None or not verification.entries:
-            raise LedgerError(f"{path} cannot be read at all; restore a copy of it first: `hemofed site restore`")
+            raise LedgerError(f"{path} cannot be read; restore a copy first: `hemofed site restore`")
         if ledger_id not in (None, verification.entries[0].hash):
             raise RunFolderError(
                 f"{path} is ledger {verification.entries[0].hash}, not {ledger_id}; restore a backup of that one first"
@@ -97,7 +99,7 @@ def recover_ledger(
             previous_ledger=previous_ledger,
         )
         new_path = home / "ledger.new"
-        new_path.unlink(missing_ok=True)  # of an attempt that was cut short
+        new_path.unlink(missing_ok=True)  # of an interrupted attempt
         new_ledger = Ledger.create(new_path, opening, agent_key, officer_key, clock)
         new_ledger.append(carried, officer_key)
         if old_state.budget != old_state.opening.budget:
@@ -114,19 +116,17 @@ def recover_ledger(
 def estimate_lost_charges(
     entries: Sequence[LedgerEntry], ledger_state: LedgerState, num_lost_charges: int, lost_epsilon: float, head: str
 ) -> list[PrivacyCharge]:
-    """For each of `lost` charges the largest of every plan that could have made it, and one more for the `epsilon`."""
+    """For each lost charge the largest charge of every study that could have made it; one more for `lost_epsilon`."""
     if min(num_lost_charges, lost_epsilon) < 0:
-        raise RunFolderError("what was lost cannot be less than nothing")
+        raise RunFolderError("the number of lost charges and the lost epsilon must not be negative")
     known_charges = list_charges(entries)
     commitments = {c.study_hash: c for c in _records_of_type(entries, StudyCommitment)}
     estimated = []
     for study_hash in dict.fromkeys(
         [*commitments, *(charge.study_hash for charge in known_charges if charge.mechanism != ESTIMATED_MECHANISM)]
     ):
-        study_charges, commitment = (
-            [charge for charge in known_charges if charge.study_hash == study_hash],
-            commitments.get(study_hash),
-        )
+        study_charges = [charge for charge in known_charges if charge.study_hash == study_hash]
+        commitment = commitments.get(study_hash)
         num_left = (
             num_lost_charges
             if commitment is None
@@ -136,7 +136,7 @@ def estimate_lost_charges(
     if lost_epsilon:
         estimated.append(_unknown_study_charge(ledger_state, lost_epsilon, f"unknown, before {head[:16]}"))
     total_epsilon = _total_epsilon([*known_charges, *estimated], ledger_state)
-    return [charge.model_copy(update={"epsilon": total_epsilon}) for charge in estimated]
+    return [charge.model_copy(update={"total_epsilon": total_epsilon}) for charge in estimated]
 
 
 def _largest_charge(
@@ -158,7 +158,7 @@ def _largest_charge(
         privacy_unit=c.privacy_unit,
         total_epsilon=0.0,
         delta=ledger_state.budget.delta,
-        accountant="reckoned",
+        accountant="estimated",
     )
 
 
@@ -179,7 +179,7 @@ def _unknown_study_charge(ledger_state: LedgerState, lost_epsilon: float, study_
         privacy_unit=ledger_state.opening.privacy_unit,
         total_epsilon=0.0,
         delta=delta,
-        accountant="reckoned",
+        accountant="estimated",
     )
 
 
@@ -212,7 +212,7 @@ def _total_epsilon(all_charges: Sequence[PrivacyCharge], ledger_state: LedgerSta
 
 
 def _load_or_replace_agent_key(path: Path, entries: Sequence[LedgerEntry]) -> Ed25519PrivateKey:
-    """The site's key, or a new one in its place if the officer revoked it: a thief's key opens no ledger."""
+    """Loads the site's key. Replaces it by a new one if the officer revoked it."""
     key = keys.load_key(path)
     if all(keys.public_hex(key) != revocation.agent_key for revocation in _records_of_type(entries, AgentKeyRevoked)):
         return key
@@ -241,7 +241,7 @@ def _last_receipted_position(entries: Sequence[LedgerEntry], ledger_state: Ledge
 def _count_missing_entries(
     entries: Sequence[LedgerEntry], ledger_state: LedgerState, end_position: LedgerPosition
 ) -> int:
-    """What came after the last receipt may be another branch than the coordinator's, so it is counted from there."""
+    """Counts from the last receipt: later entries may differ from those that the coordinator has."""
     if end_position.index < len(entries) and entries[end_position.index].hash == end_position.head:
         return 0
     return max(0, end_position.index - min((receipt.index for receipt in ledger_state.receipts), default=0))
@@ -253,17 +253,17 @@ def _recovery_note(
     if not num_missing and not num_charges_added:
         return "nothing is missing"
     charges_text = (
-        f"at most {max_lost_charges}, as reckoned"
+        f"at most {max_lost_charges}, estimated"
         if num_lost_charges is None
-        else f"{num_lost_charges}, as the officer says (at most {max_lost_charges})"
+        else f"{num_lost_charges}, stated by the officer (at most {max_lost_charges})"
     )
-    epsilon_text = f"; unknown studies: epsilon {lost_epsilon:g}, as the officer says" if lost_epsilon else ""
-    return f"{num_missing} entries are lost, of them charges: {charges_text}; {num_charges_added} charges added for them{epsilon_text}"
+    epsilon_text = f"; unknown studies: epsilon {lost_epsilon:g}, stated by the officer" if lost_epsilon else ""
+    return f"{num_missing} entries are lost; charges among them: {charges_text}; {num_charges_added} charges added{epsilon_text}"
 
 
 def _copy_withdrawn_units(home: Path, entries: Sequence[LedgerEntry]) -> None:
-    """A new ledger has no `forget` of the old one's; the home's list has."""
-    file = home / "forgotten.json"
+    """Copies withdrawals to the home's list, because the new ledger does not have the old `unit_withdrawn` entries."""
+    file = home / WITHDRAWN_UNITS_FILE
     listed_units = json.loads(file.read_text("utf-8")) if file.exists() else []
     withdrawn = {*listed_units, *(body.unit_pseudonym for body in _records_of_type(entries, UnitWithdrawn))}
     if withdrawn:
@@ -271,14 +271,14 @@ def _copy_withdrawn_units(home: Path, entries: Sequence[LedgerEntry]) -> None:
 
 
 def _replace_ledger(path: Path, new_path: Path, old_bytes: bytes, ledger_id: str) -> Path:
-    """The old one stays as ledger-ID8.jsonl; there is a ledger at every moment."""
+    """Keeps the old file as ledger-ID8.jsonl. The home has a ledger at every moment."""
     candidates = (
         path.with_name(f"ledger-{ledger_id[:8]}{suffix}.jsonl") for suffix in ("", *(f"-{n}" for n in range(2, 100)))
     )
     old_ledger_path = next(candidate for candidate in candidates if not candidate.exists() or candidate.samefile(path))
     with lock_file(path) as file:
         if read_from(file, 0) != old_bytes:
-            raise LedgerError(f"{path} was added to meanwhile; stop the agent, and try again")
+            raise LedgerError(f"{path} has new entries; stop the agent and try again")
         if not old_ledger_path.exists():
             os.link(path, old_ledger_path)
         new_path.replace(path)

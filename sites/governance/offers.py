@@ -1,4 +1,4 @@
-"""What is offered to a site: the files in HOME/offers, the study in each, and whether it could be run here at all."""
+"""Offers of studies to a site: the files in HOME/offers, and whether this site can take part."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sites.governance.home import SiteHome
 
 
 def list_offers(home: Path) -> list[StudyOffer]:
-    """The newest last. A file that is no offer is named, not passed over: somebody may wait for it."""
+    """The newest last. A file that cannot be read raises an error, because somebody may wait for that offer."""
     offers = []
     for file in sorted((home / "offers").glob("*.json"), key=lambda f: (f.stat().st_mtime, f.name)):
         try:
             offers.append(read_offer(file.read_bytes()))
         except MessageError as error:
-            raise MessageError(f"{file}: {error}; remove it, and the coordinator offers it again") from error
+            raise MessageError(f"{file}: {error}; delete it, and the coordinator sends it again") from error
     return offers
 
 
 def find_offer(home: Path, run_or_digest: str) -> StudyOffer:
-    """By run, or by digest or its beginning. Of a run that was offered twice the newest."""
+    """By run, or by digest (at least 8 digits). The newest if a run was offered twice."""
     offers = list_offers(home)
     matching = [
         o for o in offers if o.run == run_or_digest or (len(run_or_digest) >= 8 and o.digest.startswith(run_or_digest))
@@ -39,25 +39,25 @@ def find_offer(home: Path, run_or_digest: str) -> StudyOffer:
 
 
 def find_incompatibility(home: SiteHome, offer: StudyOffer) -> str | None:
-    """Why this offer could not be taken part in here, whoever approved it."""
+    """Why this site cannot take part, with or without an approval; None if it can."""
     site, own_version = site_name(home), installed_version("hemofed")
     if site not in offer.site_keys:
         return f"{offer.run} is not for {site}: it names {', '.join(offer.site_keys)}"
     if offer.site_keys[site] != home.ledger.state.keys.agent_key:
-        return f"{offer.run} knows {site} by another key; the coordinator must offer it again with the key of today"
+        return f"{offer.run} has another key of {site}; the coordinator must offer it again with the current key"
     if (own_coordinator_key := load_coordinator_key(home.path)) is None:
         return "this site belongs to no coordinator; join one with `hemofed site join`"
     if offer.coordinator_key != own_coordinator_key:
         return f"{offer.run} is offered by {fingerprint_of(offer.coordinator_key)}, and this site's coordinator is {fingerprint_of(own_coordinator_key)}"
     if offer.version != own_version:
-        return f"{offer.run} needs hemofed {offer.version}, and here is {own_version}; install that version, or have it offered anew"
+        return f"{offer.run} needs hemofed {offer.version}, and this site has {own_version}; install that version, or ask for a new offer"
     if _study_hash(offer.study_toml, f"the study of {offer.run}") != offer.study_hash:
-        return f"{offer.run}: the plan's hash is not that of the study; another plugin is installed here, or it was altered"
+        return f"{offer.run}: the hash of the study differs; this site has another plugin version, or the offer was altered"
     return None
 
 
 def requested_epsilon(offer: StudyOffer, site: str) -> float | None:
-    """By this study of each of the site's patients; none where noise is named instead, or nothing is promised."""
+    """Epsilon of the study at this site; None with a noise multiplier instead, or without differential privacy."""
     dp_sgd = offered_study(offer).privacy.dp_sgd
     if dp_sgd is None:
         return None
@@ -78,7 +78,7 @@ def offered_study(offer: StudyOffer) -> Study:
     return _parse_study(offer.study_toml, f"the study of {offer.run}")
 
 
-# before every message: what is installed does not change while a process runs
+# checked before every message; the installed version does not change while a process runs
 installed_version = cache(version)
 
 
@@ -93,7 +93,7 @@ def _parse_study(text: str, source: str) -> Study:
 
 
 def load_coordinator_key(home: Path) -> str | None:
-    """Its public key, from when the site joined."""
+    """The coordinator's public key from HOME/membership.json; None before the site has joined."""
     file = home / "membership.json"
     try:
         return str(json.loads(file.read_text("utf-8"))["coordinator"]["key"]) if file.exists() else None

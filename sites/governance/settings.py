@@ -1,18 +1,23 @@
-"""HOME/site.toml: what a site's engineer sets, and no study can change."""
+"""HOME/site.toml: settings of the site's engineer, which no study can change."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
 from pipeline.core.errors import StudyError
 from pipeline.core.files import write_atomically
 from pipeline.study.toml_file import to_toml
 
-SITE_LAYOUT_KEYS = ("manifest", "patient", "download")  # of a study's [data]: how a site's files are laid out
+SITE_LAYOUT_KEYS = (
+    "manifest",
+    "patient",
+    "download",
+)  # keys of [data] that a site may override: they describe the layout of its files
 
 
 class SettingsSection(BaseModel):
@@ -20,31 +25,33 @@ class SettingsSection(BaseModel):
 
 
 class ResourceLimits(SettingsSection):
-    max_cores: PositiveInt | None = None  # all if not given
-    min_free_disk_gb: PositiveFloat = 10.0  # that must stay free for work to begin
-    max_gpu_memory_gb: PositiveFloat | None = None  # of the card, all if not given
+    max_cores: PositiveInt | None = None  # None: all
+    min_free_disk_gb: PositiveFloat = 10.0  # with less, the site refuses tasks
+    max_gpu_memory_gb: PositiveFloat | None = None  # None: all
 
 
 class SiteSettings(SettingsSection):
-    """`plays`: in a rehearsal, the simulated site of the study whose examples this agent takes; else all in `data`."""
+    """`simulated_site`: in a rehearsal, this agent uses the examples of this simulated site of the study, not `data`."""
 
-    data: Path | None = None  # where the site's images lie
-    layout: dict[str, str | bool] = {}  # OWN_KEYS that this site sets otherwise than the study
+    data: Path | None = None  # folder of the site's images
+    layout: dict[str, str | bool] = {}  # SITE_LAYOUT_KEYS with other values than in the study
     simulated_site: str | None = None
-    steps_per_second: PositiveFloat | None = Field(None)  # steps a second, for deadlines; measured if not given
+    steps_per_second: PositiveFloat | None = None  # for deadlines; None: measured
     limits: ResourceLimits = ResourceLimits()
 
     @classmethod
     def load(cls, home: Path) -> Self:
-        """The defaults where there is no such file."""
+        """Without a file: the defaults."""
         file = home / "site.toml"
         try:
             settings = cls.model_validate(tomllib.loads(file.read_text("utf-8")) if file.exists() else {})
-        except (tomllib.TOMLDecodeError, ValidationError) as error:
-            raise StudyError(f"{file} cannot be used: {error}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise StudyError(f"{file} is not valid TOML: {error}") from error
+        except ValidationError as error:
+            raise StudyError(f"{file}: {'; '.join(_describe_errors(error))}") from error
         if unknown_keys := sorted(set(settings.layout) - set(SITE_LAYOUT_KEYS)):
             raise StudyError(
-                f"{file}: layout.{unknown_keys[0]} is the study's to say; a site sets {', '.join(SITE_LAYOUT_KEYS)}"
+                f"{file}: only the study sets layout.{unknown_keys[0]}; a site can set {', '.join(SITE_LAYOUT_KEYS)}"
             )
         if settings.data is not None and not settings.data.is_absolute():
             return settings.model_copy(update={"data": (home / settings.data).resolve()})
@@ -53,3 +60,13 @@ class SiteSettings(SettingsSection):
     def save(self, home: Path) -> Path:
         values: dict[str, Any] = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         return write_atomically(home / "site.toml", to_toml(values).encode())
+
+
+def _describe_errors(error: ValidationError) -> Iterator[str]:
+    for problem in error.errors():
+        key = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "extra_forbidden":
+            section = ResourceLimits if key.startswith("limits.") else SiteSettings
+            yield f"`{key}` is not a setting of this version; the settings are {', '.join(section.model_fields)}"
+        else:
+            yield f"`{key}`: {problem['msg']}"

@@ -91,7 +91,7 @@ def sample_profile(rng: np.random.Generator) -> ScannerProfile:
 
 
 PROFILE_SETTINGS = fields(ScannerProfile)[1:]
-BIDIRECTIONAL_SETTINGS = {"azure", "eosin", "turn", "lamp", "gamma"}
+BIDIRECTIONAL_SETTINGS = {"azure", "eosin", "hue_shift", "lamp", "gamma"}
 MAX_PROFILE = ScannerProfile(
     azure=1.6,
     eosin=1.6,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.core.errors import HemofedError, LedgerError, RunFolderError
 from pipeline.core.tensor_io import load_tensors, save_tensors
-from pipeline.protocol.messages import BUDGET_DECLINE_PREFIX, ClientState, ClientUpdate, Message
+from pipeline.protocol.messages import ClientState, ClientUpdate, DeclineKind, Message
 from pipeline.protocol.tasks import LocalWork
 from privacy.accounting.accountant import DpEvent
 from privacy.accounting.privacy_filter import check_charge
@@ -31,15 +31,15 @@ class BudgetGuard:
     countersign: CountersignFn
     coordinator_key: str  # its public key
 
-    def charge_round(self, message: Message, steps: int) -> str | None:
-        """Pays for so many steps of this turn; why the site sits out, if it does."""
+    def charge_round(self, message: Message, steps: int) -> tuple[DeclineKind, str] | None:
+        """Charges the ledger for the round's private steps; if the site must decline, the kind and the reason."""
         if not steps:
             return None
         ledger, params = self.home.ledger, self.privacy_plan.dp_sgd_params
         try:
             self._ensure_receipt()  # of a charge that a crash left without one
         except HemofedError as error:
-            return f"no receipt, no training: {error}"
+            return "no_receipt", f"no receipt, no training: {error}"
         self._ensure_commitment()
         requested_charge = (self.study_hash, DpEvent(params.noise_multiplier, params.sampling_rate, steps))
         decision = check_charge(
@@ -47,7 +47,7 @@ class BudgetGuard:
         )
         if not decision.is_allowed:
             ledger.append(ChargeRefused(study=self.study_name, round=message.round, reason=decision.reason))
-            return f"{BUDGET_DECLINE_PREFIX}: {decision.reason}"
+            return "privacy_budget", decision.reason
         try:
             ledger.append(
                 PrivacyCharge(
@@ -68,12 +68,12 @@ class BudgetGuard:
             )
             self._ensure_receipt()
         except LedgerError as error:  # also where another process has charged in between
-            return f"no receipt, no training: {error}"
+            return "no_receipt", f"no receipt, no training: {error}"
         return None
 
     def _ensure_receipt(self) -> None:
         ledger = self.home.ledger
-        last_charge_index = max((entry.index for entry in ledger.entries("charge")), default=-1)
+        last_charge_index = max((entry.index for entry in ledger.entries(PrivacyCharge.kind)), default=-1)
         if last_charge_index <= max((receipt.index for receipt in ledger.state.receipts), default=-1):
             return
         try:
@@ -88,7 +88,7 @@ class BudgetGuard:
     def _ensure_commitment(self) -> None:
         if any(
             isinstance(e.record, StudyCommitment) and e.record.study_hash == self.study_hash
-            for e in self.home.ledger.entries("commit")
+            for e in self.home.ledger.entries(StudyCommitment.kind)
         ):
             return
         privacy_plan, params = self.privacy_plan, self.privacy_plan.dp_sgd_params

@@ -213,7 +213,7 @@ def record_data(home: SiteHome, dataset: FederatedDataset, site: SiteId) -> None
     data_record = DatasetSnapshot(
         fingerprint=dataset.fingerprint, num_units=count_units(train, unit_codes), num_examples=len(train)
     )
-    recorded = [entry.record for entry in home.ledger.entries("data")]
+    recorded = [entry.record for entry in home.ledger.entries(DatasetSnapshot.kind)]
     if not recorded or recorded[-1] != data_record:
         home.ledger.append(data_record)
 

@@ -36,7 +36,7 @@ class SecureAggClient:
         try:
             tensors = self._run_step(message)
         except HemofedError as error:
-            return Declined(self.site, message.task, message.round, f"left the secure sum: {error}")
+            return Declined(self.site, message.task, message.round, "secure_aggregation", str(error))
         return Reply(self.site, message.task, message.round, message.attempt, ClientUpdate(summed=tensors), 1.0)
 
     def _run_step(self, message: Message) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ class StackedTrainer:
         self.context = context
         self.sequential_trainer = SequentialTrainer(context)
         if context.spec.num_norm_stats or self.sequential_trainer.has_dropout:
-            raise IncompatibleStudyError("trainer = 'stacked' takes no BatchNorm and no dropout; use trainer = 'loop'")
+            raise IncompatibleStudyError("trainer = 'stacked' takes no BatchNorm and no dropout; use trainer = 'sequential'")
         mlp_gradients = StackedMlpGradients.from_module(self.sequential_trainer.module)
         self.compute_losses_and_gradients: GradientFunction = (
             mlp_gradients if mlp_gradients else make_vmap_gradients(self.sequential_trainer.module, context.spec.names)

@@ -35,7 +35,7 @@ class ThreadedTrainer:
             trainer = make_trainer(context)
             if trainer.has_dropout:
                 raise IncompatibleStudyError(
-                    "trainer = 'pool' cannot seed dropout apart for every thread; use trainer = 'loop'"
+                    "trainer = 'threaded' cannot seed dropout separately in each thread; use trainer = 'sequential'"
                 )
             self._idle_trainers.put(trainer)
         # the thread count is a property of the thread that sets it, so the main thread keeps its own

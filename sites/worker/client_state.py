@@ -1,4 +1,4 @@
-"""A site's own state between turns: one committed memory and at most one pending, kept only if its reply counted."""
+"""A site's client state between rounds: the committed state, and a pending one until the coordinator accepts its reply."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from pipeline.protocol.messages import ClientState, RoundAttempt
 class ClientStateStore:
     committed: dict[str, Tensor] = field(default_factory=dict)
     pending: dict[str, Tensor] = field(default_factory=dict)
-    pending_attempt: RoundAttempt | None = None  # (turn, attempt) the pending one belongs to
-    personal_model: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # the site's own model, once it was asked to make it
+    pending_attempt: RoundAttempt | None = None  # (round, attempt) of the pending state
+    personal_model: dict[str, Tensor] = field(default_factory=dict)  # set by the task `save_personal`
 
     def resolve_pending(self, last_accepted: RoundAttempt | None) -> ClientState:
-        """The memory to work with, now that the coordinator has said what it counted."""
+        """Commits the pending state if the coordinator accepted its reply, discards it otherwise, and returns the state."""
         if self.pending_attempt is not None and last_accepted == self.pending_attempt:
             self.committed = self.pending
         self.pending, self.pending_attempt = {}, None
@@ -29,7 +27,7 @@ class ClientStateStore:
         self.pending, self.pending_attempt = dict(client_state), attempt
 
     def latest_state(self, last_accepted: RoundAttempt | None) -> ClientState:
-        """What a judge sees: like `settle`, without letting go of anything."""
+        """The state that `resolve_pending` would return, without a change; for evaluation."""
         return (
             self.pending
             if self.pending_attempt is not None and last_accepted == self.pending_attempt

@@ -1,4 +1,4 @@
-"""The site's end of the FLARE engine: a task comes in, the site's policy is asked, its place answers."""
+"""The site's part of the FLARE engine: an executor that checks the site's policy and passes each task to the run worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pipeline.flare.constants import (
     RECEIPT_TOPIC,
     SITE_HOME_ENV,
 )
-from pipeline.protocol.messages import Declined
+from pipeline.protocol.messages import Declined, DeclineKind
 from pipeline.protocol.serialization import deserialize_frame, serialize_reply
 from pipeline.study.offer import StudyOffer, possession_statement, read_offer
 from privacy.ledger.keys import sign
@@ -49,25 +49,25 @@ from sites.worker.policy import TaskPolicy
 from sites.worker.run_worker import RunWorker, open_run_worker
 from sites.worker.single_instance import take_over_run
 
-RECEIPT_TIMEOUT_SECONDS = 30.0  # seconds for a receipt
+RECEIPT_TIMEOUT_SECONDS = 30.0
 
 
 class NotPermittedError(MessageError):
-    """By the site's own policy; names no file."""
+    """A refusal by the site's policy. The text contains no file name."""
 
 
-REPORTABLE_ERRORS = (NotPermittedError, StudyError, BudgetError)  # about the study alone
+REPORTABLE_ERRORS = (NotPermittedError, StudyError, BudgetError)  # their texts contain no file names
 ERROR_SUMMARIES: Mapping[type[HemofedError], str] = {
     NoSpaceError: "no space left on the site's disk",
-    DataError: "its data cannot be used; `hemofed site check` says why there",
-    MissingDataError: "its data are not where site.toml says; `hemofed site check` says more there",
-    RunFolderError: "what it remembers of the run cannot be used; its log says why",
+    DataError: "its data cannot be used; `hemofed site check` at the site says why",
+    MissingDataError: "its data are not in the folder of site.toml; `hemofed site check` at the site says more",
+    RunFolderError: "its stored state of the run cannot be used; its log says why",
     LedgerError: "its ledger refuses; its log says why",
 }
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
-    """The job names an offer by its digest; what that is, and whether it is approved, the site knows by itself."""
+    """The job contains only an offer's digest. The site has the offer and its approval itself."""
 
     def __init__(self, run: str, digest: str) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return json.dumps({"refused": self._outward_error_text(error)})
 
     def _outward_error_text(self, error: HemofedError) -> str:
-        """What may leave the site of an error: texts may name files, and those may name patients. The log has it all."""
+        """The part of an error that may leave the site. File names may name patients; the log has the whole text."""
         assert self._fl_context is not None
         self.log_error(self._fl_context, f"{type(error).__name__}: {error}")
         return (
@@ -119,14 +119,15 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def _answer_task(self, site: str, shareable: Shareable) -> bytes:
         payload = shareable.get(MESSAGE_BYTES_KEY)
         if not isinstance(payload, bytes):
-            raise MessageError("a question without a parcel; is the coordinator of the same version?")
+            raise MessageError("the task has no message; does the coordinator have the same version?")
         header, _ = deserialize_frame(payload)
-        task, round_number = str(header.get("task", "")), int(header.get("turn", 0))
+        task, round_number = str(header.get("task", "")), int(header.get("round", 0))
         try:
             self._require_permission(task)
             return self._open_worker(site).answer_message(payload)
         except HemofedError as error:
-            return serialize_reply(Declined(site, task, round_number, self._outward_error_text(error)))
+            kind: DeclineKind = "not_permitted" if isinstance(error, NotPermittedError) else "failed"
+            return serialize_reply(Declined(site, task, round_number, kind, self._outward_error_text(error)))
 
     def _require_permission(self, task: str) -> None:
         refusal = self._policy.refusal_reason(self._load_offer(), task, datetime.now(UTC))
@@ -134,13 +135,13 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             raise NotPermittedError(f"refused: {refusal}".replace(str(self._home_folder), "its home"))
 
     def _load_offer(self) -> StudyOffer:
-        """By its digest, which is also recomputed: a file that was changed is none."""
+        """Loads the offer and recomputes its digest, which detects changed files."""
         file = self._home_folder / "offers" / f"{self._digest}.json"
         if len(self._digest) != 64 or not self._digest.isalnum() or not file.is_file():
-            raise MessageError("this site was not offered the study of this job, so nobody here can have approved it")
+            raise MessageError("this site has no offer of the study of this job, so the study cannot be approved here")
         offer = read_offer(file.read_bytes())
         if offer.digest != self._digest:
-            raise MessageError(f"{file} was changed; the coordinator has to offer the study again")
+            raise MessageError(f"{file} was changed; the coordinator must offer the study again")
         return offer
 
     def _open_worker(self, site: str) -> RunWorker:
@@ -153,23 +154,21 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
     def _countersign(self, request: ReceiptRequest) -> LedgerReceipt:
         assert self._fl_context is not None
-        question = Shareable({JSON_TEXT_KEY: request.model_dump_json()})
+        aux_request = Shareable({JSON_TEXT_KEY: request.model_dump_json()})
         ledger = self._policy.home.ledger
-        ledger.refresh()  # the charge was written through another handle
+        ledger.refresh()  # another handle appended the charge
         spent_events = ledger.list_charges()
         if spent_events:
-            question["epsilon"] = float(spent_events[-1].total_epsilon)
+            aux_request["epsilon"] = float(spent_events[-1].total_epsilon)
         engine = self._fl_context.get_engine()
-        replies = engine.send_aux_request(None, RECEIPT_TOPIC, question, RECEIPT_TIMEOUT_SECONDS, self._fl_context)
+        replies = engine.send_aux_request(None, RECEIPT_TOPIC, aux_request, RECEIPT_TIMEOUT_SECONDS, self._fl_context)
         for reply in replies.values():
             if isinstance(reply, Shareable) and reply.get_return_code() == ReturnCode.OK:
                 return read_receipt(str(reply.get(JSON_TEXT_KEY, "")))
-        raise LedgerError(
-            "the coordinator did not answer the request for a receipt; it is asked again in the next turn"
-        )
+        raise LedgerError("the coordinator did not answer the request for a receipt; the next round requests it again")
 
     def _start_heartbeat(self, fl_ctx: FLContext) -> None:
-        """From the first task to the end of the process: also while it waits for the next one."""
+        """Sends heartbeats from the first task to the end of the process, also between tasks."""
         if self._heartbeat_stop is not None:
             return
         self._heartbeat_stop = stop = threading.Event()
@@ -180,4 +179,4 @@ class SiteExecutor(Executor):  # type: ignore[misc]
                 with engine.new_context() as context:
                     engine.fire_and_forget_aux_request(HEARTBEAT_TOPIC, Shareable(), context, optional=True)
 
-        threading.Thread(target=send_heartbeats, name="beat", daemon=True).start()
+        threading.Thread(target=send_heartbeats, name="heartbeat", daemon=True).start()

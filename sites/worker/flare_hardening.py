@@ -1,7 +1,7 @@
-"""What FLARE's client does for the coordinator: starts and ends the jobs of runs. Everything else is taken out of it.
+"""Removes all request processors of FLARE's client, except those that start and end the jobs of runs.
 
-FLARE asks the site's authorization only where a request says that it wants to be authorised. So files could be read here
-by whoever speaks as the server.
+FLARE checks the site's authorization only for requests that ask for it. Without this module, a malicious server could
+read files of the site.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALLOWED_TOPICS = frozenset({
 
 
 class FlareRequestHardening(FLComponent):  # type: ignore[misc]
-    """A component of the client's kit, built before the client speaks to anybody; where it cannot be, none starts."""
+    """A component of the client's kit. FLARE builds it before the client connects; if that fails, the client does not start."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Asked before every message: may this site work on it now, and if not, why not."""
+"""The site's policy: decides before every message whether the site may process it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sites.governance.home import SiteHome
 from sites.governance.offers import offered_study
 from sites.governance.settings import SiteSettings
 
-ABOUT_TASK = "about"  # what a site has: the shape of its images, the classes, and how many
+ABOUT_TASK = "about"  # a summary of the site's data: image shape, classes, numbers of examples
 BYTES_PER_GB = 1e9
 
 
@@ -24,31 +24,30 @@ class TaskPolicy:
     settings: SiteSettings
 
     def refusal_reason(self, offer: StudyOffer, task: str, now: datetime | None = None) -> str | None:
-        """None if it may. Reads the ledger's end each time, so that a withdrawal takes effect at the next message."""
+        """None if the task is allowed. Reads new ledger entries, so that a revocation takes effect at the next message."""
         try:
             approval = check_approval(self.home, offer, now)
             if not approval.is_approved:
                 return approval.reason
             if task not in (allowed_task_names := allowed_tasks(offered_study(offer))):
-                return f"{offer.run} has no task {task!r}; approved are {', '.join(sorted(allowed_task_names))}"
+                return f"{offer.run} has no task {task!r}; allowed tasks: {', '.join(sorted(allowed_task_names))}"
         except HemofedError as error:
             return str(error)
         return self._disk_space_refusal()
 
     def _disk_space_refusal(self) -> str | None:
-        free_gb, required_gb = (
-            shutil.disk_usage(self.home.path).free / BYTES_PER_GB,
-            self.settings.limits.min_free_disk_gb,
-        )
+        free_gb = shutil.disk_usage(self.home.path).free / BYTES_PER_GB
+        required_gb = self.settings.limits.min_free_disk_gb
         if free_gb >= required_gb:
             return None
         return (
-            f"{self.home.path} has {free_gb:.1f} GB left, and {required_gb:g} must stay free; make room, or lower limits.disk_gb "
-            "in site.toml"
+            f"{self.home.path} has {free_gb:.1f} GB left, and {required_gb:g} must stay free; make room, or lower "
+            "limits.min_free_disk_gb in site.toml"
         )
 
 
 def allowed_tasks(study: Study) -> frozenset[str]:
-    from sites.privacy.secure_agg_client import SECURE_AGGREGATION_TASKS as MASKING
+    from sites.privacy.secure_agg_client import SECURE_AGGREGATION_TASKS
 
-    return study.strategy.tasks | {ABOUT_TASK} | (MASKING if study.privacy.secure_aggregation else frozenset())
+    secure_aggregation_tasks = SECURE_AGGREGATION_TASKS if study.privacy.secure_aggregation else frozenset()
+    return study.strategy.tasks | {ABOUT_TASK} | secure_aggregation_tasks

@@ -1,4 +1,4 @@
-"""One site's place in a run: its data, its trainer and its memory, which answer the coordinator's messages."""
+"""The worker of a run at one site: answers the coordinator's messages with the site's data, trainer and client state."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from sites.privacy.plan import PrivacyPlan
     from sites.privacy.secure_agg_client import SecureAggClient
 
-SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})  # a secure sum's steps around the training
-DEADLINE_SPEED_FACTOR = 0.8  # of the measured speed is what a deadline is planned with: the answer has to travel, too
+SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})  # steps before and after the training
+DEADLINE_SPEED_FACTOR = 0.8  # fraction of the measured speed for deadlines; the rest is for the transfer
 
 
 @dataclass
@@ -51,15 +51,15 @@ class RunWorker:
     run_spec: RunSpec
     dataset: FederatedDataset
     trainer: Trainer
-    state_file: Path  # where the site's memory of this run is kept
+    state_file: Path  # of the client state
     secure_agg_client: SecureAggClient | None = None
     privacy_plan: PrivacyPlan | None = None
-    steps_per_second: float | None = None  # steps a second; None: not known yet
+    steps_per_second: float | None = None  # None: not measured yet
     is_speed_measured: bool = False
     state_store: ClientStateStore = field(default_factory=ClientStateStore)
 
     def describe_site(self) -> dict[str, Any]:
-        """What the coordinator has to know before the first round; nothing about single examples."""
+        """The summary that the coordinator needs before the first round, without data of single examples."""
         site_indices = self.dataset.split_indices[self.site]
         description = {
             "site": self.site,
@@ -78,7 +78,8 @@ class RunWorker:
         message = deserialize_message(payload, self.run_spec.compression.decode_downlink)
         if message.task in SECURE_AGGREGATION_TASKS:
             if self.secure_agg_client is None:
-                return serialize_reply(Declined(self.site, message.task, message.round, "this study has no secure sum"))
+                text = "this study has no secure aggregation"
+                return serialize_reply(Declined(self.site, message.task, message.round, "secure_aggregation", text))
             return serialize_reply(self.secure_agg_client.handle_message(message))
         started_at = time.perf_counter()
         session = self._open_session(message)
@@ -92,7 +93,7 @@ class RunWorker:
             )
         if message.task == "save_personal":
             self._save_personal_model(message.round)
-        self._save_state()  # before the answer leaves: once it is counted, the memory has to be there
+        self._save_state()  # before the reply leaves: an accepted reply needs its state
         return session.encode_reply()
 
     def _open_session(self, message: Message) -> TaskSession:
@@ -116,7 +117,7 @@ class RunWorker:
         )
 
     def _save_personal_model(self, round_number: int) -> None:
-        """The site's own model stays here, for the site to use."""
+        """Writes the personalized model to HOME/models/RUN/own.safetensors; it stays at the site."""
         dataset = self.dataset
         header = model_header(self.study, dataset.shape, dataset.classes, round_number)
         save_tensors(
@@ -139,13 +140,13 @@ class RunWorker:
         )
 
     def restore_state(self) -> None:
-        """What an earlier process of the same run left; a damaged file is not guessed at."""
+        """Loads the state of an earlier process of the same run. A damaged file raises an error."""
         if not self.state_file.exists():
             return
         header, tensors = load_tensors(self.state_file)
         if header["offer"] != self.offer.digest:
             raise RunFolderError(
-                f"{self.state_file} belongs to another offer of this run; move it away if that one is over"
+                f"{self.state_file} belongs to another offer of this run; move it away if that run is over"
             )
         parts: dict[str, dict[str, torch.Tensor]] = {"committed": {}, "pending": {}, "kept": {}}
         for name, value in tensors.items():
@@ -165,11 +166,11 @@ def open_run_worker(
     countersign: Callable[[ReceiptRequest], LedgerReceipt],
     settings: SiteSettings,
 ) -> RunWorker:
-    """Reads the site's data and builds its trainer: seconds, once a run and process."""
+    """Loads the site's data and builds its trainer. Takes seconds, once for each run and process."""
     study = offer.read_study()
     if study.hash != offer.study_hash:
         raise IncompatibleStudyError(
-            f"the study of {offer.run} is another one here ({study.hash[:12]} instead of {offer.study_hash[:12]}): hemofed or a "
+            f"the study of {offer.run} has another hash here ({study.hash[:12]} instead of {offer.study_hash[:12]}): hemofed or a "
             f"plugin has another version; install {offer.version}"
         )
     device = select_device(study)
@@ -220,7 +221,7 @@ def open_run_worker(
         run_spec=run_spec,
         dataset=dataset,
         trainer=trainer,
-        state_file=home / "runs" / offer.run / "memory.safetensors",
+        state_file=home / "runs" / offer.run / "client_state.safetensors",
         secure_agg_client=secure_agg_client,
         privacy_plan=privacy_plan,
         steps_per_second=steps_per_second,
@@ -231,6 +232,6 @@ def open_run_worker(
 
 
 def _simulated_speed(study: Study, sites: list[SiteId], site: SiteId) -> float:
-    """On the study's virtual clock, so that a rehearsal repeats the simulation."""
+    """The speed in the study's virtual time, so that a rehearsal repeats the simulation."""
     speed = study.sites.speed
     return speed[sites.index(site)] if isinstance(speed, tuple) else speed

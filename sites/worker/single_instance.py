@@ -1,4 +1,4 @@
-"""One process at a time works on a run at a site: a new one ends the one before it, which may hang or know nothing of it."""
+"""Allows one worker process for each run at a site: a new process kills the previous one, which may hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.core.files import write_atomically
 
 
 def take_over_run(pid_file: Path) -> bool:
-    """Whether there was another. By number and birth, so that nobody is killed who only has its number."""
+    """Returns whether a previous process was killed. Compares its start time, because process ids are reused."""
     this_process = psutil.Process()
     previous = _read_pid_file(pid_file)
     was_running = False
@@ -21,7 +21,7 @@ def take_over_run(pid_file: Path) -> bool:
         with contextlib.suppress(psutil.Error):
             previous_process = psutil.Process(previous[0])
             if abs(previous_process.create_time() - previous[1]) < 1.0 and previous_process.uids().real == os.getuid():
-                previous_process.kill()  # also one that was stopped
+                previous_process.kill()  # also ends a stopped process
                 previous_process.wait(10)
                 was_running = True
     write_atomically(pid_file, json.dumps({"pid": this_process.pid, "born": this_process.create_time()}).encode())

@@ -1,4 +1,4 @@
-"""Drives one Flow at one site: checks the message, turns its deadline into a cap of steps, weighs and wraps the answer."""
+"""Runs one client task at one site: converts the deadline to a maximum number of steps, and weights the reply."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pipeline.protocol.messages import (
     ClientTask,
     ClientUpdate,
     Declined,
+    DeclineKind,
     Message,
     Reply,
     SiteId,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TaskSession:
-    """One message being worked on. `job` is what it wants done next; None when `answer` is ready."""
+    """The processing of one message. `job`: the next local job; None when `reply` is ready."""
 
     def __init__(
         self,
@@ -54,16 +55,11 @@ class TaskSession:
             message, self._encrypted_shares = self._secure_agg_client.split_shares(message)
         self._budget_guard = self._secure_agg_client.budget_guard if self._secure_agg_client is not None else None
         self._is_charged = False
-        self._charged_steps_left = 0  # private steps that are paid for and not yet done
-        self.site, self.message, self.state_store, self.weighting, self.compression = (
-            site,
-            message,
-            state_store,
-            weighting,
-            compression,
-        )
+        self._charged_steps_left = 0  # private steps that are charged and not done yet
+        self.site, self.message, self.state_store = site, message, state_store
+        self.weighting, self.compression = weighting, compression
         self._encoded_vectors: dict[str, EncodedVector] = {}
-        self.work: LocalWork | None = None  # done, whether or not the answer says so
+        self.work: LocalWork | None = None  # also of a declined task
         self.job_index = 0
         self.job: LocalJob | None = None
         self.reply: Reply | Declined | None = None
@@ -82,7 +78,7 @@ class TaskSession:
             message, drop_residuals(client_state), context
         )
         stored_update = self._budget_guard.load_stored_update(message) if self._budget_guard is not None else None
-        if stored_update is not None:  # the same noised answer again costs nothing
+        if stored_update is not None:  # sending the same noised update again costs no epsilon
             self._is_charged = True
             self._finish_task(*stored_update)
         else:
@@ -90,7 +86,7 @@ class TaskSession:
 
     @property
     def is_private(self) -> bool:
-        """Whether the next job's result leaves the site and has to be protected."""
+        """Whether the result of the next job leaves the site and needs differential privacy."""
         return (
             self._budget_guard is not None
             and isinstance(self.job, TrainJob | GradientJob)
@@ -103,12 +99,12 @@ class TaskSession:
             affordable_steps = min(self._steps_left, result.work.steps_requested)
             self._steps_left -= result.work.steps_done + result.work.eval_steps
             self._steps_done += result.work.steps_done
-            # half a gradient is no gradient, and no step at all is no work: never welcome
+            # a partial gradient, or a result without any step, is never accepted
             rejects_partial = (
                 not self.message.accept_partial or isinstance(result, GradientResult) or not self._steps_done
             )
             if rejects_partial and (result.work.is_partial or self._steps_left < 0):
-                self._decline(f"late: {affordable_steps} of {result.work.steps_requested} steps by the deadline")
+                self._decline("late", f"{affordable_steps} of {result.work.steps_requested} steps by the deadline")
                 return
         self.job_index += 1
         self._advance(result)
@@ -126,46 +122,40 @@ class TaskSession:
                     self._finish_task(update, client_state)
                     return
             raise StrategyContractError(
-                f"{self.message.task} of a strategy ends with `return Update(...), memory`, not {stop.value!r}"
+                f"{self.message.task} of a strategy ends with `return ClientUpdate(...), client_state`, not {stop.value!r}"
             ) from None
         if not isinstance(job, LocalJob):
             raise StrategyContractError(
-                f"{self.message.task} of a strategy yielded a {type(job).__name__}, which is no job; is it `yield from`?"
+                f"{self.message.task} of a strategy yielded a {type(job).__name__}, which is not a job; is `yield from` missing?"
             )
         if isinstance(job, TrainJob) and self._steps_left < math.inf:
             job = replace(job, max_steps=int(self._steps_left), all_or_nothing=not self.message.accept_partial)
         self.job = job
         if self.is_private and not self._is_charged:
             self._charge_budget()
-        if self.is_private and isinstance(
-            self.job, TrainJob
-        ):  # no step that was not paid for, whatever a strategy asks
-            self.job = replace(
-                self.job,
-                max_steps=self._charged_steps_left
-                if self.job.max_steps is None
-                else min(self.job.max_steps, self._charged_steps_left),
-            )
+        if self.is_private and isinstance(self.job, TrainJob):  # never more steps than charged
+            max_steps = math.inf if self.job.max_steps is None else self.job.max_steps
+            self.job = replace(self.job, max_steps=int(min(max_steps, self._charged_steps_left)))
 
     def _charge_budget(self) -> None:
-        """For all private steps of the turn, once: how many there can be is known before any patient is looked at."""
+        """Charges all private steps of the round at once, before the first step. Their maximum number is known in advance."""
         assert self._budget_guard is not None
         steps = self._budget_guard.privacy_plan.steps_per_round
         self._is_charged = True
         if self._steps_left < steps and not self.message.accept_partial:
-            self._decline(f"late: {int(self._steps_left)} of {steps} steps by the deadline")
+            self._decline("late", f"{int(self._steps_left)} of {steps} steps by the deadline")
             return
         self._charged_steps_left = int(min(steps, self._steps_left))
         refusal = self._budget_guard.charge_round(self.message, self._charged_steps_left)
         if refusal is not None:
-            self._decline(refusal)
+            self._decline(*refusal)
 
     def _finish_task(self, update: ClientUpdate, client_state: ClientState) -> None:
         m, work = self.message, update.work
         self.work = work
         weight = client_weight(self.weighting, work)
         if self._budget_guard is not None:
-            # a training loss is no mechanism's: it stays here
+            # the training loss has no privacy mechanism, so it stays at the site
             update = replace(update, summed={k: v for k, v in update.summed.items() if k != "train_loss"})
             self._budget_guard.store_update(m, update, client_state)
         if m.task == "train":
@@ -180,7 +170,7 @@ class TaskSession:
                     update, self._residuals, self.site, m.round
                 )
             except (MessageError, ReplyError, QuorumNotReachedError) as error:
-                self._decline(f"not sent: {error}")
+                self._decline("not_sent", f"not sent: {error}")
                 return
             self.state_store.set_pending({**client_state, **new_residuals}, (m.round, m.attempt))
         if m.task == "save_personal":
@@ -189,9 +179,9 @@ class TaskSession:
             update = replace(update, work=replace(work, seconds=round(time.perf_counter() - self._started_at, 6)))
         self.job, self.reply = None, Reply(self.site, m.task, m.round, m.attempt, update, weight)
 
-    def _decline(self, reason: str) -> None:
+    def _decline(self, kind: DeclineKind, text: str) -> None:
         self._client_task.close()
-        self.job, self.reply = None, Declined(self.site, self.message.task, self.message.round, reason)
+        self.job, self.reply = None, Declined(self.site, self.message.task, self.message.round, kind, text)
 
 
 def _is_public_job(job: LocalJob) -> bool:

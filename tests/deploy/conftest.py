@@ -1,4 +1,4 @@
-"""A small run, its bundle and a runtime, once for all tests of the bedside."""
+"""A small exported run, its bundle and a runtime, shared by all tests of the edge."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.study.schema import Study
 from privacy.ledger import keys
 
 STUDY = {
-    "name": "bedside",
+    "name": "edge",
     "description": "Rendered cells for tests",
     "rounds": 3,
     "seed": 5,
@@ -36,45 +36,45 @@ STUDY = {
 
 
 @dataclass(frozen=True)
-class World:
-    run: RunFolder
-    made: ExportResult
-    key: Path
-    trust: TrustStore
+class ExportedRun:
+    run_folder: RunFolder
+    export: ExportResult
+    key_path: Path
+    trust_store: TrustStore
 
     @property
     def bundle(self) -> ModelBundle:
-        return ModelBundle.open(self.made.folder, self.trust)
+        """Opened anew each time."""
+        return ModelBundle.open(self.export.folder, self.trust_store)
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("bedside")
+def exported_run(tmp_path_factory: pytest.TempPathFactory) -> ExportedRun:
+    folder = tmp_path_factory.mktemp("edge")
     study = Study.model_validate(STUDY)
-    finished = RunFolder.create(folder / "run", study)
-    run_simulation(study, finished)
+    run_folder = RunFolder.create(folder / "run", study)
+    run_simulation(study, run_folder)
     key = keys.generate_key()
     keys.save_key(key, folder / "key.pem")
-    trust = TrustStore(folder / "trust.json")
-    trust.add("the lead", keys.public_hex(key))
-    return World(
-        finished, export_bundle(finished, "global", folder / "bundle", key, with_int8=True), folder / "key.pem", trust
-    )
+    trust_store = TrustStore(folder / "trust.json")
+    trust_store.add("the lead", keys.public_hex(key))
+    export = export_bundle(run_folder, "global", folder / "bundle", key, with_int8=True)
+    return ExportedRun(run_folder, export, folder / "key.pem", trust_store)
 
 
 @pytest.fixture(scope="session")
-def bundle(world: World) -> Path:
-    return world.made.folder
+def bundle(exported_run: ExportedRun) -> Path:
+    return exported_run.export.folder
 
 
 @pytest.fixture(scope="session")
-def runtime(world: World) -> BundleRuntime:
-    return BundleRuntime(world.bundle)
+def runtime(exported_run: ExportedRun) -> BundleRuntime:
+    return BundleRuntime(exported_run.bundle)
 
 
 @pytest.fixture(scope="session")
-def images(world: World) -> np.ndarray:
-    """Rendered cells that the model never saw, uint8 (N, 72, 72, 3)."""
+def images(exported_run: ExportedRun) -> np.ndarray:
+    """Rendered cells that are not in the training data, uint8 (N, 72, 72, 3)."""
     from sites.data.synthetic_smear import SyntheticSmear
 
     data = SyntheticSmear(cells=400, patients=20, schistocytes=0.3).load(None, 99)
@@ -82,32 +82,32 @@ def images(world: World) -> np.ndarray:
 
 
 @pytest.fixture
-def trusted(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """This process, and those that it starts with `trusted`, believe the lead's key; nothing of the user's is touched."""
-    own = {
-        "HEMOFED_TRUST": str(world.trust.path),
-        "HEMOFED_LABS": str(tmp_path / "labs"),
+def trusted_env(exported_run: ExportedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment for this process and its children that trusts the lead's key and leaves the user's files alone."""
+    variables = {
+        "HEMOFED_TRUST": str(exported_run.trust_store.path),
+        "HEMOFED_LOCAL_CALIBRATIONS": str(tmp_path / "local-calibrations"),
         "XDG_DATA_HOME": str(tmp_path / "data"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }
-    for name, value in own.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return dict(os.environ)
 
 
 @pytest.fixture
-def hemofed(trusted: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
-    """In this process, for speed; errors come as exceptions."""
+def hemofed(trusted_env: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
+    """Runs `hemofed` in this process, for speed, and returns its stdout; errors come as exceptions."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words: object, code: int = 0) -> str:
-        done = CliRunner().invoke(app, [str(w) for w in words])
-        if done.exit_code != code:
+    def run_command(*arguments: object, code: int = 0) -> str:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if result.exit_code != code:
             raise (
-                done.exception
-                if done.exception and not isinstance(done.exception, SystemExit)
-                else AssertionError(done.output)
+                result.exception
+                if result.exception and not isinstance(result.exception, SystemExit)
+                else AssertionError(result.output)
             )
-        return done.stdout
+        return result.stdout
 
-    return call
+    return run_command

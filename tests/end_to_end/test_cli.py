@@ -133,9 +133,9 @@ def test_study_new_check_show_list(tmp_path):
     assert {"moons-demo", "fashion-mnist-table"} <= {
         s["name"] for s in json.loads(hemofed("study", "list", "--json", cwd=tmp_path).stdout)
     }
-    (tmp_path / "mine.toml").write_text((tmp_path / "mine.toml").read_text().replace("rounds", "roundz"))
+    (tmp_path / "mine.toml").write_text((tmp_path / "mine.toml").read_text().replace("rounds", "rouns"))
     said = hemofed("study", "check", "mine.toml", cwd=tmp_path, ok=False).stderr
-    assert "mine.toml:3: unknown key 'roundz'; did you mean 'rounds'?" in said
+    assert "mine.toml:3: unknown key 'rouns'; did you mean 'rounds'?" in said
 
 
 def test_missing_data_names_every_cure(tmp_path):

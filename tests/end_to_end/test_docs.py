@@ -36,8 +36,8 @@ from pipeline.core.registry import COMPONENT_PACKAGES, registered_components
 from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study, StudySection, load_study
 from pipeline.study.toml_file import _toml_value
-from tests.conftest import REAL_CELLS
 from tests.support.docs_shell import Shell, shell
+from tests.support.markers import REAL_CELLS
 
 ROOT = Path(__file__).parents[2]
 FASHION = Path("/usr/share/datasets/fashion-mnist")

@@ -1,4 +1,4 @@
-"""A site that joins a finished run gets a model of its own, changes nothing of the run, and is refused where that makes no sense."""
+"""A site that joins a finished run gets a personal model and does not change the run."""
 
 import json
 
@@ -10,23 +10,23 @@ from pipeline.core.errors import DataError, RunFolderError, StudyError
 from pipeline.core.tensor_io import load_tensors
 from pipeline.runs.late_join import LateJoiner, join_run
 
-TURNED = {"name": "plane", "sites": 2, "theta": 2.5}
+ROTATED = {"name": "plane", "sites": 2, "theta": 2.5}
 
 
-def newcomer(turns=5, data=None, **sets):
-    return LateJoiner("north", data, {"seed": 7} | sets, turns)
+def make_late_joiner(num_rounds=5, data_path=None, **overrides):
+    return LateJoiner("north", data_path, {"seed": 7} | overrides, num_rounds)
 
 
-def files(folder: RunFolder) -> dict[str, bytes]:
+def read_files(folder: RunFolder) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in folder.path.rglob("*") if p.is_file() and "joined" not in p.parts}
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedper", "fedrep", "pfedme", "finetune", "perfedavg", "demlearn"])
-def test_it_has_its_own_model_and_the_run_stays_as_it_was(moons, go, name):
+def test_late_joiner_gets_a_personal_model_and_the_run_stays_unchanged(moons, go, name):
     folder, _ = go(moons(strategy=name))
-    before = files(folder)
-    got = join_run(folder, newcomer())
-    assert files(folder) == before
+    before = read_files(folder)
+    got = join_run(folder, make_late_joiner())
+    assert read_files(folder) == before
     header, kept = load_tensors(folder.path / "joined" / "north" / "models" / "own.safetensors")
     assert header["classes"] == folder.read_json("sites.json")["classes"]
     assert got["own"]["n"] == got["global"]["n"] == got["alone"]["n"] > 0
@@ -35,11 +35,11 @@ def test_it_has_its_own_model_and_the_run_stays_as_it_was(moons, go, name):
     json.dumps(got)
 
 
-def test_more_turns_fit_a_memory_better(moons, go):
+def test_late_joiner_loss_falls_with_more_rounds(moons, go):
     folder, _ = go(moons(strategy="fedper"))
     losses = []
-    for turns in (1, 20):
-        got = join_run(folder, LateJoiner(f"turns-{turns}", None, {"seed": 7}, turns))
+    for num_rounds in (1, 20):
+        got = join_run(folder, LateJoiner(f"rounds-{num_rounds}", None, {"seed": 7}, num_rounds))
         losses.append(got["own"]["loss"])
     assert losses[1] < losses[0]
 
@@ -47,49 +47,49 @@ def test_more_turns_fit_a_memory_better(moons, go):
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"name": "ifca", "warmup": 4},
-        {"name": "similarity_clustering", "every": 2},
+        {"name": "ifca", "warmup_rounds": 4},
+        {"name": "similarity_clustering", "cluster_every": 2},
         {"name": "cfl", "eps1": 1.0, "gap": 0.0},
-        {"name": "demlearn", "levels": 2, "amplify": 1.0, "alpha": 0.0},
+        {"name": "demlearn", "levels": 2, "amplify_rounds": 1.0, "alpha": 0.0},
     ],
 )
-def test_it_joins_the_group_that_sees_as_it_does(moons, go, strategy):
+def test_late_joiner_is_assigned_to_the_cluster_with_its_feature_skew(moons, go, strategy):
     points = {"name": "moons", "points": 1000}
     folder, _ = go(
-        moons(strategy=strategy, feature_skew=TURNED, data=points, rounds=12, local={"lr": 0.3, "batch_size": 8})
+        moons(strategy=strategy, feature_skew=ROTATED, data=points, rounds=12, local={"lr": 0.3, "batch_size": 8})
     )
-    groups = folder.rounds()[-1]["groups"]
+    groups = folder.load_rounds()[-1]["groups"]
     assert groups["site-01"] == groups["site-02"] != groups["site-03"] == groups["site-04"]
-    assert join_run(folder, newcomer())["group"] == groups["site-03"]
-    turned = LateJoiner("south", None, {"seed": 7, "feature_skew": TURNED | {"sites": 1}}, 1)
-    assert join_run(folder, turned)["group"] == groups["site-01"]
+    assert join_run(folder, make_late_joiner())["group"] == groups["site-03"]
+    rotated = LateJoiner("south", None, {"seed": 7, "feature_skew": ROTATED | {"sites": 1}}, 1)
+    assert join_run(folder, rotated)["group"] == groups["site-01"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedopt", "scaffold", "fedswap"])
-def test_a_common_model_can_be_fine_tuned_for_it(moons, go, name):
+def test_late_joiner_can_fine_tune_a_global_model(moons, go, name):
     folder, _ = go(moons(strategy=name))
     with pytest.raises(StudyError, match="--set strategy=finetune"):
-        join_run(folder, newcomer())
+        join_run(folder, make_late_joiner())
     assert not (folder.path / "joined" / "north").exists()
-    got = join_run(folder, newcomer(strategy="finetune"))
+    got = join_run(folder, make_late_joiner(strategy="finetune"))
     assert got["own"]["loss"] < got["global"]["loss"]
 
 
-def test_what_cannot_be_is_said(moons, go, tmp_path):
+def test_impossible_late_joins_are_refused(moons, go, tmp_path):
     folder, _ = go(moons(strategy="ditto"))
     with pytest.raises(DataError, match="the run's own examples"):
         join_run(folder, LateJoiner("north", None, {}, 1))
-    with pytest.raises(StudyError, match="keeps other things"):
-        join_run(folder, newcomer(strategy="ifca"))
-    join_run(folder, newcomer())
+    with pytest.raises(StudyError, match="their states differ"):
+        join_run(folder, make_late_joiner(strategy="ifca"))
+    join_run(folder, make_late_joiner())
     with pytest.raises(RunFolderError, match="another --name"):
-        join_run(folder, newcomer())
+        join_run(folder, make_late_joiner())
     fresh = RunFolder.create(tmp_path / "fresh", moons())
     with pytest.raises(RunFolderError, match="not finished"):
-        join_run(fresh, newcomer())
+        join_run(fresh, make_late_joiner())
 
 
-def test_a_robust_rule_of_the_run_does_not_keep_it_out(moons, go):
+def test_late_join_of_a_run_with_a_robust_rule_and_codecs(moons, go):
     folder, _ = go(
         moons(
             strategy="ditto",
@@ -97,4 +97,4 @@ def test_a_robust_rule_of_the_run_does_not_keep_it_out(moons, go):
             compression={"uplink": "qsgd", "downlink": "fp16"},
         )
     )
-    assert join_run(folder, newcomer())["own"]["n"] > 0
+    assert join_run(folder, make_late_joiner())["own"]["n"] > 0

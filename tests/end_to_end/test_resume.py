@@ -1,4 +1,4 @@
-"""A run survives kill -9, Ctrl-C and a full disk; resumed, it ends with the same bits."""
+"""A run killed by kill -9, Ctrl-C or a full disk resumes and ends with the same bits."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from pipeline.engines.simulated import SimulatedEngine
 from pipeline.protocol.serialization import deserialize_message, deserialize_reply
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.toml_file import to_toml
-from tests.conftest import final_weights
+from tests.support.studies import final_weights
 
 HEMOFED = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
 
@@ -42,7 +42,7 @@ class Killed(Exception):
     pass
 
 
-def same_records(a: Path, b: Path) -> None:
+def assert_same_records(a: Path, b: Path) -> None:
     def lines(path: Path) -> list[dict]:
         found = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
         for record in found:
@@ -58,7 +58,7 @@ def same_records(a: Path, b: Path) -> None:
     "kind", [CALM, ROUGH, LATE, MEMORY, MOMENTUM], ids=["calm", "rough", "late", "memory", "momentum"]
 )
 @pytest.mark.parametrize("stop", [0, 1, 4])
-def test_stopped_in_any_round_and_resumed_it_is_the_undisturbed_run(moons, go, tmp_path, kind, stop):
+def test_run_stopped_in_any_round_resumes_bit_for_bit(moons, go, tmp_path, kind, stop):
     study = moons(**kind)
     whole, want = go(study, "whole")
     folder = RunFolder.create(tmp_path / "cut", study)
@@ -71,22 +71,22 @@ def test_stopped_in_any_round_and_resumed_it_is_the_undisturbed_run(moons, go, t
         run_simulation(study, folder, on_round_end=watch)
     got = run_simulation(RunFolder.open(folder.path).load_study(), RunFolder.open(folder.path))
     assert got["test"] == want["test"]
-    same_records(whole.path, folder.path)
+    assert_same_records(whole.path, folder.path)
     last, other = (load_checkpoint(f.path / "checkpoint") for f in (whole, folder))
-    assert last[0]["progress"]["counted"].keys() == other[0]["progress"]["counted"].keys()
+    assert last[0]["progress"]["last_accepted"].keys() == other[0]["progress"]["last_accepted"].keys()
     for key, value in last[1].items():
-        if key.startswith("late/"):  # parcels under way name the seconds they took
+        if key.startswith("late/"):  # late replies hold their duration
             theirs, mine = (deserialize_reply("site-01", t.numpy().tobytes()) for t in (value, other[1][key]))
             assert torch.equal(theirs.update.averaged["delta"], mine.update.averaged["delta"])
         else:
             assert torch.equal(value, other[1][key]), key
 
 
-def test_kill_9_at_a_random_moment(moons, go, tmp_path):
-    """Real processes, really killed, several times, at moments nobody chose."""
+def test_run_killed_at_random_moments_resumes_bit_for_bit(moons, go, tmp_path):
+    """Real processes, killed several times at random moments."""
     study = moons(rounds=150, **ROUGH)
     whole, want = go(study, "whole")
-    (tmp_path / "study.toml").write_text(to_toml(study.dump()))
+    (tmp_path / "study.toml").write_text(to_toml(study.to_dict()))
     cut = tmp_path / "cut"
     fresh = [*HEMOFED, "run", str(tmp_path / "study.toml"), "--out", str(cut), "-q"]
     again = [*HEMOFED, "run", "--resume", str(cut), "-q"]
@@ -96,11 +96,11 @@ def test_kill_9_at_a_random_moment(moons, go, tmp_path):
         process = subprocess.Popen(
             again if (cut / "study.toml").exists() else fresh, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        begun = rounds_in(cut)
+        begun = count_rounds(cut)
         deadline = time.monotonic() + 60
         while (
             process.poll() is None
-            and rounds_in(cut) < min(begun + rng.randint(1, 40), 140)
+            and count_rounds(cut) < min(begun + rng.randint(1, 40), 140)
             and time.monotonic() < deadline
         ):
             time.sleep(0.002)
@@ -114,30 +114,30 @@ def test_kill_9_at_a_random_moment(moons, go, tmp_path):
     subprocess.run(again, check=True, stdout=subprocess.DEVNULL, timeout=120)
     assert torch.equal(final_weights(RunFolder(cut)), final_weights(whole))
     assert RunFolder(cut).read_json("results.json")["test"] == want["test"]
-    same_records(whole.path, cut)
+    assert_same_records(whole.path, cut)
 
 
-def rounds_in(folder: Path) -> int:
+def count_rounds(folder: Path) -> int:
     file = folder / "rounds.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def heard() -> None:
-    """What a shell starts beside itself would not hear Ctrl-C."""
+def enable_sigint() -> None:
+    """Background processes of a shell ignore SIGINT by default."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_ctrl_c_says_how_to_go_on(moons, tmp_path):
+def test_ctrl_c_prints_the_resume_command(moons, tmp_path):
     study = moons(rounds=5000)
-    (tmp_path / "study.toml").write_text(to_toml(study.dump()))
+    (tmp_path / "study.toml").write_text(to_toml(study.to_dict()))
     out = tmp_path / "run"
     process = subprocess.Popen(
         [*HEMOFED, "run", str(tmp_path / "study.toml"), "--out", str(out)],
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heard,
+        preexec_fn=enable_sigint,
     )
-    while rounds_in(out) < 3:
+    while count_rounds(out) < 3:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -163,7 +163,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_is_named_and_loses_nothing(moons, small_disk):
+def test_run_on_a_full_disk_can_be_resumed(moons, small_disk):
     study = moons(rounds=2000)
     folder = RunFolder.create(small_disk / "run", study)
     with pytest.raises(NoSpaceError, match=r"no space left to write .* --resume"):
@@ -184,7 +184,7 @@ def test_a_full_disk_is_named_and_loses_nothing(moons, small_disk):
     assert seen == [reached + 1, reached + 2, reached + 3]
 
 
-def test_another_study_does_not_resume_it(moons, go, tmp_path):
+def test_run_is_not_resumed_by_another_study(moons, go, tmp_path):
     study = moons(rounds=2)
     folder = RunFolder.create(tmp_path / "run", study)
 
@@ -197,7 +197,7 @@ def test_another_study_does_not_resume_it(moons, go, tmp_path):
         run_simulation(moons(rounds=2, seed=9), folder)
 
 
-def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(moons, go):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(moons, go):
     folder, _ = go(moons(rounds=3))
     newest, before = sorted((folder.path / "checkpoint").glob("*.safetensors"), reverse=True)
     newest.write_bytes(newest.read_bytes()[:200])
@@ -207,21 +207,21 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(moons, go):
         load_checkpoint(folder.path / "checkpoint")
 
 
-def test_a_folder_with_something_in_it_is_left_alone(moons, tmp_path):
+def test_run_folder_is_not_created_in_a_nonempty_folder(moons, tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(RunFolderError, match="is not empty"):
         RunFolder.create(tmp_path, moons())
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_model_file_is_plain_safetensors(moons, go):
+def test_model_file_is_plain_safetensors(moons, go):
     folder, results = go(moons(rounds=2))
     header, tensors = load_tensors(folder.path / "models" / "global.safetensors")
     assert header["round"] == results["best_round"]
     assert tensors["weights"].shape == (22,)
 
 
-def test_no_two_executions_of_a_turn_share_an_identity(moons, tmp_path):
+def test_repeated_rounds_have_different_attempts(moons, tmp_path):
     study = moons(rounds=3)
     folder = RunFolder.create(tmp_path / "run", study)
     attempts = []
@@ -229,16 +229,16 @@ def test_no_two_executions_of_a_turn_share_an_identity(moons, tmp_path):
     class Crash(Exception):
         pass
 
-    def crash_in_turn_2(self, parcels, wait):
-        message = deserialize_message(next(iter(parcels.values())))
+    def crash_in_round_2(self, encoded_messages, round_policy):
+        message = deserialize_message(next(iter(encoded_messages.values())))
         if message.round == 2:
             attempts.append((message.round, message.attempt))
             raise Crash
-        yield from whole(self, parcels, wait)
+        yield from exchange(self, encoded_messages, round_policy)
 
-    whole = SimulatedEngine.exchange
+    exchange = SimulatedEngine.exchange
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimulatedEngine, "exchange", crash_in_turn_2)
+        patch.setattr(SimulatedEngine, "exchange", crash_in_round_2)
         for _ in range(4):
             with pytest.raises(Crash):
                 run_simulation(study, folder)

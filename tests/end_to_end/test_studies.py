@@ -1,4 +1,4 @@
-"""Whole studies through the front door: best round, patience, targets, yardsticks, public data, evaluation."""
+"""Whole studies: best round, patience, targets, baselines, public data, evaluation, refusals, data identity."""
 
 import json
 from contextlib import nullcontext
@@ -9,103 +9,103 @@ from PIL import Image
 
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import HemofedError, IncompatibleStudyError, RunFolderError, StudyError
-from pipeline.runs.baselines import build_baseline_studies, run_baselines
+from pipeline.runs.baselines import run_baselines
 from pipeline.runs.simulation import dry_run_study, run_simulation
-from tests.conftest import needs_fashion
+from tests.support.markers import needs_fashion_mnist
 
 
-def test_the_best_round_by_val_is_what_is_tested_and_saved(moons, go):
+def test_best_round_by_validation_is_tested_and_saved(moons, go):
     folder, results = go(moons(rounds=12))
-    by_round = {r["round"]: r["metrics"]["val"]["pooled"]["accuracy"] for r in folder.rounds() if r["round"]}
+    by_round = {r["round"]: r["metrics"]["val"]["pooled"]["accuracy"] for r in folder.load_rounds() if r["round"]}
     best = max(by_round.values())
     assert results["best_round"] == min(t for t, v in by_round.items() if v == best)
     assert results["chosen_by"] == "val accuracy"
-    assert "test" not in folder.rounds()[-1]["metrics"]
+    assert "test" not in folder.load_rounds()[-1]["metrics"]
     assert results["test"]["pooled"]["n"] == 40
 
 
-def test_patience_stops_early(moons, go):
+def test_patience_stops_the_run_early(moons, go):
     _, results = go(moons(rounds=500, evaluation={"evaluate_at": "sites", "patience": 3}))
     assert results["stopped"].startswith("early")
     assert results["rounds"] == results["best_round"] + 3
 
 
-def test_a_target_stops_when_reached(moons, go):
+def test_target_stops_the_run_when_reached(moons, go):
     folder, results = go(moons(rounds=200, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}))
     assert results["stopped"].startswith("target: accuracy")
-    values = [r["metrics"]["test"]["pooled"]["accuracy"] for r in folder.rounds()]
+    values = [r["metrics"]["test"]["pooled"]["accuracy"] for r in folder.load_rounds()]
     assert values[-1] >= 0.8
     assert max(values[:-1]) < 0.8
 
 
-def test_where_decides_who_judges(moons, go):
+def test_evaluate_at_decides_who_evaluates(moons, go):
     for where, want in (
         ("coordinator", {"coordinator"}),
         ("sites", {"pooled", "sites"}),
         ("both", {"coordinator", "pooled", "sites"}),
     ):
         folder, results = go(moons(rounds=1, evaluation={"evaluate_at": where}), where)
-        assert set(folder.rounds()[-1]["metrics"]["val"]) == want
+        assert set(folder.load_rounds()[-1]["metrics"]["val"]) == want
         assert set(results["test"]) == want
 
 
-def test_sites_together_hold_what_the_coordinator_holds(moons, go):
-    """Without skew the pooled figures and the coordinator's are of the same examples."""
+def test_pooled_site_metrics_equal_the_coordinators(moons, go):
+    """Without skew both are computed on the same examples."""
     _, results = go(moons(rounds=2, evaluation={"evaluate_at": "both"}))
     for metric in ("n", "accuracy", "auroc"):
         assert results["test"]["pooled"][metric] == results["test"]["coordinator"][metric]
     assert results["test"]["pooled"]["loss"] == pytest.approx(results["test"]["coordinator"]["loss"])
 
 
-def test_skew_moves_the_sites_it_names(moons):
-    people = dry_run_study(moons(feature_skew={"name": "plane", "sites": 2, "dx": 10.0}), None).dataset
-    mean = [float(people.pool.x[people.split_indices[s].train][:, 0].mean()) for s in people.sites]
+def test_feature_skew_moves_only_the_given_sites(moons):
+    dataset = dry_run_study(moons(feature_skew={"name": "plane", "sites": 2, "dx": 10.0}), None).dataset
+    mean = [float(dataset.pool.x[dataset.split_indices[s].train][:, 0].mean()) for s in dataset.sites]
     assert mean[0] > 8
     assert mean[1] > 8
     assert mean[2] < 3
     assert mean[3] < 3
 
 
-def test_rotation_by_a_right_angle():
+def test_plane_skew_rotates_by_a_right_angle():
     from sites.population.feature_skew import PlaneSkew
 
     turned = PlaneSkew(sites=1, theta=torch.pi / 2).apply(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0, 0)
     torch.testing.assert_close(turned, torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), atol=1e-6, rtol=0)
 
 
-def quietly(study):
+def no_callback(study):
     return nullcontext(lambda record: None)
 
 
-def test_yardsticks_are_measured_once(moons, go):
+def test_baselines_are_cached(moons, go):
     study = moons(rounds=8)
     folder, _ = go(study)
-    first = run_baselines(study, folder, None, quietly)
+    first = run_baselines(study, folder, None, no_callback)
     assert set(first) == {"local_only", "centralized"}
     assert len(first["centralized"]["curve"]) == 9
     assert set(first["local_only"]["test"]["sites"]) == {"site-01", "site-02", "site-03", "site-04"}
-    assert run_baselines(study, folder, None, quietly) == first
+    assert run_baselines(study, folder, None, no_callback) == first
 
 
-def test_yardsticks_are_followed_by_the_class_that_matters(moons, go):
+def test_baseline_curves_use_the_positive_class(moons, go):
     study = moons(rounds=2, evaluation={"evaluate_at": "sites", "positive_class": "lower"})
     folder, _ = go(study)
-    found = run_baselines(study, folder, None, quietly)
-    assert {yard["metric"] for yard in found.values()} == {"positive_auroc"}
-    alone = folder.rounds()[0]["metrics"]["val"]["sites"]  # before training all models are the same
+    found = run_baselines(study, folder, None, no_callback)
+    assert {baseline["metric"] for baseline in found.values()} == {"positive_auroc"}
+    alone = folder.load_rounds()[0]["metrics"]["val"]["sites"]  # before training all models are the same
     known = [m["positive_auroc"] for m in alone.values() if m["positive_auroc"] is not None]
     assert found["local_only"]["curve"][0] == [0, pytest.approx(sum(known) / len(known))]
-    assert found["centralized"]["curve"][0][1] == folder.rounds()[0]["metrics"]["val"]["pooled"]["positive_auroc"]
+    assert found["centralized"]["curve"][0][1] == folder.load_rounds()[0]["metrics"]["val"]["pooled"]["positive_auroc"]
 
 
-def test_public_examples_are_the_coordinators_alone(moons, go):
-    people = dry_run_study(moons(public={"fraction": 0.25}), None).dataset
-    public = set(people.split_indices["coordinator"].train.tolist())
+def test_public_examples_belong_to_the_coordinator_only(moons, go):
+    dataset = dry_run_study(moons(public={"fraction": 0.25}), None).dataset
+    public = set(dataset.split_indices["coordinator"].train.tolist())
     assert len(public) == 32
-    assert all(public.isdisjoint(people.split_indices[s].train.tolist()) for s in people.sites)
+    assert all(public.isdisjoint(dataset.split_indices[s].train.tolist()) for s in dataset.sites)
     warm, _ = go(moons(public={"fraction": 0.25, "warmup_epochs": 30}, rounds=1), "warm")
     cold, _ = go(moons(public={"fraction": 0.25}, rounds=1), "cold")
-    losses = [f.rounds()[0]["metrics"]["val"]["pooled"]["loss"] for f in (warm, cold)]
+    losses = [f.load_rounds()[0]["metrics"]["val"]["pooled"]["loss"] for f in (warm, cold)]
     assert losses[0] < losses[1] - 0.05
 
 
@@ -117,10 +117,10 @@ def test_public_examples_are_the_coordinators_alone(moons, go):
             {"evaluation": {"selection_metric": "positive_auroc"}},
             "needs evaluation.positive_class; classes: upper, lower",
         ),
-        ({"evaluation": {"positive_class": "middle"}}, "'middle' is no class; classes: upper, lower"),
+        ({"evaluation": {"positive_class": "middle"}}, "'middle' is not a class; classes: upper, lower"),
         ({"round": {"quorum": 5}}, "quorum is 5 but 4 of 4 sites are asked"),
         ({"round": {"quorum": 3}, "client_sampling": {"fraction": 0.5}}, "quorum is 3 but 2 of 4 sites are asked"),
-        ({"evaluation": {"patience": 1, "splits": ["test"]}}, "patience looks at val"),
+        ({"evaluation": {"patience": 1, "splits": ["test"]}}, "patience needs val"),
         ({"evaluation": {"target": 0.9, "splits": []}}, "needs a split"),
         ({"round": {"late_updates": "keep"}}, "needs a deadline"),
         ({"strategy": "fedsgd", "local": {"momentum": 0.9}}, "one plain step"),
@@ -132,13 +132,13 @@ def test_public_examples_are_the_coordinators_alone(moons, go):
         ({"data": {"name": "fashion_mnist", "path": "/nowhere"}, "model": "mlp"}, "/nowhere"),
     ],
 )
-def test_refusals_come_before_the_first_round(moons, sections, message):
+def test_invalid_studies_are_refused_before_the_first_round(moons, sections, message):
     with pytest.raises(HemofedError) as error:
         dry_run_study(moons(**sections), None)
     assert message in str(error.value)
 
 
-@needs_fashion
+@needs_fashion_mnist
 def test_fedsgd_refuses_batchnorm(moons):
     study = moons(
         strategy="fedsgd", model={"name": "cnn28", "norm": "batch"}, data={"name": "fashion_mnist", "limit": 50}
@@ -147,14 +147,14 @@ def test_fedsgd_refuses_batchnorm(moons):
         dry_run_study(study, None)
 
 
-def test_a_finished_run_is_not_run_again(moons, go):
+def test_finished_run_is_not_run_again(moons, go):
     folder, results = go(moons(rounds=2))
     before = (folder.path / "rounds.jsonl").read_bytes()
-    assert run_simulation(folder.study(), RunFolder.open(folder.path)) == json.loads(json.dumps(results))
+    assert run_simulation(folder.load_study(), RunFolder.open(folder.path)) == json.loads(json.dumps(results))
     assert (folder.path / "rounds.jsonl").read_bytes() == before
 
 
-def test_a_seed_decides_everything(moons, go):
+def test_seed_decides_the_result(moons, go):
     _a, one = go(moons(rounds=3), "a")
     _b, same = go(moons(rounds=3), "b")
     _, other = go(moons(rounds=3, seed=4), "c")
@@ -163,40 +163,28 @@ def test_a_seed_decides_everything(moons, go):
     assert one["hash"] == same["hash"] != other["hash"]
 
 
-def test_an_unknown_name_in_a_study_is_an_error_and_no_traceback():
+def test_incomplete_study_raises_study_error():
     from pipeline.study.toml_file import parse_study
 
     with pytest.raises(StudyError):
         parse_study("name = 'x'", "x.toml", {})
 
 
-def test_a_study_in_which_nothing_trained_has_no_result(moons, go):
-    with pytest.raises(HemofedError, match=r"no round counted(.|\n)*not finite; lower local\.lr"):
+def test_run_with_only_void_rounds_has_no_result(moons, go):
+    with pytest.raises(HemofedError, match=r"all rounds were void(.|\n)*not finite; lower local\.lr"):
         go(moons(rounds=2, local={"lr": 1e38, "batch_size": 8}))
 
 
-def test_a_target_met_in_the_last_round_is_met(moons, go):
+def test_target_reached_in_the_last_round_counts(moons, go):
     folder, _ = go(moons(rounds=30, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}), "first")
-    rounds = folder.rounds()[-1]["round"]
+    rounds = folder.load_rounds()[-1]["round"]
     _, results = go(
         moons(rounds=rounds, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}), "last"
     )
     assert results["stopped"].startswith("target")
 
 
-def test_yardsticks_take_as_many_passes(moons):
-    study = moons(
-        local={"steps": 5, "batch_size": 8}, public={"fraction": 0.2, "warmup_epochs": 3}, evaluation={"target": 0.9}
-    )
-    others = build_baseline_studies(study, 4)
-    assert set(others) == {"local_only", "centralized"}  # points are seen by no scanner
-    central, local = others["centralized"], others["local_only"]
-    assert (central.local.steps, local.local.steps) == (20, 5)
-    assert central.public == local.public == study.public  # all begin alike
-    assert central.evaluation.target is None
-
-
-def test_two_processes_do_not_run_one_folder(moons, tmp_path):
+def test_two_processes_cannot_run_the_same_folder(moons, tmp_path):
     study = moons(rounds=3)
     folder = RunFolder.create(tmp_path / "run", study)
 
@@ -208,7 +196,7 @@ def test_two_processes_do_not_run_one_folder(moons, tmp_path):
     assert [r["round"] for r in folder.load_rounds()] == [0, 1, 2, 3]
 
 
-def test_a_folder_in_which_nothing_was_run_may_be_taken_over(moons, tmp_path):
+def test_run_folder_without_rounds_may_be_reused(moons, tmp_path):
     RunFolder.create(tmp_path / "run", moons(rounds=2))
     study = moons(rounds=3)
     assert run_simulation(study, RunFolder.create(tmp_path / "run", study))["rounds"] == 3
@@ -216,8 +204,8 @@ def test_a_folder_in_which_nothing_was_run_may_be_taken_over(moons, tmp_path):
         RunFolder.create(tmp_path / "run", study)
 
 
-def test_other_hospitals_are_other_data(tmp_path, moons):
-    """The same images, dealt by another column, are not the run's data any more."""
+def test_fingerprint_depends_on_the_partition_column(tmp_path, moons):
+    """The same images with another partition are other data."""
     for i in range(40):
         Image.new("L", (8, 8), 6 * i).save(tmp_path / f"{i}.png")
 

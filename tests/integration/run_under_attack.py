@@ -165,4 +165,4 @@ def judged(stage: Stage) -> dict[str, dict[str, Any]]:
 
 
 def _doing(path: str) -> dict[str, Any]:
-    return {"tasks": ["about", "ask"], "executor": {"path": path, "args": {}}}
+    return {"tasks": ["data_summary", "exchange"], "executor": {"path": path, "args": {}}}

@@ -19,7 +19,7 @@ from pipeline.cli.local_federation import run_cli_json
 from sites.governance.home import SiteHome
 from tests.integration.chaos_federation import ROUNDS, RUNNER, SITES, WORKER, World
 from tests.integration.slow_network import slow_line
-from tests.support.connect_proxy import Proxy
+from tests.support.connect_proxy import ConnectProxy
 
 pytestmark = pytest.mark.slow
 SITE = "site-02"
@@ -63,12 +63,12 @@ def test_a_slow_line(world: World, tmp_path: Path) -> None:
 
 def test_through_an_http_proxy(world: World, tmp_path: Path) -> None:
     """Everything: enrolled before, beats and FLARE's messages go through CONNECT."""
-    with Proxy() as proxy:
+    with ConnectProxy() as proxy:
         again(world, SITE, HTTPS_PROXY=f"http://127.0.0.1:{proxy.port}", NO_PROXY="", no_proxy="")
         try:
             run = world.begin()
             world.finish(run)
-            assert len(proxy.asked) >= 3  # the agent, FLARE's client, its job
+            assert len(proxy.request_lines) >= 3  # the agent, FLARE's client, its job
         finally:
             again(world, SITE)
     world.as_if_nothing_had_happened(run, tmp_path)

@@ -122,7 +122,7 @@ def test_no_work_without_an_approval_that_stands(jobs: dict[str, dict[str, Any]]
     revoke_approval(third, made.run)
     ended = stage.run(made)
     assert ended["how"] == "halted"
-    for site, why in zip(SITES, ("is not approved", "approval ended", "approval was withdrawn"), strict=True):
+    for site, why in zip(SITES, ("is not approved", "approval expired", "approval was withdrawn"), strict=True):
         assert re.search(rf"{site}: [^;]*{why}", ended["why"]), ended["why"]
     assert not (stage.home / "runs" / made.run / "rounds.jsonl").exists()
 
@@ -149,10 +149,10 @@ def rounds(stage: Stage, storm: Storm) -> list[dict[str, Any]]:
 
 
 LIE = {
-    "replay": "answered turn 1 (train) when asked turn 2",
+    "replay": "replied to round 1 (train) when asked for round 2",
     "nan": "is not finite",
     "shape": "where others sent",
-    "name": "answered in the name of 'site-01'",
+    "name": "replied in the name of 'site-01'",
     "oversize": "more than 67108864",
     "garbage": "damaged or cut short",
     "weight": "claims a weight of 1e+08",
@@ -165,8 +165,8 @@ def test_a_lie_is_quarantined(lie: str, storm: Storm, stage: Stage) -> None:
     honest = lie == "honest"
     assert sorted(record["counted"]) == sorted(SITES if honest else SITES[:2])
     if not honest:
-        assert record["missed"]["site-03"].startswith("quarantined: ")
-        assert LIE[lie] in record["missed"]["site-03"]
+        assert record["missed"]["site-03"]["kind"] == "quarantined"
+        assert LIE[lie] in record["missed"]["site-03"]["text"]
 
 
 @pytest.mark.parametrize("who", ["foreign", "posing", "naming", "serving", "administrator", "ousted"])

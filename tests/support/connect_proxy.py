@@ -1,4 +1,4 @@
-"""A small HTTP proxy that knows CONNECT only, as hospitals have them."""
+"""A small HTTP proxy with CONNECT only, as in hospital networks."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import socket
 import threading
 
 
-class Proxy:
-    """`asked`: the request lines; `sent`: the headers of the last one."""
+class ConnectProxy:
+    """Records the request lines, and the headers of the last request."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.sent: list[str] = []
+        self.request_lines: list[str] = []
+        self.last_headers: list[str] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
-        self._open: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> ConnectProxy:
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        for one in self._open:
+        for connection in self._connections:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._thread.join(5)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
-                self._open.append(client)
+                self._connections.append(client)
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
@@ -43,12 +43,12 @@ class Proxy:
             head = b""
             while b"\r\n\r\n" not in head:
                 head += client.recv(4096)
-            first, *headers = head.decode().split("\r\n")
-            self.asked.append(first)
-            self.sent = headers
-            host, _, port = first.split()[1].rpartition(":")
+            request_line, *headers = head.decode().split("\r\n")
+            self.request_lines.append(request_line)
+            self.last_headers = headers
+            host, _, port = request_line.split()[1].rpartition(":")
             server = socket.create_connection((host, int(port)))
-            self._open.append(server)
+            self._connections.append(server)
             client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             threading.Thread(target=_copy, args=(server, client), daemon=True).start()
             _copy(client, server)

@@ -29,7 +29,7 @@ def scene(recordings: Mapping[str, Recording], names: Mapping[str, str] = NAMES)
         "phase": "train",
         "asked": slow.sites,
         "answered": [first, third],
-        "missed": {fourth: "no answer"},
+        "missed": {fourth: {"kind": "no_reply", "text": "no reply"}},
     }
     running = [member(site, connected=site != fourth, last_seen=ago(minutes=7)) for site in slow.sites]
     offered = [

@@ -1,4 +1,4 @@
-"""Small DICOM files whose pixels are known."""
+"""Factories of small DICOM files with known pixels."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from deploy.imaging.images import read_image_bytes
 from pipeline.core.errors import DataError
 
 
-def smooth(rows: int = 24, columns: int = 32) -> np.ndarray:
-    """(H, W, 3): lossy formats keep it nearly as it is, and no two channels are alike."""
+def make_gradient(rows: int = 24, columns: int = 32) -> np.ndarray:
+    """(H, W, 3): survives lossy compression, and no two channels are equal."""
     y, x = np.mgrid[:rows, :columns]
     return np.stack([x * 255 // (columns - 1), y * 255 // (rows - 1), 255 - x * 200 // (columns - 1)], -1).astype(
         np.uint8
     )
 
 
-def noise(*shape: int, bits: int = 8, seed: int = 0) -> np.ndarray:
-    kind = np.uint8 if bits <= 8 else np.uint16
-    return np.random.default_rng(seed).integers(0, 2**bits, shape).astype(kind)
+def make_noise(*shape: int, bits: int = 8, seed: int = 0) -> np.ndarray:
+    dtype = np.uint8 if bits <= 8 else np.uint16
+    return np.random.default_rng(seed).integers(0, 2**bits, shape).astype(dtype)
 
 
-def image(pixels: np.ndarray, colour: str = "RGB", **tags: object) -> Dataset:
-    """(F, H, W) or (F, H, W, 3), as the samples are stored; a tag of None is left out."""
+def make_dicom(pixels: np.ndarray, photometric_interpretation: str = "RGB", **tags: object) -> Dataset:
+    """(F, H, W) or (F, H, W, 3), as the samples are stored; a tag of None is omitted."""
     data = Dataset()
     data.SOPClassUID, data.SOPInstanceUID = uid.VLPhotographicImageStorage, uid.generate_uid()
     data.StudyInstanceUID, data.SeriesInstanceUID = uid.generate_uid(), uid.generate_uid()
     data.Modality, data.PatientID, data.PatientName = "XC", "7", "A^B"
     data.SamplesPerPixel = 3 if pixels.ndim == 4 else 1
     data.Rows, data.Columns = pixels.shape[1:3]
-    data.PhotometricInterpretation = colour
+    data.PhotometricInterpretation = photometric_interpretation
     if data.SamplesPerPixel == 3:
         data.PlanarConfiguration = 0
     data.BitsAllocated = data.BitsStored = 8 * pixels.dtype.itemsize
@@ -49,12 +49,12 @@ def image(pixels: np.ndarray, colour: str = "RGB", **tags: object) -> Dataset:
         data.NumberOfFrames = len(pixels)
     raw = pixels.tobytes()
     data.add_new("PixelData", "OB" if pixels.dtype.itemsize == 1 else "OW", raw + b"\0" * (len(raw) % 2))
-    change(data, **tags)
+    set_tags(data, **tags)
     data.HighBit = tags.get("HighBit", data.get("BitsStored", 8) - 1)
     return data
 
 
-def change(data: Dataset, **tags: object) -> Dataset:
+def set_tags(data: Dataset, **tags: object) -> Dataset:
     for key, value in tags.items():
         if value is not None:
             setattr(data, key, value)
@@ -63,58 +63,58 @@ def change(data: Dataset, **tags: object) -> Dataset:
     return data
 
 
-def wrap(data: Dataset, frames: list[bytes]) -> Dataset:
-    """Compressed frames instead of the pixels."""
+def set_compressed_frames(data: Dataset, frames: list[bytes]) -> Dataset:
+    """Replaces the pixels by compressed frames."""
     data.add_new("PixelData", "OB", encapsulate(frames))
     data["PixelData"].is_undefined_length = True
     return data
 
 
-def file(data: Dataset, syntax: uid.UID = uid.ExplicitVRLittleEndian) -> bytes:
+def encode_dicom(data: Dataset, syntax: uid.UID = uid.ExplicitVRLittleEndian) -> bytes:
     data.file_meta = FileMetaDataset()
     data.file_meta.TransferSyntaxUID = syntax
-    out = io.BytesIO()
+    buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # wrong on purpose
-        dcmwrite(out, data, enforce_file_format=True)
-    return out.getvalue()
+        warnings.simplefilter("ignore")  # deliberately invalid
+        dcmwrite(buffer, data, enforce_file_format=True)
+    return buffer.getvalue()
 
 
-def packed(data: Dataset, syntax: uid.UID, **how: object) -> bytes:
+def compress_dicom(data: Dataset, syntax: uid.UID, **options: object) -> bytes:
     """Compressed by pydicom's own encoders."""
     encoder = get_encoder(syntax)
     count = int(data.get("NumberOfFrames", 1))
-    frames = [encoder.encode(data, index=i, **how) for i in range(count)]
-    return file(wrap(data, frames), syntax)
+    frames = [encoder.encode(data, index=i, **options) for i in range(count)]
+    return encode_dicom(set_compressed_frames(data, frames), syntax)
 
 
-def jpeg(pixels: np.ndarray, **how: object) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "JPEG", quality=97, **how)
-    return out.getvalue()
+def encode_jpeg(pixels: np.ndarray, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=97, **options)
+    return buffer.getvalue()
 
 
-def shipped(name: str) -> bytes:
-    """One of the files in pydicom's wheel."""
+def load_pydicom_file(name: str) -> bytes:
+    """A test file of pydicom's wheel."""
     found = get_testdata_file(name, download=False)
     assert isinstance(found, str)
     with open(found, "rb") as stream:  # noqa: PTH123
         return stream.read()
 
 
-def pixels(data: bytes) -> np.ndarray:
+def read_pixels(data: bytes) -> np.ndarray:
     """(F, H, W, 3)"""
     return np.stack([p.pixels for p in read_image_bytes(data, "x")])
 
 
-def near(got: np.ndarray, truth: np.ndarray, mean: float) -> None:
-    assert got.shape == truth.shape
-    assert got.dtype == np.uint8
-    assert np.abs(got.astype(int) - truth).mean() < mean
+def assert_close(actual: np.ndarray, expected: np.ndarray, max_mean_error: float) -> None:
+    assert actual.shape == expected.shape
+    assert actual.dtype == np.uint8
+    assert np.abs(actual.astype(int) - expected).mean() < max_mean_error
 
 
-def refused(data: bytes, match: str) -> None:
+def assert_refused(data: bytes, match: str) -> None:
     with pytest.raises(DataError, match=match) as caught:
         read_image_bytes(data, "x.dcm")
     assert str(caught.value).startswith("x.dcm: ")
-    assert ";" in str(caught.value)  # there is a cure
+    assert ";" in str(caught.value)  # followed by a cure

@@ -235,7 +235,9 @@ def served(stage: Stage) -> Iterator[Stage]:
 
 @contextmanager
 def listening(app: FastAPI, **tls: Any) -> Iterator[str]:
-    config = uvicorn.Config(app, port=0, log_level="error", ws="none", timeout_graceful_shutdown=20, **tls)
+    config = uvicorn.Config(
+        app, port=0, log_level="error", log_config=None, ws="none", timeout_graceful_shutdown=20, **tls
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""A stage that plays the coordinator's part over real TLS: own certificates, a FastAPI service, and a CONNECT proxy."""
+"""A coordinator for tests of the site's agent: a FastAPI service over real TLS with a certificate authority of its own."""
 
 from __future__ import annotations
 
@@ -25,73 +25,79 @@ from fastapi.responses import JSONResponse, Response
 
 from privacy.ledger import keys
 
+COORDINATOR_NAME = "test-coordinator"
 
-def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, "waited in vain"
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Polls the condition and returns its first true value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"the condition was still false after {seconds:g} s"
         time.sleep(0.02)
-    return found
+    return value
 
 
-class Authority:
-    def __init__(self, name: str = "stage") -> None:
+class FakeAuthority:
+    """A certificate authority that signs for nine days."""
+
+    def __init__(self, name: str) -> None:
         self.key = rsa.generate_private_key(65537, 2048)
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.certificate = self._sign(self.name, self.key.public_key(), ca=True)
+        self.certificate = self._sign(self.name, self.key.public_key(), is_ca=True)
         self.pem = self.certificate.public_bytes(Encoding.PEM).decode()
 
-    def _sign(self, subject: x509.Name, public: Any, ca: bool, names: Any = None) -> x509.Certificate:
+    def _sign(self, subject: x509.Name, public_key: Any, is_ca: bool, alt_names: Any = None) -> x509.Certificate:
         now = datetime.now(UTC)
         builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self.name)
-            .public_key(public)
+            .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + timedelta(days=9))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
         )
-        if names is not None:
-            builder = builder.add_extension(names, critical=False)
+        if alt_names is not None:
+            builder = builder.add_extension(alt_names, critical=False)
         return builder.sign(self.key, hashes.SHA256())
 
-    def client(self, csr: str) -> str:
+    def sign_client_certificate(self, csr: str) -> str:
         request = x509.load_pem_x509_csr(csr.encode())
-        return self._sign(request.subject, request.public_key(), ca=False).public_bytes(Encoding.PEM).decode()
+        return self._sign(request.subject, request.public_key(), is_ca=False).public_bytes(Encoding.PEM).decode()
 
-    def server(self, folder: Path) -> tuple[Path, Path]:
+    def write_server_certificate(self, folder: Path) -> tuple[Path, Path]:
         """Certificate and key of localhost."""
         key = rsa.generate_private_key(65537, 2048)
-        names = x509.SubjectAlternativeName(
+        alt_names = x509.SubjectAlternativeName(
             [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         )
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-        certificate = self._sign(subject, key.public_key(), ca=False, names=names)
+        certificate = self._sign(subject, key.public_key(), is_ca=False, alt_names=alt_names)
         (folder / "web.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
         (folder / "web.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return folder / "web.crt", folder / "web.key"
 
 
-_made = cache(Authority)  # making RSA keys takes time
+_make_authority = cache(FakeAuthority)  # generating RSA keys takes time
 
 
-def authority(name: str = "stage") -> Authority:
-    """One a session and name."""
-    return _made(name)
+def certificate_authority(name: str = "test") -> FakeAuthority:
+    """One for each name and test session."""
+    return _make_authority(name)
 
 
 @contextlib.contextmanager
-def served(app: Any, folder: Path, port: int = 0, by: Authority | None = None) -> Iterator[int]:
-    """The port on which uvicorn serves the app with TLS."""
-    certificate, key = (by or authority()).server(folder)
+def serve_tls(app: Any, folder: Path, port: int = 0, authority: FakeAuthority | None = None) -> Iterator[int]:
+    """Serves the app with uvicorn and yields the port."""
+    certificate, key = (authority or certificate_authority()).write_server_certificate(folder)
     listening = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(
         app,
         ssl_certfile=str(certificate),
         ssl_keyfile=str(key),
         log_level="error",
+        log_config=None,  # logging.config would close absl's handler, and with it the stream that pytest captures
         timeout_graceful_shutdown=1,
         ws="none",
     )
@@ -107,85 +113,91 @@ def served(app: Any, folder: Path, port: int = 0, by: Authority | None = None) -
         listening.close()
 
 
-class Stage:
-    """The contract's site half. What was heard and what is to be said are plain attributes."""
+class FakeCoordinator:
+    """The site half of the service. Tests set its replies and read what it received as plain attributes."""
 
-    def __init__(self, ca: Authority | None = None) -> None:
-        self.ca = ca or authority()
+    def __init__(self, authority: FakeAuthority | None = None) -> None:
+        self.ca = authority or certificate_authority()
         self.key = keys.generate_key()
-        self.invited = {"secret-token": "north"}
+        self.invitations = {"secret-token": "north"}  # token -> site
         self.kit = {
             "startup/fed_client.json": "{}",
             "local/resources.json": '{"a": 1}',
             "startup/rootCA.pem": self.ca.pem,
         }
-        self.answer: dict[str, Any] = {}  # laid over what enrol answers
+        self.reply_overrides: dict[str, Any] = {}  # fields of the enrolment reply
         self.offers: list[dict[str, Any]] = []
         self.runs: list[dict[str, Any]] = []
         self.models: dict[tuple[str, str], bytes] = {}
-        self.beats: list[dict[str, Any]] = []
-        self.fetched: list[tuple[str, str]] = []
+        self.heartbeats: list[dict[str, Any]] = []
+        self.downloads: list[tuple[str, str]] = []
         self.enrolments: list[dict[str, Any]] = []
-        self.left = False
-        self.fail: list[int] = []  # statuses of the next answers
-        self.ahead = timedelta()
+        self.has_left = False
+        self.error_statuses: list[int] = []  # HTTP statuses of the next replies
+        self.clock_offset = timedelta()
         self.credential = "the-credential"
-        self.app = self._make()
+        self.app = self._make_app()
 
-    def _make(self) -> FastAPI:
+    def _make_app(self) -> FastAPI:
         app = FastAPI()
 
         @app.middleware("http")
-        async def guard(request: Request, go_on: Any) -> Any:
-            if self.fail:
-                return JSONResponse({"error": "as the test wants"}, self.fail.pop(0))
+        async def authenticate(request: Request, call_next: Any) -> Any:
+            if self.error_statuses:
+                return JSONResponse({"error": "as the test wants"}, self.error_statuses.pop(0))
             open_paths = ("/ca.pem", "/site/enrol")
             if (
                 request.url.path not in open_paths
                 and request.headers.get("authorization") != f"Bearer {self.credential}"
             ):
                 return JSONResponse({"error": "who are you?"}, 401)
-            return await go_on(request)
+            return await call_next(request)
 
         @app.get("/ca.pem")
-        def ca() -> Response:
+        def send_ca() -> Response:
             return Response(self.ca.pem, media_type="application/x-pem-file")
 
         @app.post("/site/enrol")
-        def enrol(said: dict[str, Any]) -> Any:
-            proof = {
-                "site": said["site"],
-                "token_sha256": hashlib.sha256(said["token"].encode()).hexdigest(),
-                "csr_sha256": hashlib.sha256(said["csr"].encode()).hexdigest(),
+        def enrol(payload: dict[str, Any]) -> Any:
+            statement = {
+                "site": payload["site"],
+                "token_sha256": hashlib.sha256(payload["token"].encode()).hexdigest(),
+                "csr_sha256": hashlib.sha256(payload["csr"].encode()).hexdigest(),
             }
-            if self.invited.get(said["token"]) != said["site"]:
+            if self.invitations.get(payload["token"]) != payload["site"]:
                 return JSONResponse({"error": "this invitation is unknown, used or expired"}, 403)
-            if not keys.is_valid_signature(said["key"], "possession", proof, said["proof"]):
+            if not keys.is_valid_signature(payload["key"], "possession", statement, payload["proof"]):
                 return JSONResponse({"error": "the proof is wrong"}, 403)
-            self.invited.pop(said["token"])
-            self.enrolments.append(said)
-            about = {"name": "stage", "key": keys.public_hex(self.key), "host": "localhost", "port": 1}
+            self.invitations.pop(payload["token"])
+            self.enrolments.append(payload)
+            coordinator = {
+                "name": COORDINATOR_NAME,
+                "key": keys.public_hex(self.key),
+                "host": "localhost",
+                "port": 1,
+            }
             return {
                 "credential": self.credential,
-                "certificate": self.ca.client(said["csr"]),
+                "certificate": self.ca.sign_client_certificate(payload["csr"]),
                 "ca": self.ca.pem,
-                "coordinator": about,
+                "coordinator": coordinator,
                 "kit": self.kit,
-            } | self.answer
+            } | self.reply_overrides
 
-        @app.post("/site/beat")
-        def beat(said: dict[str, Any]) -> Any:
-            self.beats.append(said)
-            return {"offers": self.offers, "runs": self.runs, "time": (datetime.now(UTC) + self.ahead).isoformat()}
+        @app.post("/site/heartbeat")
+        def receive_heartbeat(payload: dict[str, Any]) -> Any:
+            self.heartbeats.append(payload)
+            time = (datetime.now(UTC) + self.clock_offset).isoformat()
+            return {"offers": self.offers, "runs": self.runs, "time": time}
 
         @app.get("/site/runs/{run}/models/{name:path}")
-        def model(run: str, name: str) -> Response:
-            self.fetched.append((run, name))
+        def send_model(run: str, name: str) -> Response:
+            self.downloads.append((run, name))
             return Response(self.models[run, name], media_type="application/octet-stream")
 
         @app.post("/site/leave")
         def leave() -> dict[str, bool]:
-            self.left = True
+            self.has_left = True
             return {"ok": True}
 
         return app

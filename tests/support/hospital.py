@@ -1,4 +1,4 @@
-"""A hospital with an officer, a coordinator that it belongs to, and studies that are offered to it."""
+"""A hospital with an officer, a coordinator that it has joined, and offers of studies to it."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from sites.governance.home import SiteHome
 from sites.governance.settings import ResourceLimits, SiteSettings
 
 SITE = "st-anne"
-SOON = timedelta(days=30)
-ROOMY = SiteSettings(limits=ResourceLimits(min_free_disk_gb=1e-6))
+VALIDITY = timedelta(days=30)  # of an approval
+SETTINGS = SiteSettings(limits=ResourceLimits(min_free_disk_gb=1e-6))
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
 @dataclass
 class Hospital:
+    """Creates HOME in `folder` and keeps the private keys of everybody involved."""
+
     folder: Path
     officer: Ed25519PrivateKey = field(default_factory=generate_key)
     coordinator: Ed25519PrivateKey = field(default_factory=generate_key)
-    other: Ed25519PrivateKey = field(default_factory=generate_key)  # another site's agent
+    other_agent: Ed25519PrivateKey = field(default_factory=generate_key)  # of the site charite
 
     def __post_init__(self) -> None:
         SiteHome.create(self.path, SITE, "smears-2024", "patient", LedgerBudget(epsilon=8.0, delta=1e-5), self.officer)
-        self.join(self.coordinator)
+        self.set_coordinator(self.coordinator)
         save_key(self.officer, self.folder / "officer.pem")
 
     @property
@@ -45,24 +47,26 @@ class Hospital:
 
     @property
     def home(self) -> SiteHome:
-        """As another process would open it."""
+        """Opens the home again, as another process does."""
         return SiteHome.open(self.path)
 
-    def join(self, coordinator: Ed25519PrivateKey) -> None:
-        member = {"coordinator": {"name": "north", "key": public_hex(coordinator)}}
-        (self.path / "membership.json").write_text(json.dumps(member))
+    def set_coordinator(self, key: Ed25519PrivateKey) -> None:
+        membership = {"coordinator": {"name": "north", "key": public_hex(key)}}
+        (self.path / "membership.json").write_text(json.dumps(membership))
 
-    def offer(self, study: Study | str = "moons-demo", run: str = "run-1", **more) -> StudyOffer:
-        """`more`: overrides of the study."""
-        plan = load_study(find_study(study), more) if isinstance(study, str) else study
-        sites = {"charite": public_hex(self.other), SITE: public_hex(self.home.agent_key)}
-        return create_offer(run, plan, sites, public_hex(self.coordinator))
+    def make_offer(self, study: Study | str = "moons-demo", run: str = "run-1", **overrides) -> StudyOffer:
+        """`overrides`: of the study's settings."""
+        parsed = load_study(find_study(study), overrides) if isinstance(study, str) else study
+        site_keys = {"charite": public_hex(self.other_agent), SITE: public_hex(self.home.agent_key)}
+        return create_offer(run, parsed, site_keys, public_hex(self.coordinator))
 
-    def lay(self, made: StudyOffer) -> StudyOffer:
-        """Where the agent puts what it was offered."""
+    def store_offer(self, offer: StudyOffer) -> StudyOffer:
+        """Writes the offer to HOME/offers, as the agent does."""
         (self.path / "offers").mkdir(exist_ok=True)
-        (self.path / "offers" / f"{made.digest}.json").write_text(made.model_dump_json())
-        return made
+        (self.path / "offers" / f"{offer.digest}.json").write_text(offer.model_dump_json())
+        return offer
 
-    def approve(self, made: StudyOffer, until: timedelta = SOON, second: Ed25519PrivateKey | None = None) -> None:
-        approve_offer(self.home, made, self.officer, now() + until, second)
+    def approve(
+        self, offer: StudyOffer, validity: timedelta = VALIDITY, cosigner: Ed25519PrivateKey | None = None
+    ) -> None:
+        approve_offer(self.home, offer, self.officer, utc_now() + validity, cosigner)

@@ -1,7 +1,8 @@
-"""Files that a hospital might have: pictures with texture of their own, and small DICOM objects."""
+"""Image folders and small DICOM files as a hospital might have them."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,49 +12,57 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian
 
-NAME, NUMBER = "Müller^Anna", "4711-0815"
+PATIENT_NAME, PATIENT_ID = "Müller^Anna", "4711-0815"
 
 
-def textures(count: int, side: int = 48, seed: int = 0) -> np.ndarray:
-    """(count, side, side, 3) uint8, no two alike"""
+def make_textures(count: int, side: int = 48, seed: int = 0) -> np.ndarray:
+    """(count, side, side, 3) uint8; each image is different."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(70, 180, (count, 12, 12, 3), np.uint8)
-    smooth = np.stack([cv2.resize(one, (side, side), interpolation=cv2.INTER_CUBIC) for one in coarse])
+    smooth = np.stack([cv2.resize(image, (side, side), interpolation=cv2.INTER_CUBIC) for image in coarse])
     return np.clip(smooth + rng.normal(0, 4, smooth.shape), 0, 255).astype(np.uint8)
 
 
-def picture(path: Path, pixels: np.ndarray, **options: Any) -> Path:
+def encode_image(pixels: np.ndarray, image_format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def write_image(path: Path, pixels: np.ndarray, **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path, **options)
     return path
 
 
-def smears(folder: Path, count: int = 60, classes: tuple[str, ...] = ("normal", "schistocyte"), seed: int = 0) -> Path:
-    """A folder of each class, with distinct images."""
-    for at, pixels in enumerate(textures(count, seed=seed)):
-        picture(folder / classes[at % len(classes)] / f"{at:03}.png", pixels)
+def write_smear_folder(
+    folder: Path, count: int = 60, classes: tuple[str, ...] = ("normal", "schistocyte"), seed: int = 0
+) -> Path:
+    """A folder for each class, with different images."""
+    for index, pixels in enumerate(make_textures(count, seed=seed)):
+        write_image(folder / classes[index % len(classes)] / f"{index:03}.png", pixels)
     return folder
 
 
-def dataset(**attributes: Any) -> Dataset:
-    found = Dataset()
-    found.SpecificCharacterSet = "ISO_IR 192"
-    found.SOPClassUID = "1.2.840.10008.5.1.4.1.1.77.1.6"
-    found.SOPInstanceUID = "1.2.3.4.5"
+def make_dicom_dataset(**attributes: Any) -> Dataset:
+    dataset = Dataset()
+    dataset.SpecificCharacterSet = "ISO_IR 192"
+    dataset.SOPClassUID = "1.2.840.10008.5.1.4.1.1.77.1.6"
+    dataset.SOPInstanceUID = "1.2.3.4.5"
     for name, value in attributes.items():
-        setattr(found, name, value)
-    return found
+        setattr(dataset, name, value)
+    return dataset
 
 
-def dicom(path: Path, preamble: bool = True, private: str = "", **attributes: Any) -> Path:
+def write_dicom(path: Path, preamble: bool = True, private: str = "", **attributes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = dataset(**attributes)
+    dataset = make_dicom_dataset(**attributes)
     if private:
-        found.private_block(0x0009, "ACME", create=True).add_new(1, "LO", private)
+        dataset.private_block(0x0009, "ACME", create=True).add_new(1, "LO", private)
     if preamble:
-        found.file_meta = FileMetaDataset()
-        found.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        found.save_as(path, enforce_file_format=True)
+        dataset.file_meta = FileMetaDataset()
+        dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        dataset.save_as(path, enforce_file_format=True)
     else:
-        found.save_as(path, implicit_vr=True, little_endian=True)
+        dataset.save_as(path, implicit_vr=True, little_endian=True)
     return path

@@ -1,42 +1,42 @@
-// The service on this machine. Whatever goes wrong becomes an Error whose text says what to do.
+// Calls of the edge app's API. Every failure becomes an Error whose text says what to do.
 
-const GONE = "the service does not answer; is `hemofed edge serve` still running?";
+const NO_ANSWER = "the service does not answer; is `hemofed edge serve` still running?";
 
-async function asked(path, options) {
-  let answer;
+async function request(path, options) {
+  let response;
   try {
-    answer = await fetch(path, options);
+    response = await fetch(path, options);
   } catch {
-    throw Object.assign(new Error(GONE), { again: true });
+    throw Object.assign(new Error(NO_ANSWER), { canRetry: true });
   }
-  const body = await answer.json().catch(() => null);
-  if (!answer.ok || body === null) throw new Error(body?.error ?? `the service failed (${answer.status})`);
+  const body = await response.json().catch(() => null);
+  if (!response.ok || body === null) throw new Error(body?.error ?? `the service failed (${response.status})`);
   return body;
 }
 
-export const about = () => asked("/api/about");
+export const fetchModel = () => request("/api/model");
 
-/** A list of pictures; `drawn`: with pixels as a JPEG, also where the browser should be able to draw the file. */
-export const read = async (file, drawn) =>
-  (await asked(`/api/read?name=${encodeURIComponent(file.name)}&drawn=${drawn}`, { method: "POST", body: file })).pictures;
+/** The images in a file; `includePixels`: with pixels as a JPEG, even if the browser can draw the file. */
+export const readImages = async (file, includePixels) =>
+  (await request(`/api/images?name=${encodeURIComponent(file.name)}&include_pixels=${includePixels}`, { method: "POST", body: file })).images;
 
-export const verdict = (counts) =>
-  asked("/api/verdict", {
+export const fetchPrevalence = (counts) =>
+  request("/api/prevalence", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(counts),
   });
 
-/** Bytes of a data URL; the page may fetch nothing but the service. */
-export function blobOf(url) {
+/** The bytes of a data URL; the content policy lets the page fetch nothing but the service. */
+export function blobFromDataUrl(url) {
   const [head, text] = url.split(",");
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   return new Blob([bytes], { type: head.slice(5).split(";")[0] });
 }
 
-export async function digestOf(file) {
+export async function sha256(file) {
   const bytes = await file.arrayBuffer().catch(() => {
-    throw new Error("cannot be read; drop picture files, not folders");
+    throw new Error("cannot be read; drop image files, not folders");
   });
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return [...digest].map((byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -1,54 +1,54 @@
-// What a cell is at an operating point. Counts are made here, statistics by the service.
+// The state of a cell at an operating point. The page counts cells, the service computes statistics.
 
-import { capital, probability } from "./dom.js";
+import { capitalize, formatProbability } from "./dom.js";
 
-// told apart by colour and by line; the colours are those of deploy/slide/overlays.py
-export const KINDS = {
-  flagged: { shade: "#d0202c", width: 3, dash: [], words: "flagged" },
-  counted: { shade: "#1c6ea4", width: 1.5, dash: [], words: "counted" },
-  refused: { shade: "#d68600", width: 2, dash: [7, 4], words: "not answered for" },
-  apart: { shade: "#787878", width: 1.5, dash: [1.5, 3], words: "set apart" },
+// distinguished by color and by line style; the colors are those of deploy/slide/overlays.py
+export const CELL_STATES = {
+  flagged: { color: "#d0202c", width: 3, dash: [], label: "flagged" },
+  counted: { color: "#1c6ea4", width: 1.5, dash: [], label: "counted" },
+  rejected: { color: "#d68600", width: 2, dash: [7, 4], label: "rejected" },
+  excluded: { color: "#787878", width: 1.5, dash: [1.5, 3], label: "excluded" },
 };
 
-export function kindOf(cell, point) {
-  if (!cell.counted) return cell.kind === "red" ? "refused" : "apart";
-  return reaches(cell, point) ? "flagged" : "counted";
+export function cellState(cell, point) {
+  if (!cell.is_counted) return cell.kind === "red" ? "rejected" : "excluded";
+  return isAbove(cell, point) ? "flagged" : "counted";
 }
 
-const reaches = (cell, point) => Boolean(point) && cell.log_odds !== null && cell.log_odds >= point.log_odds;
+const isAbove = (cell, point) => Boolean(point) && cell.log_odds !== null && cell.log_odds >= point.log_odds;
 
-/** The class at this point: the model's own word unless that was "positive" and the point says otherwise. */
-export function classOf(cell, point, about) {
-  if (!point || about.positive === null) return cell.class;
-  if (reaches(cell, point)) return about.positive;
-  if (cell.class !== about.positive) return cell.class;
-  const others = about.classes.filter((name) => name !== about.positive);
-  return others.length === 1 ? others[0] : `not ${about.positive}`;
+/** The class at this operating point: the model's class, unless that is the positive one and the point disagrees. */
+export function cellClass(cell, point, model) {
+  if (!point || model.positive_class === null) return cell.class;
+  if (isAbove(cell, point)) return model.positive_class;
+  if (cell.class !== model.positive_class) return cell.class;
+  const others = model.classes.filter((name) => name !== model.positive_class);
+  return others.length === 1 ? others[0] : `not ${model.positive_class}`;
 }
 
-export function wordsFor(cell, point, about) {
-  const kind = kindOf(cell, point);
-  if (kind === "apart") return `Set apart: ${cell.why}`;
-  if (kind === "refused") return `Not answered for: ${cell.why}`;
-  const named = about.positive ?? cell.class;
-  const limit = point ? ` (flagged from ${probability(point.probability)})` : "";
-  return `${capital(classOf(cell, point, about))}: probability of ${named} ${probability(cell.probability)}${limit}`;
+export function describeCell(cell, point, model) {
+  const state = cellState(cell, point);
+  if (state === "excluded") return `Excluded: ${cell.exclusion_reason}`;
+  if (state === "rejected") return `Rejected: ${cell.exclusion_reason}`;
+  const probabilityClass = model.positive_class ?? cell.class;
+  const limit = point ? ` (flagged from ${formatProbability(point.probability)})` : "";
+  return `${capitalize(cellClass(cell, point, model))}: probability of ${probabilityClass} ${formatProbability(cell.probability)}${limit}`;
 }
 
-export function tally(pictures, point, about) {
-  const found = { found: 0, counted: 0, flagged: 0, excluded: {}, classes: {} };
-  for (const cell of pictures.flatMap((picture) => picture.cells)) {
-    found.found += 1;
-    if (!cell.counted) {
-      const why = cell.why.split(":")[0];
-      found.excluded[why] = (found.excluded[why] ?? 0) + 1;
+export function countCells(images, point, model) {
+  const counts = { num_found: 0, num_counted: 0, num_flagged: 0, excluded: {}, classes: {} };
+  for (const cell of images.flatMap((image) => image.cells)) {
+    counts.num_found += 1;
+    if (!cell.is_counted) {
+      const reason = cell.exclusion_reason.split(":")[0];
+      counts.excluded[reason] = (counts.excluded[reason] ?? 0) + 1;
       continue;
     }
-    found.counted += 1;
-    if (kindOf(cell, point) === "flagged") found.flagged += 1;
-    const name = classOf(cell, point, about);
-    found.classes[name] = (found.classes[name] ?? 0) + 1;
+    counts.num_counted += 1;
+    if (cellState(cell, point) === "flagged") counts.num_flagged += 1;
+    const name = cellClass(cell, point, model);
+    counts.classes[name] = (counts.classes[name] ?? 0) + 1;
   }
-  found.excluded = Object.fromEntries(Object.entries(found.excluded).sort((a, b) => b[1] - a[1]));
-  return found;
+  counts.excluded = Object.fromEntries(Object.entries(counts.excluded).sort((a, b) => b[1] - a[1]));
+  return counts;
 }

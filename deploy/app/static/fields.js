@@ -1,16 +1,16 @@
-// The pictures of a slide: read one after the other; one that cannot be read does not stop the others.
+// The images of a slide, read one after the other; one that cannot be read does not stop the others.
 
-import { blobOf, digestOf, read } from "./api.js";
-import { thumbOf, tilesOf } from "./drawing.js";
+import { blobFromDataUrl, readImages, sha256 } from "./api.js";
+import { drawThumbnail, drawTiles } from "./drawing.js";
 
-let ids = 0;
+let lastId = 0;
 
 export class Fields {
-  constructor(about, changed) {
-    this.about = about;
-    this.changed = changed; // called after every step
-    this.all = []; // {id, name, file, state: waiting | reading | done | failed, error, again, digest, picture, source, thumb, tiles}
-    this.busy = false;
+  constructor(model, onChange) {
+    this.model = model;
+    this.onChange = onChange; // called after every step
+    this.all = []; // {id, name, file, state: waiting | reading | done | failed, error, canRetry, digest, image, source, thumbnail, tiles}
+    this.isReading = false;
   }
 
   get done() {
@@ -18,79 +18,80 @@ export class Fields {
   }
 
   add(files) {
-    this.all.push(...[...files].map((file) => ({ ...EMPTY, id: ++ids, name: file.name, file })));
-    this.work();
+    this.all.push(...[...files].map((file) => ({ ...NEW_FIELD, id: ++lastId, name: file.name, file })));
+    this.readWaiting();
   }
 
-  again(field) {
+  retry(field) {
     Object.assign(field, { state: "waiting", error: null });
-    this.work();
+    this.readWaiting();
   }
 
   remove(field) {
     this.all = this.all.filter((other) => other !== field);
-    this.changed();
+    this.onChange();
   }
 
   clear() {
     this.all = [];
-    this.changed();
+    this.onChange();
   }
 
-  async work() {
-    this.changed();
-    if (this.busy) return;
-    this.busy = true;
+  async readWaiting() {
+    this.onChange();
+    if (this.isReading) return;
+    this.isReading = true;
     for (let field; (field = this.all.find((one) => one.state === "waiting")); ) {
       field.state = "reading";
-      this.changed();
+      this.onChange();
       try {
-        const found = await this.read(field);
-        const place = this.all.indexOf(field);
-        if (place >= 0) this.all.splice(place, 1, ...found); // else it was removed meanwhile
+        const results = await this.read(field);
+        const index = this.all.indexOf(field);
+        if (index >= 0) this.all.splice(index, 1, ...results); // else it was removed meanwhile
       } catch (error) {
-        const named = `${field.name}: `;
-        const why = error.message.startsWith(named) ? error.message.slice(named.length) : error.message;
-        Object.assign(field, { state: "failed", error: why, again: Boolean(error.again) });
+        const prefix = `${field.name}: `;
+        const reason = error.message.startsWith(prefix) ? error.message.slice(prefix.length) : error.message;
+        Object.assign(field, { state: "failed", error: reason, canRetry: Boolean(error.canRetry) });
       }
     }
-    this.busy = false;
-    this.changed();
+    this.isReading = false;
+    this.onChange();
   }
 
-  /** A file of several frames becomes as many fields. */
+  /** One field per frame of the file. */
   async read(field) {
     const { file } = field;
-    if (file.size > this.about.most) throw new Error(`larger than ${this.about.most / 1e6} MB; cut it into fields, or use \`hemofed predict\``);
-    const digest = await digestOf(file);
+    const maxBytes = this.model.max_bytes;
+    if (file.size > maxBytes) throw new Error(`larger than ${maxBytes / 1e6} MB; cut it into fields, or use \`hemofed predict\``);
+    const digest = await sha256(file);
     const twin = this.all.find((other) => other !== field && other.digest === digest && other.state === "done");
-    if (twin) throw new Error(`the same picture as ${twin.name}; its cells would be counted twice`);
-    let pictures = await read(file, false);
-    if (!(await drawable(pictures, file))) pictures = await read(file, true);
-    return Promise.all(pictures.map((picture, n) => this.made(field, picture, digest, n)));
+    if (twin) throw new Error(`the same image as ${twin.name}; its cells would be counted twice`);
+    let images = await readImages(file, false);
+    if (!(await isDrawable(images, file))) images = await readImages(file, true);
+    return Promise.all(images.map((image, n) => this.createField(field, image, digest, n)));
   }
 
-  async made(field, picture, digest, n) {
-    const made = { ...field, id: n ? ++ids : field.id, name: picture.path, digest };
-    if (picture.error) return { ...made, state: "failed", error: picture.error.replace(`${picture.path}: `, "") };
-    const source = picture.image ? blobOf(picture.image) : field.file;
+  async createField(template, image, digest, n) {
+    const field = { ...template, id: n ? ++lastId : template.id, name: image.path, digest };
+    if (image.error) return { ...field, state: "failed", error: image.error.replace(`${image.path}: `, "") };
+    const source = image.data_url ? blobFromDataUrl(image.data_url) : template.file;
     const bitmap = await createImageBitmap(source);
-    Object.assign(made, { state: "done", picture: { ...picture, image: null }, source, thumb: thumbOf(bitmap), tiles: tilesOf(bitmap, picture.cells) });
+    Object.assign(field, { state: "done", image: { ...image, data_url: null }, source, thumbnail: drawThumbnail(bitmap), tiles: drawTiles(bitmap, image.cells) });
     bitmap.close();
-    return made;
+    return field;
   }
 }
 
-const EMPTY = { state: "waiting", error: null, again: false, digest: null, picture: null, source: null, thumb: null, tiles: [] };
+const NEW_FIELD = { state: "waiting", error: null, canRetry: false, digest: null, image: null, source: null, thumbnail: null, tiles: [] };
 
-/** Whether the browser draws the file just as it was read. */
-async function drawable(pictures, file) {
-  if (pictures.every((picture) => picture.image || picture.error)) return true;
+/** Whether the browser draws the file with the same size as the service read it. */
+async function isDrawable(images, file) {
+  if (images.every((image) => image.data_url || image.error)) return true;
   try {
     const bitmap = await createImageBitmap(file);
-    const same = bitmap.width === pictures[0].width && bitmap.height === pictures[0].height;
+    const isSameSize = bitmap.width === images[0].width && bitmap.height === images[0].height;
     bitmap.close();
-    return same;
+    return isSameSize;
   } catch {
     return false;
   }

@@ -1,42 +1,42 @@
-// The list of pictures, with counts, progress and errors.
+// The list of images, with counts, progress and errors.
 
-import { tally } from "./cells.js";
-import { by, count, h } from "./dom.js";
+import { countCells } from "./cells.js";
+import { byId, formatCount, h } from "./dom.js";
 
-export function showList(fields, shown, point, about, acts) {
-  const held = document.activeElement?.closest?.("#list") ? document.activeElement.id : "";
-  by("list").replaceChildren(...fields.map((field) => row(field, field === shown, point, about, acts)));
-  if (held) by(held)?.focus({ preventScroll: true });
-  const left = fields.filter((field) => field.state === "waiting" || field.state === "reading").length;
-  const bad = fields.filter((field) => field.state === "failed").length;
-  const done = fields.length - left;
-  const words = left ? `reading ${done + 1} of ${fields.length}` : `${fields.length - bad} read${bad ? `, ${bad} not` : ""}`;
-  by("progress").textContent = fields.length ? words : "";
+export function showList(fields, shown, point, model, actions) {
+  const focusedId = document.activeElement?.closest?.("#list") ? document.activeElement.id : "";
+  byId("list").replaceChildren(...fields.map((field) => listItem(field, field === shown, point, model, actions)));
+  if (focusedId) byId(focusedId)?.focus({ preventScroll: true });
+  const numPending = fields.filter((field) => field.state === "waiting" || field.state === "reading").length;
+  const numFailed = fields.filter((field) => field.state === "failed").length;
+  const numDone = fields.length - numPending;
+  const text = numPending ? `reading ${numDone + 1} of ${fields.length}` : `${fields.length - numFailed} read${numFailed ? `, ${numFailed} not` : ""}`;
+  byId("progress").textContent = fields.length ? text : "";
 }
 
-function row(field, current, point, about, acts) {
+function listItem(field, isCurrent, point, model, actions) {
   const remove = h(
     "button",
-    { type: "button", class: "remove", id: `remove-${field.id}`, "aria-label": `Remove ${field.name}`, title: "Remove", onclick: () => acts.remove(field) },
+    { type: "button", class: "remove", id: `remove-${field.id}`, "aria-label": `Remove ${field.name}`, title: "Remove", onclick: () => actions.remove(field) },
     "×",
   );
   const name = h("span", { class: "name", title: field.name }, field.name);
   if (field.state === "done") {
-    const { counted, flagged } = tally([field.picture], point, about);
-    const words = about.positive === null ? `${count(counted)} counted` : `⚑ ${count(flagged)} of ${count(counted)}`;
+    const { num_counted: counted, num_flagged: flagged } = countCells([field.image], point, model);
+    const text = model.positive_class === null ? `${formatCount(counted)} counted` : `⚑ ${formatCount(flagged)} of ${formatCount(counted)}`;
     const open = h(
       "button",
-      { type: "button", class: "pick", id: `open-${field.id}`, "aria-current": current ? "true" : null, onclick: () => acts.open(field) },
-      field.thumb,
-      h("span", null, name, h("span", { class: "counts", title: "flagged of counted" }, words, h("span", { class: "sr" }, " flagged"))),
+      { type: "button", class: "pick", id: `open-${field.id}`, "aria-current": isCurrent ? "true" : null, onclick: () => actions.open(field) },
+      field.thumbnail,
+      h("span", null, name, h("span", { class: "counts", title: "flagged of counted" }, text, h("span", { class: "sr" }, " flagged"))),
     );
     return h("li", { class: "done" }, open, remove);
   }
   if (field.state === "failed") {
-    const again = field.again ? h("button", { type: "button", id: `again-${field.id}`, onclick: () => acts.again(field) }, "Try again") : null;
-    return h("li", { class: "failed" }, h("div", null, name, h("span", { class: "error" }, `Not read: ${field.error}`), again), remove);
+    const retry = field.canRetry ? h("button", { type: "button", id: `retry-${field.id}`, onclick: () => actions.retry(field) }, "Try again") : null;
+    return h("li", { class: "failed" }, h("div", null, name, h("span", { class: "error" }, `Not read: ${field.error}`), retry), remove);
   }
-  const reading = field.state === "reading";
-  const state = reading ? h("progress", { "aria-label": `Reading ${field.name}` }) : h("span", { class: "counts" }, "waiting");
+  const isReading = field.state === "reading";
+  const state = isReading ? h("progress", { "aria-label": `Reading ${field.name}` }) : h("span", { class: "counts" }, "waiting");
   return h("li", { class: "busy" }, h("div", null, name, state), remove);
 }

@@ -1,31 +1,30 @@
-// The most suspicious cells of the slide, side by side; each leads to its field.
+// The most suspicious cells of the slide; each tile opens its field.
 
-import { kindOf } from "./cells.js";
-import { by, h, probability } from "./dom.js";
-import { MOST } from "./drawing.js";
+import { cellState } from "./cells.js";
+import { byId, formatProbability, h } from "./dom.js";
+import { MAX_TILES } from "./drawing.js";
 
-export function showMontage(fields, point, about, go) {
-  const best = fields
+export function showMontage(fields, point, model, openCell) {
+  const tiles = fields
     .flatMap((field) => field.tiles.map((tile) => ({ field, ...tile })))
     .sort((a, b) => b.score - a.score)
-    .slice(0, MOST);
-  by("most").hidden = best.length === 0;
-  by("most-title").textContent = about.positive === null ? "Surest answers" : "Most suspicious cells";
-  const key = JSON.stringify([point?.log_odds, best.map(({ field, place }) => [field.id, place])]);
-  if (by("tiles").told === key) return; // who has the focus keeps it
-  by("tiles").told = key;
-  by("tiles").replaceChildren(...best.map((tile) => button(tile, point, about, go)));
+    .slice(0, MAX_TILES);
+  byId("montage").hidden = tiles.length === 0;
+  byId("montage-title").textContent = model.positive_class === null ? "Most confident predictions" : "Most suspicious cells";
+  const key = JSON.stringify([point?.log_odds, tiles.map(({ field, index }) => [field.id, index])]);
+  if (byId("tiles").contentKey === key) return; // unchanged: keep the focus
+  byId("tiles").contentKey = key;
+  byId("tiles").replaceChildren(...tiles.map((tile) => tileButton(tile, point, model, openCell)));
 }
 
-function button({ field, place, canvas }, point, about, go) {
-  const cell = field.picture.cells[place];
-  const flagged = kindOf(cell, point) === "flagged";
-  const p = probability(cell.probability);
-  const words = `${flagged ? "flagged, " : ""}probability ${p}, in ${field.name}`;
+function tileButton({ field, index, canvas }, point, model, openCell) {
+  const cell = field.image.cells[index];
+  const isFlagged = cellState(cell, point) === "flagged";
+  const label = `${isFlagged ? "flagged, " : ""}probability ${formatProbability(cell.probability)}, in ${field.name}`;
   return h(
     "button",
-    { type: "button", class: flagged ? "tile flagged" : "tile", "aria-label": words, title: words, onclick: () => go(field, place) },
+    { type: "button", class: isFlagged ? "tile flagged" : "tile", "aria-label": label, title: label, onclick: () => openCell(field, index) },
     canvas,
-    h("span", null, flagged ? `⚑ ${cell.probability.toFixed(2)}` : about.positive === null ? cell.class : cell.probability.toFixed(2)),
+    h("span", null, isFlagged ? `⚑ ${cell.probability.toFixed(2)}` : model.positive_class === null ? cell.class : cell.probability.toFixed(2)),
   );
 }

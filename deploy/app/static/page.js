@@ -1,135 +1,140 @@
-// The page: a slide's pictures, the one that is shown, the operating point, and the result that follows from them.
+// The page: a slide's images, the field that is shown, the operating point, and the slide's result.
 
-import { about as askAbout, verdict } from "./api.js";
-import { KINDS, tally } from "./cells.js";
-import { by, capital, h } from "./dom.js";
+import { fetchModel, fetchPrevalence } from "./api.js";
+import { CELL_STATES, countCells } from "./cells.js";
+import { ZOOM_STEP, addControls } from "./controls.js";
+import { byId, capitalize, h } from "./dom.js";
 import { Fields } from "./fields.js";
 import { showList } from "./list.js";
 import { showMontage } from "./montage.js";
-import { save } from "./saving.js";
+import { saveResult } from "./saving.js";
 import { showCounts, showSlide } from "./slide.js";
 import { Slider } from "./slider.js";
-import { STEP, steer } from "./steering.js";
 import { Viewer } from "./viewer.js";
 
-const NARROW = 832; // as in page.css
+const NARROW_PX = 832; // as in page.css
 
-const trouble = (text) => {
-  by("trouble").hidden = !text;
-  by("trouble").textContent = text ?? "";
+const showError = (text) => {
+  byId("error").hidden = !text;
+  byId("error").textContent = text ?? "";
 };
 
 class Page {
-  constructor(about) {
-    this.about = about;
+  constructor(model) {
+    this.model = model;
     this.shown = null;
     this.slide = null;
-    this.asked = 0; // of verdicts: a late answer to an old question is dropped
-    this.hidden = new Set();
-    this.fields = new Fields(about, () => this.refresh());
-    this.viewer = new Viewer(about, this.hidden);
-    this.slider = new Slider(about, () => this.refresh());
-    steer(this.viewer);
-    by("counting").open = window.innerWidth > NARROW;
-    this.describe();
-    this.listen();
+    this.lastRequest = 0; // number of the latest prevalence request: late answers to earlier ones are dropped
+    this.hiddenStates = new Set();
+    this.fields = new Fields(model, () => this.refresh());
+    this.viewer = new Viewer(model, this.hiddenStates);
+    this.slider = new Slider(model, () => this.refresh());
+    addControls(this.viewer);
+    byId("counting").open = window.innerWidth > NARROW_PX;
+    this.describeModel();
+    this.addListeners();
     this.refresh();
   }
 
-  describe() {
-    const { about } = this;
-    by("model").textContent = about.title;
-    by("notice").textContent = capital(about.notice);
+  describeModel() {
+    const { model } = this;
+    byId("model").textContent = model.title;
+    byId("notice").textContent = capitalize(model.notice);
     const facts = {
-      model: `${about.title}, ${about.precision}`,
-      "signed by": about.signer,
-      digest: about.digest,
-      classes: about.classes.join(", "),
-      "what matters": about.positive ?? "no class more than others",
-      "calibrated on": `${about.calibrated}${about.lab ? ": this lab's own measurement" : ""}`,
+      model: `${model.title}, ${model.precision}`,
+      "signed by": model.signer,
+      digest: model.digest,
+      classes: model.classes.join(", "),
+      "positive class": model.positive_class ?? "none",
+      "calibrated on": `${model.calibrated_on}${model.has_local_calibration ? ": local calibration" : ""}`,
     };
-    by("facts").replaceChildren(...Object.entries(facts).flatMap(([what, said]) => [h("dt", null, what), h("dd", null, said)]));
-    by("card").textContent = about.card;
-    const tick = (kind) =>
-      h("label", { class: kind }, h("input", { type: "checkbox", checked: true, onchange: (event) => this.toggle(kind, event.target.checked) }), h("span", { class: "swatch", "aria-hidden": "true" }), KINDS[kind].words);
-    const kinds = Object.keys(KINDS).filter((kind) => kind !== "flagged" || about.positive !== null);
-    by("legend").replaceChildren(...kinds.map(tick));
+    byId("facts").replaceChildren(...Object.entries(facts).flatMap(([label, value]) => [h("dt", null, label), h("dd", null, value)]));
+    byId("card").textContent = model.card;
+    const checkbox = (state) =>
+      h("label", { class: state }, h("input", { type: "checkbox", checked: true, onchange: (event) => this.toggleState(state, event.target.checked) }), h("span", { class: "swatch", "aria-hidden": "true" }), CELL_STATES[state].label);
+    const states = Object.keys(CELL_STATES).filter((state) => state !== "flagged" || model.positive_class !== null);
+    byId("legend").replaceChildren(...states.map(checkbox));
   }
 
-  toggle(kind, on) {
-    on ? this.hidden.delete(kind) : this.hidden.add(kind);
+  toggleState(state, isVisible) {
+    isVisible ? this.hiddenStates.delete(state) : this.hiddenStates.add(state);
     this.viewer.draw();
   }
 
   refresh() {
-    const { about, fields, slider } = this;
+    const { model, fields, slider } = this;
     const done = fields.done;
-    if (!done.includes(this.shown)) this.open(done[0] ?? null);
-    this.viewer.at(slider.point);
-    by("drop").hidden = fields.all.length > 0;
-    by("waiting").hidden = !fields.all.length || done.length > 0;
-    by("waiting").textContent = fields.busy ? "Reading the first picture …" : "None of these pictures could be read";
-    by("choose").hidden = fields.all.length === 0;
-    by("restart").hidden = fields.all.length === 0;
-    showList(fields.all, this.shown, slider.point, about, {
-      open: (field) => this.open(field),
+    if (!done.includes(this.shown)) this.openField(done[0] ?? null);
+    this.viewer.setPoint(slider.point);
+    byId("drop").hidden = fields.all.length > 0;
+    byId("waiting").hidden = !fields.all.length || done.length > 0;
+    byId("waiting").textContent = fields.isReading ? "Reading the first image …" : "None of these images could be read";
+    byId("choose").hidden = fields.all.length === 0;
+    byId("restart").hidden = fields.all.length === 0;
+    showList(fields.all, this.shown, slider.point, model, {
+      open: (field) => this.openField(field),
       remove: (field) => this.fields.remove(field),
-      again: (field) => this.fields.again(field),
+      retry: (field) => this.fields.retry(field),
     });
-    showMontage(done, slider.point, about, (field, place) => this.open(field, place));
-    this.judge(done);
+    showMontage(done, slider.point, model, (field, index) => this.openField(field, index));
+    this.updateResult(done);
   }
 
-  /** Until the answer is there, the result is marked as one of other counts. */
-  async judge(done) {
-    const turn = ++this.asked;
-    this.pending(true);
-    await this.show(done, turn);
-    if (turn === this.asked) this.pending(false);
+  /** Marks the result as outdated until the service has answered. */
+  async updateResult(done) {
+    const requestNumber = ++this.lastRequest;
+    this.setPending(true);
+    await this.showResult(done, requestNumber);
+    if (requestNumber === this.lastRequest) this.setPending(false);
   }
 
-  pending(on) {
-    by("slide").setAttribute("aria-busy", on);
-    by("save").disabled = by("print").disabled = on; // new flags beside an old verdict must not be kept
+  setPending(isPending) {
+    byId("slide").setAttribute("aria-busy", isPending);
+    byId("save").disabled = byId("print").disabled = isPending; // new flags must not be saved with an old verdict
   }
 
-  async show(done, turn) {
-    const { about, slider } = this;
-    const found = tally(done.map((field) => field.picture), slider.point, about);
-    if (!done.length || about.positive === null) {
+  async showResult(done, requestNumber) {
+    const { model, slider } = this;
+    const allCounts = countCells(done.map((field) => field.image), slider.point, model);
+    if (!done.length || model.positive_class === null) {
       this.slide = null;
-      return done.length ? showCounts(found, about, this.notes()) : showSlide(null, about);
+      return done.length ? showCounts(allCounts, model, this.notes()) : showSlide(null, model);
     }
-    const { classes: _, ...counts } = found;
-    const traits = done.map((field) => field.picture.traits).filter(Boolean);
-    const diameters = done.map((field) => field.picture.diameter).filter(Boolean);
-    const singles = done.filter((field) => field.picture.kind === "cell").length;
+    const { classes: _, ...counts } = allCounts;
+    const request = {
+      ...counts,
+      log_odds: slider.point?.log_odds ?? null,
+      feature_means: done.map((field) => field.image.feature_mean).filter(Boolean),
+      rbc_diameters_px: done.map((field) => field.image.rbc_diameter_px).filter(Boolean),
+      num_single_cells: done.filter((field) => field.image.kind === "cell").length,
+    };
     try {
-      const told = await verdict({ ...counts, log_odds: slider.point?.log_odds ?? null, traits, diameters, singles });
-      if (turn !== this.asked) return;
-      this.slide = told;
-      showSlide(told, about, this.notes());
-      trouble(null);
+      const slide = await fetchPrevalence(request);
+      if (requestNumber !== this.lastRequest) return;
+      this.slide = slide;
+      showSlide(slide, model, this.notes());
+      showError(null);
     } catch (error) {
-      if (turn === this.asked) trouble(capital(error.message)); // what is shown belongs to other counts
-      if (turn === this.asked) showSlide((this.slide = null), about);
+      if (requestNumber !== this.lastRequest) return;
+      showError(capitalize(error.message));
+      showSlide((this.slide = null), model); // the shown result belongs to other counts
     }
   }
 
-  /** A result of some of the pictures must not be taken for that of all. */
+  /** Warns if the result does not cover all images. */
   notes() {
-    const having = (...states) => this.fields.all.filter((field) => states.includes(field.state)).length;
-    const [left, bad] = [having("waiting", "reading"), having("failed")];
+    const countIn = (...states) => this.fields.all.filter((field) => states.includes(field.state)).length;
+    const [numPending, numFailed] = [countIn("waiting", "reading"), countIn("failed")];
     return [
-      left ? `not complete: ${left} of ${this.fields.all.length} pictures still to be read` : null,
-      bad ? `${bad} of ${this.fields.all.length} pictures could not be read: the result is without ${bad === 1 ? "it" : "them"}` : null,
+      numPending ? `incomplete: ${numPending} of ${this.fields.all.length} images are still to be read` : null,
+      numFailed ? `${numFailed} of ${this.fields.all.length} images could not be read: the result does not include ${numFailed === 1 ? "it" : "them"}` : null,
     ].filter(Boolean);
   }
 
-  /** The old picture keeps its name until the new one is drawn: title and cells always belong together. */
-  async open(field, place = null) {
+  /** The title changes only when the new image is drawn, so that title and cells always belong together. */
+  async openField(field, cellIndex = null) {
     this.shown = field;
-    if (field === null) return (by("viewer").hidden = true);
+    if (field === null) return (byId("viewer").hidden = true);
     for (const button of document.querySelectorAll("#list .pick")) {
       if (button.id === `open-${field.id}`) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
@@ -137,53 +142,53 @@ class Page {
     if (this.viewer.field !== field) {
       const bitmap = await createImageBitmap(field.source);
       if (this.shown !== field) return bitmap.close();
-      by("viewer").hidden = false; // a hidden canvas has no size to fit into
-      by("shown-title").textContent = field.name;
+      byId("viewer").hidden = false; // a hidden canvas has no size to fit into
+      byId("shown-title").textContent = field.name;
       this.viewer.show(field, bitmap);
     }
-    if (place === null) return;
-    this.viewer.goTo(place, true);
+    if (cellIndex === null) return;
+    this.viewer.goTo(cellIndex, true);
     this.viewer.canvas.focus();
   }
 
-  listen() {
-    const files = by("files");
-    for (const id of ["choose", "choose-first"]) by(id).addEventListener("click", () => files.click());
+  addListeners() {
+    const files = byId("files");
+    for (const id of ["choose", "choose-first"]) byId(id).addEventListener("click", () => files.click());
     files.addEventListener("change", () => {
       this.fields.add([...files.files]);
-      files.value = ""; // the same file may be chosen again once it was removed
+      files.value = ""; // allows choosing the same file again after it was removed
     });
-    by("restart").addEventListener("click", () => {
-      if (!window.confirm("Start a new slide? The pictures and the result on this page are forgotten.")) return;
+    byId("restart").addEventListener("click", () => {
+      if (!window.confirm("Start a new slide? The images and the result on this page are discarded.")) return;
       this.fields.clear();
-      if (this.slider.point) this.slider.go(this.slider.start);
+      if (this.slider.point) this.slider.setIndex(this.slider.defaultIndex);
     });
-    by("save").addEventListener("click", () => save(this.fields.all, this.slide, this.slider.point, this.about));
-    window.addEventListener("beforeprint", () => (by("counting").open = true));
-    by("print").addEventListener("click", () => window.print());
-    by("zoom-in").addEventListener("click", () => this.viewer.zoom(STEP));
-    by("zoom-out").addEventListener("click", () => this.viewer.zoom(1 / STEP));
-    by("zoom-fit").addEventListener("click", () => this.viewer.fit());
-    const files_in = (event) => event.dataTransfer?.types.includes("Files");
+    byId("save").addEventListener("click", () => saveResult(this.fields.all, this.slide, this.slider.point, this.model));
+    window.addEventListener("beforeprint", () => (byId("counting").open = true));
+    byId("print").addEventListener("click", () => window.print());
+    byId("zoom-in").addEventListener("click", () => this.viewer.zoom(ZOOM_STEP));
+    byId("zoom-out").addEventListener("click", () => this.viewer.zoom(1 / ZOOM_STEP));
+    byId("zoom-fit").addEventListener("click", () => this.viewer.fit());
+    const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
     for (const name of ["dragenter", "dragover"])
       window.addEventListener(name, (event) => {
-        if (!files_in(event)) return;
+        if (!hasFiles(event)) return;
         event.preventDefault();
         document.body.classList.add("dropping");
       });
     window.addEventListener("dragleave", (event) => event.relatedTarget ?? document.body.classList.remove("dropping"));
     window.addEventListener("drop", (event) => {
       document.body.classList.remove("dropping");
-      if (!files_in(event)) return;
-      event.preventDefault(); // a browser would leave the page for the picture
+      if (!hasFiles(event)) return;
+      event.preventDefault(); // otherwise the browser opens the image instead of the page
       this.fields.add([...event.dataTransfer.files]);
     });
   }
 }
 
 try {
-  new Page(await askAbout());
+  new Page(await fetchModel());
 } catch (error) {
-  trouble(capital(error.message));
+  showError(capitalize(error.message));
   throw error;
 }

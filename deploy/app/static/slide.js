@@ -1,84 +1,83 @@
-// The slide's result: the verdict in words, the interval against the line, what was counted. All figures come from the service.
+// The slide's result: the verdict, the interval against the threshold, the counts. The service computes all numbers.
 
-import { by, capital, count, h, percent, svg } from "./dom.js";
+import { byId, capitalize, formatCount, formatPercent, h, svg } from "./dom.js";
 
 const MARKS = { above: "▲", below: "▼", open: "?" };
 const TICKS = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1];
-const WIDE = 320;
-// a root: 1 % and 50 % can both be told apart, and the same place always means the same
-const place = (share) => 10 + Math.sqrt(share) * (WIDE - 24);
+const WIDTH = 320;
+// a square root scale shows both 1 % and 50 %
+const toX = (fraction) => 10 + Math.sqrt(fraction) * (WIDTH - 24);
 
-/** `notes`: what the page itself has to warn of. */
-export function showSlide(told, about, notes = []) {
-  by("result").hidden = told === null;
-  if (told === null) return showEmpty("No cells yet", "The result stands here once pictures are read.");
-  const [verdict, ...why] = told.headline.split(": ");
-  const words = [capital(verdict), capital(why.join(": "))];
-  showVerdict(told.tone, MARKS[told.tone], ...words);
-  showWarnings([...notes, ...told.warnings]);
-  by("interval").replaceChildren(...(told.low === null ? [] : [interval(told, about)]));
-  by("enough").replaceChildren(enough(told, about));
-  by("rows").replaceChildren(...told.rows.map(([what, said]) => h("tr", null, h("th", { scope: "row" }, what), h("td", null, said))));
+/** `notes`: warnings of the page itself. */
+export function showSlide(slide, model, notes = []) {
+  byId("result").hidden = slide === null;
+  if (slide === null) return showVerdict("", "", "No cells yet", "Add images to see the result.");
+  const [verdict, ...reason] = slide.headline.split(": ");
+  showVerdict(slide.tone, MARKS[slide.tone], capitalize(verdict), capitalize(reason.join(": ")));
+  showWarnings([...notes, ...slide.warnings]);
+  byId("interval").replaceChildren(...(slide.prevalence_low === null ? [] : [intervalFigure(slide, model)]));
+  byId("cell-count").replaceChildren(cellCountBar(slide.num_counted, slide.has_enough_cells, model));
+  byId("rows").replaceChildren(...slide.rows.map(([label, value]) => tableRow(label, value)));
 }
 
-/** For a model without a class that matters: counts and no verdict. */
-export function showCounts(found, about, notes) {
-  by("result").hidden = false;
+/** Without a positive class there are counts but no verdict. */
+export function showCounts(counts, model, notes) {
+  byId("result").hidden = false;
   showWarnings(notes);
-  showVerdict("open", "", `${count(found.counted)} cells counted`, "This model has no class that matters more than others: no verdict.");
-  const rows = [...Object.entries(found.classes), ...Object.entries(found.excluded).map(([why, n]) => [`not counted: ${why}`, n])];
-  by("enough").replaceChildren(enough({ counted: found.counted, enough: found.counted >= about.enough }, about));
-  by("rows").replaceChildren(...rows.map(([what, n]) => h("tr", null, h("th", { scope: "row" }, what), h("td", null, count(n)))));
+  showVerdict("open", "", `${formatCount(counts.num_counted)} cells counted`, "This model has no positive class: no verdict.");
+  const rows = [...Object.entries(counts.classes), ...Object.entries(counts.excluded).map(([reason, n]) => [`not counted: ${reason}`, n])];
+  byId("cell-count").replaceChildren(cellCountBar(counts.num_counted, counts.num_counted >= model.recommended_cells, model));
+  byId("rows").replaceChildren(...rows.map(([label, n]) => tableRow(label, formatCount(n))));
 }
 
-function showEmpty(title, words) {
-  showVerdict("", "", title, words);
+const tableRow = (label, value) => h("tr", null, h("th", { scope: "row" }, label), h("td", null, value));
+
+function showWarnings(warnings) {
+  const key = JSON.stringify(warnings);
+  if (byId("warnings").contentKey === key) return;
+  byId("warnings").contentKey = key;
+  byId("warnings").replaceChildren(...warnings.map((text) => h("p", { class: "warning" }, capitalize(text))));
 }
 
-function showWarnings(all) {
-  const said = JSON.stringify(all);
-  if (by("warnings").told === said) return;
-  by("warnings").told = said;
-  by("warnings").replaceChildren(...all.map((words) => h("p", { class: "warning" }, capital(words))));
-}
-
-function showVerdict(tone, mark, title, words) {
-  const box = by("verdict");
+function showVerdict(tone, mark, title, text) {
+  const box = byId("verdict");
   box.className = `verdict ${tone}`;
-  if (box.dataset.told === title + words) return; // nothing new for a screen reader to say
-  box.dataset.told = title + words;
+  if (box.dataset.contentKey === title + text) return; // unchanged: a screen reader would repeat it
+  box.dataset.contentKey = title + text;
   const sign = mark ? h("span", { class: "mark", "aria-hidden": "true" }, mark) : null;
-  box.replaceChildren(h("p", { class: "large" }, sign, held(title)), h("p", null, held(words)));
+  box.replaceChildren(h("p", { class: "large" }, sign, keepPercentSigns(title)), h("p", null, keepPercentSigns(text)));
 }
 
-/** No line begins with "%". */
-const held = (text) => text.replaceAll(" %", "\u00a0%");
+/** Keeps a line from beginning with "%". */
+const keepPercentSigns = (text) => text.replaceAll(" %", "\u00a0%");
 
-function interval(told, about) {
-  const words = `${percent(told.prevalence)} (95 %: ${percent(told.low)} to ${percent(told.high)})`;
-  const [low, high, here, line] = [told.low, told.high, told.prevalence, about.line].map(place);
-  const label = `corrected share ${words}, against the line of ${percent(about.line, 0)}`;
+function intervalFigure(slide, model) {
+  const threshold = formatPercent(model.suspicion_threshold, 0);
+  const text = `${formatPercent(slide.prevalence)} (95 %: ${formatPercent(slide.prevalence_low)} to ${formatPercent(slide.prevalence_high)})`;
+  const [low, high, estimate, limit] = [slide.prevalence_low, slide.prevalence_high, slide.prevalence, model.suspicion_threshold].map(toX);
+  const label = `corrected prevalence ${text}, against the threshold of ${threshold}`;
   return h(
     "figure",
-    { class: `interval ${told.tone}` },
-    h("figcaption", null, `Corrected share of ${told.positive}: `, h("strong", null, words)),
+    { class: `interval ${slide.tone}` },
+    h("figcaption", null, `Corrected prevalence of ${slide.positive_class}: `, h("strong", null, text)),
     svg(
       "svg",
-      { viewBox: `0 0 ${WIDE} 54`, role: "img", "aria-label": label },
-      svg("rect", { class: "trough", x: place(0), y: 19, width: place(1) - place(0), height: 8, rx: 4 }),
+      { viewBox: `0 0 ${WIDTH} 54`, role: "img", "aria-label": label },
+      svg("rect", { class: "trough", x: toX(0), y: 19, width: toX(1) - toX(0), height: 8, rx: 4 }),
       svg("rect", { class: "range", x: low, y: 17, width: Math.max(2, high - low), height: 12, rx: 3 }),
-      svg("path", { class: "limit", d: `M${line} 10V36` }),
-      svg("text", { class: "limit", x: line, y: 8, "text-anchor": "start" }, `line: ${percent(about.line, 0)}`),
-      svg("circle", { class: "here", cx: here, cy: 23, r: 5 }),
-      TICKS.map((tick) => svg("path", { class: "tick", d: `M${place(tick)} 36v4` })),
-      TICKS.map((tick) => svg("text", { x: place(tick), y: 52, "text-anchor": tick === 1 ? "end" : "middle" }, `${100 * tick}${tick === 1 ? " %" : ""}`)),
+      svg("path", { class: "limit", d: `M${limit} 10V36` }),
+      svg("text", { class: "limit", x: limit, y: 8, "text-anchor": "start" }, `threshold: ${threshold}`),
+      svg("circle", { class: "here", cx: estimate, cy: 23, r: 5 }),
+      TICKS.map((tick) => svg("path", { class: "tick", d: `M${toX(tick)} 36v4` })),
+      TICKS.map((tick) => svg("text", { x: toX(tick), y: 52, "text-anchor": tick === 1 ? "end" : "middle" }, `${100 * tick}${tick === 1 ? " %" : ""}`)),
     ),
   );
 }
 
-function enough(told, about) {
-  const missing = about.enough - told.counted;
-  const words = told.enough ? `${count(told.counted)} red cells counted` : `${count(told.counted)} of ${count(about.enough)} red cells counted`;
-  const more = told.enough ? "" : `; ${count(missing)} more would make a full count`;
-  return h("label", { class: "enough" }, words + more, h("progress", { max: about.enough, value: Math.min(told.counted, about.enough) }));
+function cellCountBar(numCounted, hasEnough, model) {
+  const recommended = model.recommended_cells;
+  const text = hasEnough
+    ? `${formatCount(numCounted)} red cells counted`
+    : `${formatCount(numCounted)} of ${formatCount(recommended)} red cells counted; ${formatCount(recommended - numCounted)} more would make a full count`;
+  return h("label", { class: "cell-count" }, text, h("progress", { max: recommended, value: Math.min(numCounted, recommended) }));
 }

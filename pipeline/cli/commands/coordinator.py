@@ -70,7 +70,7 @@ def run_command(
     resolved_study = load_study(find_study(study), dict(map(parse_override, overrides)))
     with connect(home) as client:
         run = client.post(
-            "/api/runs", {"study": to_toml(resolved_study.to_dict()), "sites": sites or None, "fewest": min_sites}
+            "/api/runs", {"study": to_toml(resolved_study.to_dict()), "sites": sites or None, "min_sites": min_sites}
         )
         if not json:
             names = ", ".join(site["site"] for site in run["sites"])

@@ -23,7 +23,7 @@ def edge_command(run: Path | None, out: Path | None) -> None:
     # keys of this demonstration alone: the user's own trust is not touched
     env = os.environ | {
         "HEMOFED_TRUST": str((out / "trust.json").resolve()),
-        "HEMOFED_LABS": str((out / "labs").resolve()),
+        "HEMOFED_LOCAL_CALIBRATIONS": str((out / "local-calibrations").resolve()),
     }
     _run_hemofed(env, "export", run, "-o", bundle, "--int8")
     _run_hemofed(env, "trust", "add", SIGNER_NAME, bundle)

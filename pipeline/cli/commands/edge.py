@@ -41,7 +41,7 @@ def calibrate_command(
         "kept": saved_path,
         "why_not": failure_reason or (local_calibration.unfit_reason if local_calibration else None),
         "notice": RESEARCH_USE_NOTICE,
-        "lab": local_calibration.model_dump(mode="json", exclude={"reference", "colours"})
+        "lab": local_calibration.model_dump(mode="json", exclude={"ood_reference", "color_tables"})
         if local_calibration
         else None,
     }

@@ -15,12 +15,12 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
     reproductions = load_reproductions()
     if not name:
         if json:
-            print_json({n: module.ABOUT for n, module in reproductions.items()})
+            print_json({n: module.DESCRIPTION for n, module in reproductions.items()})
         else:
             console.print(
                 build_table(
                     ["reproduction", "what"],
-                    [[n, module.ABOUT] for n, module in reproductions.items()],
+                    [[n, module.DESCRIPTION] for n, module in reproductions.items()],
                     num_text_columns=2,
                 )
             )
@@ -54,7 +54,7 @@ def write_page(module: Any, reproduction: ReproductionResult, folder: Path) -> P
     from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, to_svg
     from pipeline.reports.document.page import HtmlPage, TableColumn
 
-    page = HtmlPage(module.NAME, module.ABOUT)
+    page = HtmlPage(module.NAME, module.DESCRIPTION)
     page.add_section("Claims").add_table(
         [TableColumn("claim"), TableColumn("holds"), TableColumn("measured")],
         [[c.claim, "yes" if c.holds else "no", c.measured] for c in reproduction.checks],

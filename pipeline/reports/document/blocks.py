@@ -1,4 +1,4 @@
-"""A report as data: chapters of blocks, which a page (audit_page.py) and a PDF (audit_pdf.py) show alike."""
+"""A report as data: chapters of blocks, which html.py and pdf.py render with the same content."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class TableBlock:
     columns: Sequence[TableColumn]
     rows: Sequence[Sequence[TableCell]]
     caption: str = ""
-    column_shares: Sequence[float] = ()  # shares of a printed page; alike if not given
+    column_shares: Sequence[float] = ()  # of the printed width; equal if not given
 
 
 @dataclass(frozen=True)
 class FigureBlock:
-    key: str  # a word of its own within the report
+    key: str  # unique within the report
     figure: Figure
     caption: str
 
@@ -52,7 +52,7 @@ ReportBlock = TextBlock | TileBlock | TableBlock | FigureBlock | ImageBlock
 class ReportChapter:
     title: str
     blocks: Sequence[ReportBlock]
-    starts_new_page: bool = False  # begins a new one in print
+    starts_new_page: bool = False  # in print
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class ReportDocument:
 def question_table(
     rows: Sequence[tuple[str, str]], question: str = "", answer: str = "", caption: str = ""
 ) -> TableBlock:
-    """Headings beside their text."""
+    """A table of two columns: a heading and its text."""
     return TableBlock([TableColumn(question), TableColumn(answer, is_text=True)], rows, caption, (0.2, 0.8))
 
 
 def format_share(value: float) -> str:
-    """With as many digits as tell it from certainty."""
+    """A percentage with enough digits to differ from 100 %."""
     if value < 0.1:
         return f"{100 * value:.3g} %"
     digits = 1 if value < 0.99 or value == 1 else min(9, math.ceil(-math.log10(1 - value)) - 2)
@@ -79,7 +79,7 @@ def format_share(value: float) -> str:
 
 
 def format_chance(value: float) -> str:
-    """A small one, as people say it."""
+    """A probability; a small one as `one in N`."""
     return f"one in {1 / value:,.0f}" if 0 < value < 0.01 else f"{value:g}"
 
 

@@ -1,7 +1,7 @@
-"""The look of all figures, and their two forms: inline SVG that follows the page's theme, and PNG for papers.
+"""The style of all figures, and their two formats: inline SVG that follows the page's theme, and PNG for papers.
 
-Everything that is not data is drawn in INK. A PNG shows it as it is; the SVG gets `currentColor` instead, so
-the same figure reads on a light and on a dark page. Data colours are mid-tones that read on both.
+Everything except data is drawn in INK_COLOR. The SVG replaces it by `currentColor`, so the same figure is readable on
+a light and on a dark page. Data colours are mid-tones that are readable on both.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.files import write_atomically
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
@@ -28,8 +25,9 @@ PALETTE = (
     "#3f7fc1", "#e08a2e", "#3f9e6d", "#c9505f", "#8a6cc4", "#2fa0b0",
     "#b3873c", "#d274a8", "#7d8a97", "#8fae3a", "#5d6fd6", "#a65d3a",
 )  # fmt: skip
-HALF_WIDTH_INCHES = (5.2, 3.5)  # inches: two figures side by side on a wide page
+HALF_WIDTH_INCHES = (5.2, 3.5)  # two figures side by side on a wide page
 FULL_WIDTH_INCHES = (10.6, 3.7)
+FILE_DPI, PRINT_DPI = 150, 200  # of a saved PNG, and of one in a PDF
 
 MATPLOTLIB_STYLE: Mapping[str, Any] = {
     "axes.edgecolor": INK_COLOR,
@@ -51,7 +49,7 @@ MATPLOTLIB_STYLE: Mapping[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hemofed",
     "text.color": INK_COLOR,
-    "text.parse_math": False,  # a site may be called "$1"
+    "text.parse_math": False,  # a site may have the name "$1"
     "xtick.color": INK_COLOR,
     "ytick.color": INK_COLOR,
     "xtick.major.size": 0,
@@ -61,11 +59,11 @@ MATPLOTLIB_STYLE: Mapping[str, Any] = {
 
 @contextmanager
 def apply_figure_style() -> Iterator[None]:
-    """Also a decorator: matplotlib reads its settings when an artist is made and again when it is drawn."""
+    """Sets the style; also usable as a decorator. matplotlib reads it when an artist is created and when it is drawn."""
     import matplotlib
 
     with matplotlib.rc_context(dict(MATPLOTLIB_STYLE)), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has fonts for them
         yield
 
 
@@ -78,7 +76,7 @@ def new_figure(size: tuple[float, float] = HALF_WIDTH_INCHES) -> tuple[Figure, A
 
 @apply_figure_style()
 def to_svg(figure: Figure, key: str) -> Markup:
-    """Inline SVG; `key` is this figure's own word on its page and keeps its ids apart from the others'."""
+    """Inline SVG. `key` is unique on the page and prefixes the figure's ids, so that they do not collide."""
     from markupsafe import Markup
 
     empty_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -91,15 +89,12 @@ def to_svg(figure: Figure, key: str) -> Markup:
     used_ids = {url_id or href_id for url_id, href_id in re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', body)}
     body = re.sub(
         r"<[^>]*>", lambda tag: _adapt_svg_tag(tag[0], key, used_ids), body
-    )  # tags only: names stay as written
+    )  # tags only: site and class names stay as written
     return Markup(f'<svg {view_box[0] if view_box else ""} aria-hidden="true">{body}')
 
 
 def save_png(figure: Figure, path: Path) -> Path:
-    buffer = io.BytesIO()
-    with apply_figure_style():
-        figure.savefig(buffer, format="png", dpi=150, facecolor="white", metadata={"Software": None})
-    return write_atomically(path, buffer.getvalue())
+    return write_atomically(path, render_png(figure, FILE_DPI))
 
 
 def _adapt_svg_tag(tag: str, key: str, used_ids: set[str]) -> str:
@@ -113,12 +108,8 @@ def _adapt_svg_tag(tag: str, key: str, used_ids: set[str]) -> str:
     return re.sub(rf"((?:fill|stroke): ?){INK_COLOR}", r"\1currentColor", tag)
 
 
-PNG_DPI = 200
-
-
-def render_png(figure: Figure) -> bytes:
-    """For paper."""
+def render_png(figure: Figure, dpi: int = PRINT_DPI) -> bytes:
     buffer = io.BytesIO()
     with apply_figure_style():
-        figure.savefig(buffer, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
+        figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()

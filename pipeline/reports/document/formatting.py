@@ -1,4 +1,4 @@
-"""Numbers as people read them: percentages, seconds, bytes, and a name for every metric."""
+"""Formats numbers for readers: percentages, durations, bytes, and the display names of metrics."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def format_score(metric: str, value: float | None) -> str:
 
 
 def format_interval(metric: str, low: float, high: float) -> str:
-    """The edges of an interval, to be read behind its score."""
+    """`(low to high)`, to follow the score."""
     low_text, high_text = (format_score(metric, edge).removesuffix(" %") for edge in (low, high))
     return f"({low_text} to {high_text})"
 
 
 def format_points(difference: float) -> str:
-    """A difference of shares in hundredths, with its sign."""
+    """A difference of fractions in percentage points, with its sign."""
     rounded = round(100 * difference, 1)
     return f"{abs(rounded):.1f}" if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded):.1f}"
 
@@ -64,7 +64,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_bytes(num_bytes: float | None) -> str:
-    """Decimal units, as networks are billed."""
+    """In decimal units: 1 kB is 1000 bytes."""
     if num_bytes is None:
         return UNDEFINED_TEXT
     if num_bytes < 1000:

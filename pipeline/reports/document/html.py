@@ -1,4 +1,4 @@
-"""An audit as one HTML page that stands alone."""
+"""Renders a ReportDocument as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.reports.document.blocks import (
 from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, to_svg
 from pipeline.reports.document.page import CaptionedImage, HtmlPage, TableCell
 
-MIN_BREAKABLE_LETTERS = 70  # letters, more than a hash has
+MIN_BREAKABLE_LETTERS = 70  # longer than a hash
 
 
 def write_html(report: ReportDocument, path: Path) -> Path:
@@ -54,7 +54,7 @@ def _breakable_cell(cell: TableCell) -> TableCell:
 
 
 def _breakable_text(text: str) -> str:
-    """Names without end may be broken; a hash stays whole, so that it can be copied."""
+    """Allows line breaks inside very long words; a hash stays whole, so that it can be copied."""
     return re.sub(
         rf"\S{{{MIN_BREAKABLE_LETTERS},}}", lambda match: "\u200b".join(re.findall(".{1,20}", match[0])), text
     )

@@ -1,4 +1,7 @@
-"""One HTML page that stands alone: no network, no script, light and dark, narrow and wide, on screen and paper."""
+"""A self-contained HTML page: without network or scripts, for light and dark themes, narrow and wide screens, and print.
+
+`ReportWriter` also saves the page's figures as PNG files.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +17,27 @@ from pipeline.core.files import write_atomically
 from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, PALETTE, save_png, to_svg
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-if TYPE_CHECKING:
     from jinja2 import Template
     from markupsafe import Markup
+    from matplotlib.figure import Figure
 
 PageBlock = Mapping[str, Any]
-TableCell = str | tuple[str, str]  # (value, note): the note stands small below it
+TableCell = str | tuple[str, str]  # (value, note): the note is shown in small type below the value
 MAX_UNFOLDED_ROWS = 12
+COORDINATOR_LABEL = "Coordinator's set"
+POOLED_LABEL = "All sites, pooled"
 
 
 @dataclass(frozen=True)
 class TableColumn:
     title: str
     is_numeric: bool = False
-    is_text: bool = False  # sentences, which need their width on a narrow page too
+    is_text: bool = False  # sentences: they keep a minimum width on narrow pages
 
 
 @dataclass(frozen=True)
 class CountBar:
-    """Counts side by side, as long as their shares; colours go by place."""
+    """Counts side by side; lengths are shares of the total, colours follow the position."""
 
     label: str
     counts: Sequence[tuple[str, int]]
@@ -42,7 +45,7 @@ class CountBar:
 
 @dataclass(frozen=True)
 class CaptionedImage:
-    """A captioned image, or only its words where there is none to show."""
+    """An image with its texts, or only the texts if `png` is None."""
 
     title: str
     png: bytes | None = None
@@ -65,7 +68,7 @@ class PageSection:
 
 
 class HtmlPage:
-    """Sections of blocks, top to bottom. All text is escaped; only an SVG (Markup) is taken as it is."""
+    """Sections of blocks, top to bottom. All text is escaped, except SVG given as Markup."""
 
     def __init__(self, title: str, subtitle: str = "", notice: str = "") -> None:
         self.title, self.subtitle, self.notice = title, subtitle, notice
@@ -85,10 +88,10 @@ class HtmlPage:
         return self._add_block(kind="findings", findings=findings)
 
     def add_images(self, images: Sequence[CaptionedImage]) -> HtmlPage:
-        return self._add_block(kind="pictures", pictures=images)
+        return self._add_block(kind="images", images=images)
 
     def add_legend(self, names: Sequence[str]) -> HtmlPage:
-        """What the colours of bars stand for."""
+        """The names that the colours of bars stand for."""
         return self._add_block(kind="legend", names=names)
 
     def add_table(
@@ -99,9 +102,10 @@ class HtmlPage:
         highlight: int | None = None,
         badge: str = "",
     ) -> HtmlPage:
-        """The first cell of a row heads it; the highlighted row also says why (`badge`), not by colour alone.
+        """Adds a table whose first column holds the row headings.
 
-        A captioned table of many rows starts folded, unless it has a highlight to show.
+        `highlight`: index of a marked row; `badge` says why it is marked, so that colour is not the only sign.
+        A captioned table with more than MAX_UNFOLDED_ROWS rows starts folded, unless it has a highlight.
         """
         fold = bool(caption) and highlight is None and len(rows) > MAX_UNFOLDED_ROWS
         table = {"columns": columns, "rows": rows, "caption": caption, "highlight": highlight, "badge": badge}
@@ -138,14 +142,10 @@ def _load_template() -> Template:
     )
 
 
-# A page whose figures are also saved as pictures, and the words that its sections share.
-
-COORDINATOR_LABEL = "Coordinator's set"
-POOLED_LABEL = "All sites, pooled"
-
-
 @dataclass(frozen=True)
 class ReportWriter:
+    """Adds figures to the page and saves each as plots/KEY.png for papers."""
+
     page: HtmlPage
     plots_folder: Path
 

@@ -1,4 +1,7 @@
-"""An audit as a PDF on A4, without system libraries: the officer's page, then the rest. The same facts, the same bytes."""
+"""Renders a ReportDocument as an A4 PDF: the first chapter on one page, then the others. Same content gives same bytes.
+
+Uses reportlab and the fonts that come with matplotlib, no system libraries.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,18 @@ from reportlab.lib.styles import ParagraphStyle
 from reportlab.lib.units import mm
 from reportlab.pdfbase import pdfmetrics
 from reportlab.pdfbase.ttfonts import TTFont
-from reportlab.platypus import BaseDocTemplate, Frame, KeepInFrame, KeepTogether, PageBreak, PageTemplate, Spacer
-from reportlab.platypus import Image as Drawn
-from reportlab.platypus import Paragraph as Lines
-from reportlab.platypus import Table as Grid
+from reportlab.platypus import (
+    BaseDocTemplate,
+    Frame,
+    KeepInFrame,
+    KeepTogether,
+    PageBreak,
+    PageTemplate,
+    Paragraph,
+    Spacer,
+    Table,
+)
+from reportlab.platypus import Image as ImageFlowable
 
 from pipeline.core.files import write_atomically
 from pipeline.reports.document.blocks import (
@@ -45,7 +56,7 @@ def write_pdf(report: ReportDocument, path: Path) -> Path:
 
 
 def _build_pdf(report: ReportDocument, png_cache: dict[str, bytes], num_pages: int) -> tuple[int, bytes]:
-    """Once to count the pages and once to number them."""
+    """The page count and the PDF; `num_pages` goes to the footer, so the PDF is built twice."""
     buffer = io.BytesIO()
 
     def draw_footer(canvas: Any, doc: Any) -> None:
@@ -82,7 +93,7 @@ def _build_story(report: ReportDocument, png_cache: dict[str, bytes]) -> list[An
     if report.notice:
         header += [
             Spacer(1, 4),
-            Grid([[make_paragraph(report.notice, "warn")]], [TEXT_WIDTH_PT], style=_notice_style(), hAlign="LEFT"),
+            Table([[make_paragraph(report.notice, "warn")]], [TEXT_WIDTH_PT], style=_notice_style(), hAlign="LEFT"),
         ]
     first_page = [
         *header,
@@ -102,7 +113,7 @@ def _build_story(report: ReportDocument, png_cache: dict[str, bytes]) -> list[An
 def _build_chapter(
     chapter: ReportChapter, png_cache: dict[str, bytes], use_large_text: bool = False
 ) -> list[list[Any]]:
-    """Parts that a page's end may come between; the heading stays with what follows it."""
+    """Groups of flowables that a page break may separate; the heading stays with the first group."""
     parts: list[list[Any]] = []
     remaining = list(chapter.blocks)
     while remaining:
@@ -117,7 +128,7 @@ def _build_chapter(
 
 
 def _place_side_by_side(drawing: FigureBlock, table: TableBlock, png_cache: dict[str, bytes]) -> Any:
-    """A small figure and a table share the width."""
+    """A half-width figure on the left, a table on the right."""
     gap = 0.04 * TEXT_WIDTH_PT
     half = (TEXT_WIDTH_PT - gap) / 2
     columns = [
@@ -131,11 +142,11 @@ def _place_side_by_side(drawing: FigureBlock, table: TableBlock, png_cache: dict
         ("RIGHTPADDING", (1, 0), (1, 0), 0),
         ("TOPPADDING", (0, 0), (-1, -1), 0),
     ]
-    return Grid([columns], [half + gap, half], style=style, hAlign="LEFT")
+    return Table([columns], [half + gap, half], style=style, hAlign="LEFT")
 
 
-class _BookmarkedHeading(Lines):  # type: ignore[misc]
-    """Also a bookmark."""
+class _BookmarkedHeading(Paragraph):  # type: ignore[misc]
+    """A heading that is also a bookmark of the PDF."""
 
     def __init__(self, title: str) -> None:
         super().__init__(escape_markup(title), paragraph_style("heading"))
@@ -175,7 +186,7 @@ def _build_figure(drawing: FigureBlock, width: float, png_cache: dict[str, bytes
 
 def _scaled_image(png: bytes, width: float, height: float) -> Any:
     scale = min(1.0, 0.8 * TEXT_HEIGHT_PT / height)
-    return Drawn(io.BytesIO(png), width * scale, height * scale, hAlign="LEFT")
+    return ImageFlowable(io.BytesIO(png), width * scale, height * scale, hAlign="LEFT")
 
 
 def _full_width_image(png: bytes) -> Any:
@@ -207,7 +218,7 @@ def _build_table(table: TableBlock, width: float, use_large_text: bool = False) 
         ("TOPPADDING", (0, 0), (-1, -1), padding),
         ("BOTTOMPADDING", (0, 0), (-1, -1), padding + 0.5),
     ]
-    return Grid(
+    return Table(
         header_rows + rows, [share * width for share in shares], repeatRows=len(header_rows), style=style, hAlign="LEFT"
     )
 
@@ -234,7 +245,7 @@ def _build_tiles(tiles: Sequence[tuple[str, TableCell]]) -> Any:
         ("INNERGRID", (0, 0), (-1, -1), 3, WHITE_COLOR),
         ("TOPPADDING", (0, 0), (-1, -1), 4),
     ]
-    return Grid(
+    return Table(
         [[build_tile(label, cell) for label, cell in tiles]],
         [TEXT_WIDTH_PT / len(tiles)] * len(tiles),
         style=style,
@@ -246,7 +257,7 @@ def _notice_style() -> list[Any]:
     return [("LINEBEFORE", (0, 0), (0, -1), 3, WARNING_COLOR), ("BACKGROUND", (0, 0), (-1, -1), NOTICE_COLOR)]
 
 
-# Type for the printed audit: fonts that come with matplotlib, a few styles, and text that is safe to print.
+# Fonts, colours, paragraph styles and text that is safe to print
 
 MUTED_COLOR, RULE_COLOR, ACCENT_COLOR, WARNING_COLOR, TILE_COLOR, WHITE_COLOR, NOTICE_COLOR = map(
     HexColor, ("#5b6675", "#d3d8de", "#2f6aa8", "#8a4b00", "#f3f5f8", "#ffffff", "#fff4e0")
@@ -255,16 +266,16 @@ FONT_FILES = {"Body": "DejaVuSans.ttf", "Body-Bold": "DejaVuSans-Bold.ttf"}
 
 
 def make_paragraph(text: str, style: str) -> Any:
-    return Lines(escape_markup(text), paragraph_style(style))
+    return Paragraph(escape_markup(text), paragraph_style(style))
 
 
 def escape_markup(text: str) -> str:
-    """Nothing in a name is markup, and nothing is printed as an empty box."""
+    """Text without markup and without characters that the font lacks."""
     return replace_missing_glyphs(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def replace_missing_glyphs(text: str) -> str:
-    """A character that the font lacks is named by its number."""
+    """Replaces every character that the font lacks by its code point, `[U+1F600]`."""
     glyphs: Mapping[int, int] = pdfmetrics.getFont(register_font("Body")).face.charToGlyph
     return "".join(character if ord(character) in glyphs else f"[U+{ord(character):04X}]" for character in text)
 

@@ -1,4 +1,4 @@
-"""In what form vectors travelled, in words, and what that saved."""
+"""Describes the compression of updates and models, and what it saved against float32."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pipeline.reports.document.formatting import format_bytes
 from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, round_traffic_bytes
 
-FLOAT32_BYTES = 4  # bytes
+FLOAT32_BYTES = 4
 TrafficDirection = str  # "up" or "down"
 
 
 def _fraction_text(codec: JsonObject) -> str:
-    return f"{100 * float(codec.get('share', 0.01)):g} % of the numbers"
+    return f"{100 * float(codec.get('fraction', 0.01)):g} % of the numbers"
 
 
 def _error_feedback_text(codec: JsonObject) -> str:
-    return ", the rest waits for its turn" if codec.get("error_feedback", True) else ""
+    return ", with error feedback" if codec.get("error_feedback", True) else ""
 
 
 CODEC_DESCRIPTIONS: Mapping[str, Callable[[JsonObject], str]] = {
@@ -25,29 +25,33 @@ CODEC_DESCRIPTIONS: Mapping[str, Callable[[JsonObject], str]] = {
         f"rounded at random to {codec.get('bits', 4)} bit{'s' if codec.get('bits', 4) != 1 else ''} a number"
     ),
     "topk": lambda codec: f"only the largest {_fraction_text(codec)}{_error_feedback_text(codec)}",
-    "randk": lambda codec: f"{_fraction_text(codec)}, at random places{_error_feedback_text(codec)}",
-    "ring": lambda codec: "whole numbers that add up under masks",
+    "randk": lambda codec: f"{_fraction_text(codec)}, at random positions{_error_feedback_text(codec)}",
+    "ring": lambda codec: "fixed-point integers for secure aggregation",
 }
 
 
 def compression_chains(record: RunRecord) -> dict[TrafficDirection, list[JsonObject]]:
-    """Way -> its codecs in their order; empty where the study has none either way."""
+    """Direction -> its codecs in order; empty if the study compresses neither direction."""
     compression: JsonObject = record.settings.get("compression") or {}
     uplink_chain = (
-        _as_codec_list(compression["up"]) if "up" in compression else _strategy_codecs(record) if compression else []
+        _as_codec_list(compression["uplink"])
+        if "uplink" in compression
+        else _strategy_codecs(record)
+        if compression
+        else []
     )
-    chain_by_direction = {"up": uplink_chain, "down": _as_codec_list(compression.get("down") or ())}
+    chain_by_direction = {"up": uplink_chain, "down": _as_codec_list(compression.get("downlink") or ())}
     return chain_by_direction if any(chain_by_direction.values()) else {}
 
 
 def _as_codec_list(value: object) -> list[JsonObject]:
-    """One codec may stand alone, and its name for itself."""
+    """Accepts a list of codecs, a single codec, or a codec's name."""
     codecs = [value] if isinstance(value, str | Mapping) else list(value) if isinstance(value, Sequence) else []
     return [{"name": codec} if isinstance(codec, str) else codec for codec in codecs]
 
 
 def _strategy_codecs(record: RunRecord) -> list[JsonObject]:
-    """What the strategy says where the study says nothing: FedPAQ rounds by itself."""
+    """The strategy's default codecs, used if the study gives none (FedPAQ quantises)."""
     from pydantic import ValidationError
 
     from pipeline.core.registry import registered_components
@@ -56,19 +60,19 @@ def _strategy_codecs(record: RunRecord) -> list[JsonObject]:
     cls = registered_components("strategies").get(record.component_name("strategy") or "")
     try:
         strategy = cls.model_validate(table) if cls and isinstance(table, Mapping) else None
-    except ValidationError:  # of another version
+    except ValidationError:  # a study of another version
         return []
     return [codec.model_dump() for codec in getattr(strategy, "default_codec", ())]
 
 
 def describe_compression(chains: Mapping[TrafficDirection, Sequence[JsonObject]]) -> str:
-    return f"Updates went up {_describe_chain(chains['up'])}; models came down {_describe_chain(chains['down'])}."
+    return f"Uplink (updates): {_describe_chain(chains['up'])}. Downlink (models): {_describe_chain(chains['down'])}."
 
 
 def _describe_chain(chain: Sequence[JsonObject]) -> str:
     if not chain:
-        return "as they are, in float32"
-    return "by " + ", then ".join(_describe_codec(codec) for codec in chain)
+        return "uncompressed float32"
+    return ", then ".join(_describe_codec(codec) for codec in chain)
 
 
 def _describe_codec(codec: JsonObject) -> str:
@@ -77,7 +81,7 @@ def _describe_codec(codec: JsonObject) -> str:
 
 
 def float32_bytes(record: RunRecord, direction: TrafficDirection) -> float | None:
-    """What one model in float32 for every answer that counted (up) or that was asked for (down) would have taken."""
+    """Bytes of one float32 model for every accepted reply (up) or every request (down)."""
     num_parameters = finite_or_none((record.results or {}).get("parameters"))
     sites_key = "counted" if direction == "up" else "asked"
     return (
@@ -90,7 +94,7 @@ def float32_bytes(record: RunRecord, direction: TrafficDirection) -> float | Non
 
 
 def describe_savings(record: RunRecord, direction: TrafficDirection) -> tuple[str, str] | None:
-    """(what float32 would have taken, how many times less this was)."""
+    """(bytes in float32, by which factor the run sent less or more); None if unknown."""
     uncompressed_bytes, sent_bytes = (
         float32_bytes(record, direction),
         sum(round_traffic_bytes(round_record, direction) for round_record in record.round_records),

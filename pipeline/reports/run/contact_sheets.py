@@ -1,6 +1,6 @@
-"""Contact sheets: a few training cells of every simulated site, as that site sees them.
+"""Contact sheets: sample training images of each simulated site, and the report section that shows them.
 
-Images of patients' cells: they are made only where all data lie on one machine anyway.
+They can show patients' cells, so only simulations write them, where all data is on one machine; a federated run has none.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
     from sites.population.simulated_sites import FederatedDataset
 
 MAX_SHEET_SITES = 8
-MAX_SHEET_CLASSES = 16  # on a sheet
-MAX_CLASSES_AS_ROWS = 3  # up to here a row a class; above, a column
-TILES_PER_CLASS_ROW = 12  # tiles in the row of a class
-TILES_PER_CLASS_COLUMN = 3  # tiles in the column of a class
-TILE_SIDE_PIXELS = range(40, 57)  # pixels a side: smaller images are enlarged by whole factors, larger ones reduced
+MAX_SHEET_CLASSES = 16
+MAX_CLASSES_AS_ROWS = 3  # up to here one row per class; with more classes, one column per class
+TILES_PER_CLASS_ROW = 12
+TILES_PER_CLASS_COLUMN = 3
+TILE_SIDE_PIXELS = range(40, 57)  # smaller images are enlarged by integer factors, larger ones reduced
 TILE_GAP_PIXELS = 2
+PNG_SIGNATURE = b"\x89PNG"
 
 TileArray = NDArray[np.uint8]  # (n, H, W, 3)
 
 
 @dataclass(frozen=True)
 class ContactSheetLayout:
-    """Which class stands where on a sheet: the same on all sheets of a study, so that they can be compared."""
+    """The grid of classes and tiles, the same on all sheets of a study, so that they can be compared."""
 
-    classes: Sequence[int]  # in the order shown
-    per_class: int
-    classes_as_rows: bool  # a class is a row
+    classes: Sequence[int]  # class indices in the order shown
+    per_class: int  # tiles
+    classes_as_rows: bool
 
     @classmethod
     def create(cls, num_classes: int, per_class: int | None, positive_index: int | None) -> ContactSheetLayout:
@@ -70,7 +71,7 @@ class ContactSheetLayout:
 def make_contact_sheets(
     dataset: FederatedDataset, per_class: int | None = None, seed: int = 0, positive_class: str | None = None
 ) -> dict[str, bytes]:
-    """site -> PNG, of the first SHOWN_SITES sites; nothing for data that are no images. A class that a site lacks stays blank."""
+    """site -> PNG, of the first MAX_SHEET_SITES sites; empty if the examples are not images. Missing classes stay blank."""
     if not has_image_shape(dataset.shape):
         return {}
     layout = contact_sheet_layout(dataset, per_class, positive_class)
@@ -78,7 +79,7 @@ def make_contact_sheets(
 
 
 def write_contact_sheets(folder: Path, dataset: FederatedDataset, positive_class: str | None = None) -> None:
-    """cells/*.png, and cells/index.json that says which is whose."""
+    """Writes cells/*.png and cells/index.json, which maps sites to files."""
     sheets = make_contact_sheets(dataset, positive_class=positive_class)
     if not sheets:
         return
@@ -89,8 +90,8 @@ def write_contact_sheets(folder: Path, dataset: FederatedDataset, positive_class
         write_atomically(folder / "cells" / file_name, png)
         sheet_index[site] = {
             "file": file_name,
-            "words": dataset.acquisition_descriptions.get(site, ""),
-            "shows": layout_text,
+            "acquisition": dataset.acquisition_descriptions.get(site, ""),
+            "layout": layout_text,
         }
     write_atomically(folder / "cells" / "index.json", json.dumps(sheet_index, indent=1).encode())
 
@@ -160,31 +161,26 @@ def _load_tiles(dataset: FederatedDataset, site: str, chosen: NDArray[np.int64])
     return np.stack([np.asarray(Image.fromarray(tile).resize((width, height), Image.Resampling.BOX)) for tile in tiles])
 
 
-# The section of a run's report that shows each site's cells; nothing where the run kept none, as one across hospitals.
-
-PNG_SIGNATURE = b"\x89PNG"
-
-
 def add_contact_sheet_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
     sheet_index = _load_sheet_index(record.folder / "cells")
     images = [_captioned_sheet(record, headline, site, entry) for site, entry in sheet_index.items()]
     shown = [image for image in images if image.png]
     if not shown:
         return
-    description = "Training images drawn at random at each simulated site, as its own scanner sees them."
+    description = "Training images drawn at random at each simulated site, as acquired by its simulated scanner."
     num_hidden_sites = len(record.sites) - len(shown)
     if num_hidden_sites > 0:
         description += (
             f" Shown: {len(shown)} of {format_count(len(record.sites), 'site')}; {num_hidden_sites:,} more took part."
         )
-    layouts = list(dict.fromkeys(str(entry.get("shows") or "") for entry in sheet_index.values()))
+    layouts = list(dict.fromkeys(str(entry.get("layout") or "") for entry in sheet_index.values()))
     if len(layouts) == 1 and layouts[0]:
-        description += f" {layouts[0]} A blank place: the site has no more of that class."
-    writer.page.add_section("What each site sees").add_text(description).add_images(shown)
+        description += f" {layouts[0]} Blank tile: the site has no more examples of that class."
+    writer.page.add_section("Training images by site").add_text(description).add_images(shown)
 
 
 def describe_class_counts(classes: Sequence[str], train: Sequence[int], positive_class: str | None) -> str:
-    """How many images a site trains on: the positive ones, or the commonest where no class is."""
+    """Number of training images, and of the positive class, or of the most frequent classes if none is positive."""
     total_text = format_count(sum(train), "training image")
     if positive_class in classes and len(train) == len(classes):
         num_positive = train[classes.index(positive_class)]
@@ -198,7 +194,7 @@ def describe_class_counts(classes: Sequence[str], train: Sequence[int], positive
 
 
 def _load_sheet_index(folder: Path) -> dict[str, JsonObject]:
-    """A damaged index is one without sheets: the report's numbers do not wait for pictures."""
+    """The entries by site; empty if the index is damaged, so that a report is written without the images."""
     try:
         sheet_index = json.loads((folder / "index.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -214,8 +210,8 @@ def _captioned_sheet(record: RunRecord, headline: HeadlineMetric, site: str, ent
     classes = [str(label) for label in record.site_data.get("classes") or ()]
     train_counts = ((record.site_data.get("sites") or {}).get(site) or {}).get("train") or ()
     counts_text = describe_class_counts(classes, train_counts, headline.positive_class) if train_counts else ""
-    paragraphs = [paragraphs for paragraphs in (str(entry.get("words") or ""), counts_text) if paragraphs]
-    alt = f"Training images of {site}. {entry.get('shows') or ''}".strip()
+    paragraphs = [text for text in (str(entry.get("acquisition") or ""), counts_text) if text]
+    alt = f"Training images of {site}. {entry.get('layout') or ''}".strip()
     return CaptionedImage(site, _read_png(record.folder / "cells", str(entry.get("file") or "")), alt, paragraphs)
 
 

@@ -1,4 +1,4 @@
-"""What a report draws about sites and rounds; every function returns a matplotlib Figure. Scores are in score_figures.py."""
+"""Figures of sites and rounds: learning curves, class counts, stragglers, traffic. Figures of scores are in scores.py."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BandLevel = Literal["68", "95"]
-BAND_WIDTH_STD: Mapping[BandLevel, float] = {"68": 1.0, "95": 1.96}  # standard deviations each side of the mean
-MAX_HALF_WIDTH_SITES = 6  # as many as a half-width figure names
-MAX_FILLED_BANDS = 4  # as many as can lie over each other
-MAX_MARKED_ROUNDS = 30  # up to here each round gets a dot
-MAX_HEATMAP_COLUMNS = 120  # of the heat strip; more rounds share a column
+BAND_WIDTH_STD: Mapping[BandLevel, float] = {"68": 1.0, "95": 1.96}  # on each side of the mean
+MAX_HALF_WIDTH_SITES = 6  # with more bars, the figure has full width
+MAX_FILLED_BANDS = 4  # with more curves, only the edges of the bands are drawn
+MAX_MARKED_ROUNDS = 30  # up to here each round has a marker
+MAX_HEATMAP_COLUMNS = 120  # with more rounds, several share a column
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class CurveSeries:
     label: str
     rounds: Sequence[int]
     values: Sequence[float]
-    std_over_sites: Sequence[float] | None = None  # over sites, a round each
+    std_over_sites: Sequence[float] | None = None  # one per round
     is_dashed: bool = False
     color: str | None = None  # else by its place
 
 
 def mean_over_sites(label: str, by_round: Mapping[int, Sequence[float]], color: str | None = None) -> CurveSeries:
-    """Mean and (population) standard deviation over the sites of every round."""
+    """Mean and population standard deviation over sites, by round."""
     rounds = sorted(by_round)
     means = [fmean(by_round[round_number]) for round_number in rounds]
     return CurveSeries(label, rounds, means, [pstdev(by_round[round_number]) for round_number in rounds], color=color)
@@ -80,7 +80,7 @@ def plot_curves(
             low, high = ([scale * value for value in edge] for edge in band_edges(curve, band))
             if len(series) <= MAX_FILLED_BANDS:
                 axes.fill_between(curve.rounds, low, high, color=color, alpha=0.18, linewidth=0)
-            else:  # so many filled bands would hide each other, so only their edges are drawn
+            else:  # filled bands would hide each other
                 axes.plot(curve.rounds, low, curve.rounds, high, color=color, alpha=0.35, linewidth=0.5)
     if percent:
         low, high = axes.get_ylim()
@@ -96,7 +96,7 @@ def plot_curves(
 
 @apply_figure_style()
 def plot_class_counts(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> Figure:
-    """Stacked bars, one a site."""
+    """Stacked bars, one per site."""
     wide = len(counts) > MAX_HALF_WIDTH_SITES
     figure, axes = new_figure(FULL_WIDTH_INCHES if wide else HALF_WIDTH_INCHES)
     bottoms = [0] * len(counts)
@@ -127,7 +127,11 @@ def plot_stragglers(
     done_fraction: Sequence[Sequence[float | None]],
     missed: Collection[tuple[int, int]],
 ) -> Figure:
-    """share[site][round] = steps done / asked (None: not asked); missed = (site, round) places that did not count."""
+    """A heatmap of completed work.
+
+    `done_fraction[site][round]`: completed fraction of the requested steps, None if the site was not sampled.
+    `missed`: (site index, round index) of updates that were not accepted.
+    """
     import numpy as np
     from matplotlib.colors import to_rgb
     from matplotlib.lines import Line2D
@@ -135,7 +139,7 @@ def plot_stragglers(
     figure, axes = new_figure((FULL_WIDTH_INCHES[0], 1.5 + 0.22 * min(len(sites), 60)))
     per_column = max(1, math.ceil(len(rounds) / MAX_HEATMAP_COLUMNS))
     columns = [range(start, min(start + per_column, len(rounds))) for start in range(0, len(rounds), per_column)]
-    cells = np.zeros((len(sites), len(columns), 4))  # transparent: not asked
+    cells = np.zeros((len(sites), len(columns), 4))  # transparent: not sampled
     for row in range(len(sites)):
         for column, round_indices in enumerate(columns):
             if any((row, round_index) in missed for round_index in round_indices):
@@ -159,9 +163,9 @@ def plot_stragglers(
     legend = [
         Line2D([], [], marker="s", linestyle="", markersize=8, markeredgewidth=0, color=color, alpha=alpha, label=label)
         for color, alpha, label in (
-            (PALETTE[0], 0.85, "all steps done"),
-            (PALETTE[0], 0.4, "some steps done"),
-            (PALETTE[3], 0.7, "missed: did not count"),
+            (PALETTE[0], 0.85, "all steps"),
+            (PALETTE[0], 0.4, "some steps"),
+            (PALETTE[3], 0.7, "missing update"),
         )
     ]
     figure.legend(handles=legend, loc="outside lower center", ncols=3)
@@ -170,18 +174,18 @@ def plot_stragglers(
 
 @apply_figure_style()
 def plot_traffic(rounds: Sequence[int], uplink_bytes: Sequence[int], downlink_bytes: Sequence[int]) -> Figure:
-    """Megabytes so far."""
+    """Cumulative megabytes."""
     figure, axes = new_figure()
     for label, bytes_by_round, color in (
-        ("up, sites to coordinator", uplink_bytes, PALETTE[0]),
-        ("down", downlink_bytes, PALETTE[1]),
+        ("uplink (sites to coordinator)", uplink_bytes, PALETTE[0]),
+        ("downlink", downlink_bytes, PALETTE[1]),
     ):
         total, cumulative_mb = 0, []
         for num_bytes in bytes_by_round:
             total += num_bytes
             cumulative_mb.append(total / 1e6)
         axes.plot(rounds, cumulative_mb, color=color, label=label, linestyle="-" if color == PALETTE[0] else "--")
-    axes.set_ylabel("MB so far")
+    axes.set_ylabel("Cumulative MB")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:,g}")
     format_round_axis(axes)
@@ -190,7 +194,7 @@ def plot_traffic(rounds: Sequence[int], uplink_bytes: Sequence[int], downlink_by
 
 
 def format_round_axis(axes: Any, round_numbers: Sequence[int] | None = None) -> None:
-    """Whole rounds only; `names` where the places on the axis are not the rounds themselves."""
+    """Integer ticks; `round_numbers` maps axis positions to rounds where these differ."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlabel("Round")
@@ -210,9 +214,7 @@ def format_round_axis(axes: Any, round_numbers: Sequence[int] | None = None) -> 
 def _label_bars(axes: Any, names: Sequence[str]) -> None:
     step = math.ceil(len(names) / 40) or 1
     shown_indices = range(0, len(names), step)
-    max_label_chars = (
-        90 / max(len(names), 1) if len(names) > MAX_HALF_WIDTH_SITES else 56 / max(len(names), 1)
-    )  # characters a bar
+    max_label_chars = 90 / max(len(names), 1) if len(names) > MAX_HALF_WIDTH_SITES else 56 / max(len(names), 1)
     is_crowded = any(len(names[index]) > max_label_chars for index in shown_indices)
     rotation_style = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if is_crowded else {}
     axes.set_xticks(
@@ -227,6 +229,6 @@ def label_rows(axes: Any, names: Sequence[str]) -> None:
 
 
 def num_legend_columns(labels: Sequence[str], wide: bool) -> int:
-    """As many as fit: a line holds about 150 (wide) or 72 characters, handles included."""
+    """As many as fit: a line has room for about 150 (wide) or 72 characters, legend handles included."""
     longest = max(len(shorten_text(label)) for label in labels)
     return max(1, min(len(labels), (150 if wide else 72) // (longest + 7)))

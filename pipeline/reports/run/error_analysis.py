@@ -1,4 +1,4 @@
-"""The section of a run's report about single answers: confusion, certainty, and the trade-off at the positive class."""
+"""The report section on errors: confusion matrix, reliability, ROC and precision-recall curves, scores by class."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def add_error_analysis_section(writer: ReportWriter, record: RunRecord, headline
     confusion_counts, reliability_bins = main_metrics.get("confusion"), main_metrics.get("reliability")
     if not confusion_counts and not reliability_bins:
         return
-    writer.page.add_section("What the model gets right and wrong").add_text(
+    writer.page.add_section("Error analysis").add_text(
         f"Test data: {data_label}."
         if not headline.has_several_models
-        else f"Test data: {data_label}, each by the model that it uses."
+        else f"Test data: {data_label}, each site with the model that it uses."
     )
     labels = (
         classes
@@ -32,12 +32,14 @@ def add_error_analysis_section(writer: ReportWriter, record: RunRecord, headline
     )
     _add_detection_curves(writer, headline, test_scores, main_metrics, labels, data_label)
     if confusion_counts:
-        caption = "Confusion matrix: rows are the truth, columns what the model said; colour is the share of the row."
+        caption = (
+            "Confusion matrix: rows are true classes, columns predicted classes; the colour is the fraction of the row."
+        )
         writer.add_figure("confusion", score_figures.plot_confusion_matrix(labels, confusion_counts), caption)
     if reliability_bins:
         caption = (
-            "Reliability: on the dotted line, the model is right as often as it claims to be; below it, it is too "
-            "sure of itself. Bars are 95 % intervals of a share, as if examples were independent; below, how many examples stand behind each dot."
+            "Reliability: on the dotted line, accuracy equals confidence; below it, the model is overconfident. Vertical "
+            "bars are 95 % intervals of a proportion, as if examples were independent; the lower panel counts the examples of each dot."
         )
         writer.add_figure(
             "reliability",
@@ -51,7 +53,7 @@ def add_error_analysis_section(writer: ReportWriter, record: RunRecord, headline
 def _add_class_table(
     writer: ReportWriter, labels: Sequence[str], confusion_counts: ConfusionCounts, class_aurocs: Sequence[float | None]
 ) -> None:
-    """Sensitivity = right of the true ones, precision = right of the ones said; undefined where there are none."""
+    """Sensitivity = correct / true examples, precision = correct / predicted ones; undefined if the divisor is 0."""
     rows = []
     for class_index, label in enumerate(labels):
         num_true, num_predicted, num_correct = (
@@ -77,7 +79,7 @@ def _add_class_table(
         TableColumn("Sensitivity", True),
         TableColumn("Precision", True),
     ]
-    writer.page.add_table([*columns, *([TableColumn("AUROC", True)] if class_aurocs else [])], rows, "Class by class")
+    writer.page.add_table([*columns, *([TableColumn("AUROC", True)] if class_aurocs else [])], rows, "Scores by class")
 
 
 def _add_detection_curves(
@@ -110,7 +112,7 @@ def _add_detection_curves(
             else ""
         )
         caption = f"ROC curve: {class_text}." + (
-            " The ring marks the specificity that the study asks for." if operating_point else ""
+            " The ring marks the study's target specificity." if operating_point else ""
         )
         writer.add_figure(
             "roc",
@@ -140,7 +142,7 @@ def _add_detection_curves(
 
 
 def _find_operating_point(curve: JsonObject, target_specificity: float) -> tuple[float, float] | None:
-    """(1 - specificity, sensitivity): the most that is found among thresholds at least this specific."""
+    """(1 - specificity, sensitivity) of highest sensitivity among thresholds that reach the target specificity."""
     roc_points = zip(curve.get("fpr") or (), curve.get("tpr") or (), strict=True)
     return max(
         (roc_point for roc_point in roc_points if roc_point[0] <= 1 - target_specificity + 1e-12),
@@ -150,7 +152,7 @@ def _find_operating_point(curve: JsonObject, target_specificity: float) -> tuple
 
 
 def _precision_at_point(curve: JsonObject, operating_point: tuple[float, float] | None) -> tuple[float, float] | None:
-    """The best precision at that sensitivity."""
+    """(sensitivity, precision): the highest precision at the operating point's sensitivity."""
     if operating_point is None or not operating_point[1]:
         return None
     pr_points = zip(curve["recall"], curve["precision"], strict=True)

@@ -1,4 +1,4 @@
-"""How a run wants to be read: the metric that leads, whose data it is taken on, and how sure it is."""
+"""The headline metric of a run: which metric comes first in reports, on whose data, and with which intervals."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, m
 
 ScoreInterval = tuple[float, float]
 DATA_LABELS = {"coordinator": "coordinator's set", "pooled": "all sites"}
-DETECTION_METRICS = ("positive_auroc", "sensitivity_at_specificity", "positive_auprc")  # as they lead
-# taken from scores put in one order, so they mean nothing where the scores come from several models
+DETECTION_METRICS = ("positive_auroc", "sensitivity_at_specificity", "positive_auprc")  # in the order shown
+# these rank the scores of all examples, so they are undefined where the scores come from several models
 RANK_BASED_METRICS = frozenset({"auroc", "auprc", *DETECTION_METRICS})
 RANK_BASED_KEYS = frozenset({*RANK_BASED_METRICS, "roc", "pr", "class_auroc"})
 
 
 @dataclass(frozen=True)
 class HeadlineMetric:
-    metric: str  # leads: the positive class's AUROC, else what the study chose its round by, else accuracy
+    metric: str  # the positive class's AUROC, else the study's selection metric, else accuracy
     positive_class: str | None
     target_specificity: float
-    intervals: JsonObject  # of the scores that lead; empty where none were made
+    intervals: JsonObject  # of the scores shown first; empty if none were computed
     has_several_models: bool = False  # the sites' scores come from several models
-    global_model_intervals: JsonObject = field(
-        default_factory=dict
-    )  # intervals of the common model, where sites have their own
+    global_model_intervals: JsonObject = field(default_factory=dict)  # only of runs with personalised models
 
     @classmethod
     def from_record(cls, record: RunRecord) -> HeadlineMetric:
         evaluation: JsonObject = record.settings.get("evaluation") or {}
         results = record.results or {}
-        positive_class = results.get("positive") or evaluation.get("positive")
-        recorded_intervals: JsonObject = results.get("intervals") or {}  # always of the common model
+        positive_class = results.get("positive") or evaluation.get("positive_class")
+        recorded_intervals: JsonObject = results.get("intervals") or {}  # always of the global model
         intervals: JsonObject = {} if record.has_personalized_models else recorded_intervals
-        selection_metric = "positive_auroc" if positive_class else str(evaluation.get("best", "accuracy"))
+        selection_metric = "positive_auroc" if positive_class else str(evaluation.get("selection_metric", "accuracy"))
         scores = (
             replace_pooled_rank_metrics(record.latest_scores()[1])
             if record.has_several_models
@@ -48,7 +46,7 @@ class HeadlineMetric:
             and selection_metric != "loss"
             and finite_or_none(main_metrics.get(selection_metric)) is not None
         )
-        target_specificity = finite_or_none(evaluation.get("specificity")) or 0.95
+        target_specificity = finite_or_none(evaluation.get("target_specificity")) or 0.95
         positive_name = str(positive_class) if positive_class else None
         global_model_intervals = recorded_intervals if record.has_personalized_models else {}
         return cls(
@@ -61,11 +59,11 @@ class HeadlineMetric:
         )
 
     def comparable_scores(self, scores: JsonObject) -> JsonObject:
-        """Without what means nothing where every site has another model."""
+        """`scores` without pooled rank-based metrics where these are undefined."""
         return replace_pooled_rank_metrics(scores) if self.has_several_models else scores
 
     def overall_scores(self, scores: JsonObject) -> tuple[str, JsonObject]:
-        """(whose data, metrics): the pooled scores lead where they have intervals or tell of more than the common model."""
+        """(label of the data, metrics): pooled scores first if they have intervals or come from several models."""
         return select_main_scores(scores, pooled_first="pooled" in self.intervals or self.has_several_models)
 
     def metric_title(self, metric: str) -> str:
@@ -79,7 +77,7 @@ class HeadlineMetric:
     def score_interval(
         self, metric: str, site: str | None = None, evaluated_at: str = "pooled"
     ) -> ScoreInterval | None:
-        """Of one site; or of all, pooled or at the coordinator."""
+        """The interval of one site, or of all ("pooled" or "coordinator")."""
         return find_interval(self.intervals, metric, site, evaluated_at)
 
     def format_cell(self, metric: str, value: float | None, interval: ScoreInterval | None) -> TableCell:
@@ -87,7 +85,10 @@ class HeadlineMetric:
         return score_text if value is None or interval is None else (score_text, format_interval(metric, *interval))
 
     def table_metrics(self, score_rows: Sequence[JsonObject], num_classes: int) -> list[str]:
-        """The metrics that anybody has, the leading one first; means over two classes say nothing beside the positive one."""
+        """The metrics that some row has, the headline metric first.
+
+        With two classes and a positive one, averages over classes are left out: they add no information.
+        """
         leading_metrics = [*DETECTION_METRICS, "accuracy"] if self.positive_class else [self.metric]
         ordered_metrics = dict.fromkeys([*leading_metrics, *METRIC_LABELS])
         hidden_metrics = (
@@ -101,11 +102,11 @@ class HeadlineMetric:
         ]
 
     def site_ranking_metric(self, sites: JsonObject) -> str:
-        """What sites are ranked by: older runs and sites without a positive example lack the leading metric."""
+        """The headline metric if some site has it, else accuracy (a site may lack positive examples)."""
         return self.metric if metric_by_site(sites, self.metric) else "accuracy"
 
     def short_metric_title(self, metric: str) -> str:
-        """Its name within a sentence, without the class."""
+        """The metric's name inside a sentence, without the class."""
         name = self.metric_title(metric).split(",")[0]
         return name if name.isupper() else name[:1].lower() + name[1:]
 
@@ -115,24 +116,23 @@ class HeadlineMetric:
 
     @property
     def interval_method_text(self) -> str:
-        """How the intervals were made; empty where there are none."""
+        """How the intervals were computed; empty if the run has none."""
         if not self.intervals:
             return ""
         unit = str(self.intervals.get("unit") or "unit")
         num_units, num_draws = finite_or_none(self.intervals.get("units")), finite_or_none(self.intervals.get("draws"))
         if not any(self.intervals.get(evaluated_at) for evaluated_at in DATA_LABELS):
             shortage_text = f"{num_units:,.0f} {unit}s in the test data are" if num_units else "There are"
-            return f"No intervals: {shortage_text} too few to tell how much chance moves a score. Take differences with care."
+            return f"No intervals: {shortage_text} too few to estimate the sampling error of a score. Interpret differences with care."
         units_text, draws_text = (
             f" ({num_units:,.0f} in the test data)" if num_units else "",
             f", {num_draws:,.0f} times" if num_draws else "",
         )
         return (
             f"In brackets, {self.confidence_level} intervals: a bootstrap that draws whole {unit}s{units_text} with replacement{draws_text}. "
-            f"They say how far the chance choice of {unit}s moves a score, not how far another "
-            "training run would."
+            f"They show the variation from sampling {unit}s, not the variation between training runs."
             + (
-                f" Sites with fewer than {self.intervals['fewest']} {unit}s have none."
+                f" Sites with fewer than {self.intervals['fewest']} {unit}s have no interval."
                 if self._has_missing_intervals
                 else ""
             )
@@ -157,7 +157,7 @@ def find_interval(
 
 
 def select_main_scores(scores: JsonObject, pooled_first: bool = False) -> tuple[str, JsonObject]:
-    """(whose data, metrics): the coordinator's set if it has one, else all sites pooled, else the mean over sites."""
+    """(label of the data, metrics): of the coordinator's set, else of all sites pooled, else the mean over sites."""
     for evaluated_at in ("pooled", "coordinator") if pooled_first else ("coordinator", "pooled"):
         if scores.get(evaluated_at):
             return DATA_LABELS[evaluated_at], scores[evaluated_at]
@@ -167,7 +167,7 @@ def select_main_scores(scores: JsonObject, pooled_first: bool = False) -> tuple[
 
 
 def replace_pooled_rank_metrics(scores: JsonObject) -> JsonObject:
-    """Areas of pooled scores that several models gave become means over sites; their curves go."""
+    """Replaces pooled rank-based metrics by their means over sites and removes the pooled curves."""
     pooled: JsonObject = scores.get("pooled") or {}
     if not pooled:
         return scores

@@ -1,4 +1,4 @@
-"""The section of a run's report about models at several levels: each on its sites' own data, and on everybody's."""
+"""The report section on hierarchies (DemLearn): specialisation and generalisation of each level's models."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pipeline.reports.run.headline_metric import RANK_BASED_METRICS, HeadlineMet
 from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores, finite_or_none, metric_by_site
 
 SPECIALIZATION_TITLE, GENERALIZATION_TITLE = "Specialisation", "Generalisation"
-LEVEL_STYLES: Mapping[str, tuple[str, str]] = {  # level -> its name, its colour
-    "site": ("Sites' models", PALETTE[0]),
-    "group": ("Groups' models", PALETTE[2]),
-    "top": ("Common model", PALETTE[1]),
+LEVEL_STYLES: Mapping[str, tuple[str, str]] = {  # level -> (name, colour)
+    "site": ("Site models", PALETTE[0]),
+    "group": ("Cluster models", PALETTE[2]),
+    "top": ("Global model", PALETTE[1]),
 }
 
 
 @dataclass(frozen=True)
 class LevelScores:
-    specialization: float | None  # on the data of the sites that it is for
-    generalization: float | None  # on everybody's, at the coordinator
+    specialization: float | None  # on the data of the sites that use the model
+    generalization: float | None  # on the coordinator's set
 
     @property
     def is_known(self) -> bool:
@@ -66,15 +66,17 @@ def _has_feature_skew(record: RunRecord) -> bool:
 
 
 def level_scores(scores: JsonObject, cluster_by_site: Mapping[str, str], metric: str) -> dict[str, LevelScores]:
-    """`members`: site -> its lowest group; the models of groups in between are left out. Empty without further models."""
+    """Scores by level; empty if the run has one model.
+
+    `cluster_by_site`: site -> its lowest cluster; models of intermediate clusters are left out.
+    """
     model_scores: JsonObject = scores.get("models") or {}
     site_models = {name: found for name, found in model_scores.items() if name.startswith("site/")}
     lowest_clusters = {f"group/{cluster}" for cluster in cluster_by_site.values()}
     cluster_models = {name: found for name, found in model_scores.items() if name.startswith("group/")}
     used_models = {name: found for name, found in cluster_models.items() if name in lowest_clusters} or cluster_models
-    cluster_view = comparison_scores(scores, "group") or (
-        {} if site_models else scores
-    )  # without models of their own, sites use their group's
+    # sites without a model of their own use their cluster's
+    cluster_view = comparison_scores(scores, "group") or ({} if site_models else scores)
     found = {
         "site": LevelScores(_specialization_score(scores, metric), _mean_score(site_models, metric))
         if site_models
@@ -91,7 +93,7 @@ def level_scores(scores: JsonObject, cluster_by_site: Mapping[str, str], metric:
 
 
 def _specialization_score(scores: JsonObject, metric: str) -> float | None:
-    """Pooled; but scores of several models cannot be put in one order."""
+    """Pooled; of rank-based metrics the mean over sites, as the scores come from several models."""
     if metric in RANK_BASED_METRICS:
         return _mean_score(scores.get("sites") or {}, metric)
     return finite_or_none((scores.get("pooled") or {}).get(metric))
@@ -104,8 +106,8 @@ def _mean_score(model_scores: JsonObject, metric: str) -> float | None:
 
 def _describe_levels(scores_by_level: Mapping[str, LevelScores], metric: str, has_feature_skew: bool) -> list[str]:
     definition = (
-        f"{SPECIALIZATION_TITLE}: how well a model does on the data of the sites that it is for. {GENERALIZATION_TITLE}: how well it does on the "
-        f"coordinator's set, which belongs to no site{' and is not skewed' if has_feature_skew else ''}."
+        f"{SPECIALIZATION_TITLE}: score of a model on the data of the sites that use it. {GENERALIZATION_TITLE}: score on the "
+        f"coordinator's set, which is not from the sites{' and has no feature skew' if has_feature_skew else ''}."
     )
     labeled_scores = [
         (LEVEL_STYLES[name][0], level.specialization, level.generalization) for name, level in scores_by_level.items()
@@ -115,11 +117,11 @@ def _describe_levels(scores_by_level: Mapping[str, LevelScores], metric: str, ha
     if best_specialized is None or best_generalized is None or len(scores_by_level) < 2:
         return [definition]
     specialization_text = (
-        f"Best at specialising: {_lower_first(best_specialized[1])}, {format_score(metric, best_specialized[0])}"
+        f"Best specialisation: {_lower_first(best_specialized[1])}, {format_score(metric, best_specialized[0])}"
     )
     return [
         definition,
-        f"{specialization_text}; at generalising: {_lower_first(best_generalized[1])}, {format_score(metric, best_generalized[0])}.",
+        f"{specialization_text}; best generalisation: {_lower_first(best_generalized[1])}, {format_score(metric, best_generalized[0])}.",
     ]
 
 
@@ -182,9 +184,7 @@ def _add_level_curves(writer: ReportWriter, record: RunRecord, headline: Headlin
             figure_title = f"{title}: {headline.short_metric_title(metric)}"
             figure = figures.plot_curves(series, figure_title, percent=metric in PERCENT_METRICS, y_limits=y_limits)
             data_label = (
-                "the data of the sites that a model is for"
-                if series is specialization_series
-                else "the coordinator's set"
+                "the data of the sites that use a model" if series is specialization_series else "the coordinator's set"
             )
             writer.add_figure(
                 key,
@@ -214,7 +214,7 @@ def _level_series(by_round: Mapping[int, Mapping[str, float | None]]) -> list[Cu
 
 
 def _shared_y_limits(series: Sequence[CurveSeries], percent: bool) -> tuple[float, float] | None:
-    """The same for both drawings, so that they can be compared."""
+    """The same limits for both figures, so that they can be compared."""
     values = [value for curve in series for value in curve.values]
     if not values:
         return None

@@ -1,4 +1,4 @@
-"""The section of a run's report about sites that have models of their own: what these gain over the common one, and over none."""
+"""The report section on personalised models: gains of each site over the global model and over local-only training."""
 
 from __future__ import annotations
 
@@ -37,9 +37,24 @@ from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_DUMBBELL_SITES = 30  # sites, a line each; more become dots
+MAX_DUMBBELL_SITES = 30  # with more sites, a scatter plot
 BEST_MARK = "★"
+PERSONALIZED_COLOR, GLOBAL_COLOR, WORSE_COLOR, LOCAL_ONLY_COLOR = PALETTE[0], PALETTE[1], PALETTE[3], INK_COLOR
 ScoreBySite = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PersonalizationScores:
+    """One site's scores by model; None if unknown."""
+
+    site: str
+    global_model: float
+    personalized_model: float
+    local_only: float | None = None
+
+    @property
+    def gain(self) -> float:
+        return self.personalized_model - self.global_model
 
 
 def add_personalization_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
@@ -54,7 +69,7 @@ def add_personalization_section(writer: ReportWriter, record: RunRecord, headlin
     if not gains:
         return
     local_only_scores = _local_only_scores(record, metric)
-    writer.page.add_section("Own models and the common one").add_findings(
+    writer.page.add_section("Personalised and global models").add_findings(
         _personalization_findings(personalized_scores, global_scores, local_only_scores, metric)
     )
     rows = [
@@ -75,29 +90,34 @@ def _personalization_findings(
     personalized_scores: ScoreBySite, global_scores: ScoreBySite, local_only_scores: ScoreBySite, metric: str
 ) -> list[str]:
     findings = [
-        f"Against {reference_name}, a site's own model {_describe_comparison(gains)}."
+        f"Compared with {reference_name}, a site's personalised model {_describe_comparison(gains)}."
         for reference_name, reference_scores in (
-            ("the common model", global_scores),
-            ("training alone", local_only_scores),
+            ("the global model", global_scores),
+            ("local-only training", local_only_scores),
         )
         if (gains := gains_by_site(personalized_scores, reference_scores))
     ]
     weakest = min(personalized_scores, key=lambda site: personalized_scores[site])
     other_scores = [
         f"{format_score(metric, reference_scores[weakest])} {text}"
-        for reference_scores, text in ((global_scores, "with the common model"), (local_only_scores, "alone"))
+        for reference_scores, text in (
+            (global_scores, "with the global model"),
+            (local_only_scores, "with local-only training"),
+        )
         if weakest in reference_scores
     ]
     findings.append(
-        f"The weakest site is {weakest}: {format_score(metric, personalized_scores[weakest])} with its own; {', '.join(other_scores)}."
+        f"The weakest site is {weakest}: {format_score(metric, personalized_scores[weakest])} with its personalised model; {', '.join(other_scores)}."
     )
-    caution = "One training run each; another seed would move the scores. Differences at single sites are not tested."
+    caution = (
+        "Each score is from one training run and varies with the seed. Differences at single sites are not tested."
+    )
     return [*findings, caution]
 
 
 def _describe_comparison(gains: ScoreBySite) -> str:
     return (
-        f"does about the same {describe_negligible_gains(gains)}"
+        f"scores about the same {describe_negligible_gains(gains)}"
         if are_gains_negligible(gains)
         else describe_gains(gains)
     )
@@ -108,19 +128,19 @@ def _add_personalization_figures(
 ) -> None:
     if len(rows) <= MAX_DUMBBELL_SITES:
         ordered_rows = sorted(rows, key=lambda row: -row.gain)
-        caption = "From the common model to the site's own; further right is better. The largest gain is on top."
+        caption = "From the global model to the site's personalised model; further right is better. The largest gain is on top."
         if any(row.local_only is not None for row in rows):
-            caption += " The tick is what the site reaches alone."
-        writer.add_figure("personal", plot_dumbbells(ordered_rows, title, percent), caption)
+            caption += " The tick is local-only training."
+        writer.add_figure("personalized", plot_dumbbells(ordered_rows, title, percent), caption)
         return
     personalized_scores = {row.site: row.personalized_model for row in rows}
     local_only_scores = {row.site: row.local_only for row in rows if row.local_only is not None}
     for key, reference_scores, reference_name in (
-        ("personal", {row.site: row.global_model for row in rows}, "common model"),
-        ("personal_alone", local_only_scores, "alone"),
+        ("personalized", {row.site: row.global_model for row in rows}, "global model"),
+        ("personalized_local_only", local_only_scores, "local only"),
     ):
         if reference_scores:
-            caption = f"A mark a site: its own model against {'training alone' if reference_scores is local_only_scores else 'the common model'}. Above the line, its own is better."
+            caption = f"One mark per site: its personalised model against {'local-only training' if reference_scores is local_only_scores else 'the global model'}. Above the line, the personalised model is better."
             writer.add_figure(
                 key, plot_model_scatter(reference_scores, personalized_scores, reference_name, title, percent), caption
             )
@@ -139,16 +159,16 @@ def _add_personalization_table(
     columns = [
         TableColumn("Site"),
         TableColumn("Examples", True),
-        TableColumn("Common model", True),
-        TableColumn("Own model", True),
+        TableColumn("Global model", True),
+        TableColumn("Personalised model", True),
     ]
-    columns += [TableColumn("Alone", True)] if has_local_only else []
-    columns += [TableColumn("Own − common, points", True)] + (
-        [TableColumn("Own − alone, points", True)] if has_local_only else []
+    columns += [TableColumn("Local only", True)] if has_local_only else []
+    columns += [TableColumn("Personalised − global, points", True)] + (
+        [TableColumn("Personalised − local only, points", True)] if has_local_only else []
     )
     caption = f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data, site by site. {BEST_MARK} marks the best of a row."
     if any(find_interval(headline.global_model_intervals, metric, row.site) for row in rows):
-        caption += f" In brackets, {headline.confidence_level} intervals of the common model."
+        caption += f" In brackets, {headline.confidence_level} intervals of the global model."
     writer.page.add_table(columns, cells, caption)
 
 
@@ -184,28 +204,12 @@ def _personalization_row(
     ]
 
 
-# A site's own model beside the common one: a line a site, or, of many sites, a dot each against the diagonal.
-
-PERSONALIZED_COLOR, GLOBAL_COLOR, WORSE_COLOR, LOCAL_ONLY_COLOR = PALETTE[0], PALETTE[1], PALETTE[3], INK_COLOR
-
-
-@dataclass(frozen=True)
-class PersonalizationScores:
-    """One site's scores; None where unknown."""
-
-    site: str
-    global_model: float
-    personalized_model: float
-    local_only: float | None = None
-
-    @property
-    def gain(self) -> float:
-        return self.personalized_model - self.global_model
+# Figures
 
 
 @apply_figure_style()
 def plot_dumbbells(rows: Sequence[PersonalizationScores], title: str, percent: bool) -> Figure:
-    """From the common model, a ring, to the site's own, a dot; a tick where it would be alone."""
+    """One line per site, from the global model (ring) to the personalised one (dot); a tick at local-only training."""
     from matplotlib.lines import Line2D
 
     figure, axes = new_figure((FULL_WIDTH_INCHES[0], 1.25 + 0.3 * len(rows)))
@@ -267,7 +271,7 @@ def plot_dumbbells(rows: Sequence[PersonalizationScores], title: str, percent: b
             markerfacecolor="none",
             markeredgewidth=1.8,
             markeredgecolor=GLOBAL_COLOR,
-            label="common model",
+            label="global model",
         ),
         Line2D(
             [],
@@ -277,12 +281,19 @@ def plot_dumbbells(rows: Sequence[PersonalizationScores], title: str, percent: b
             markersize=7,
             markeredgewidth=0,
             color=PERSONALIZED_COLOR,
-            label="own model",
+            label="personalised model",
         ),
         Line2D(
-            [], [], marker="|", linestyle="", markersize=12, markeredgewidth=1.8, color=LOCAL_ONLY_COLOR, label="alone"
+            [],
+            [],
+            marker="|",
+            linestyle="",
+            markersize=12,
+            markeredgewidth=1.8,
+            color=LOCAL_ONLY_COLOR,
+            label="local only",
         ),
-        Line2D([], [], color=WORSE_COLOR, alpha=0.55, linewidth=2.6, label="own is worse"),
+        Line2D([], [], color=WORSE_COLOR, alpha=0.55, linewidth=2.6, label="personalised is worse"),
     ]
     handle_present = [True, True, bool(local_only_points), any(row.gain <= -NEGLIGIBLE_GAIN for row in rows)]
     handles = [handle for handle, is_present in zip(all_handles, handle_present, strict=True) if is_present]
@@ -298,14 +309,14 @@ def plot_model_scatter(
     title: str,
     percent: bool,
 ) -> Figure:
-    """Across, their scores; upward, those of the sites' own models: above the line, the own one is better."""
+    """x: score of the reference model; y: score of the site's personalised model. One mark per site."""
     figure, axes = new_figure(HALF_WIDTH_INCHES)
     scale = 100 if percent else 1
     gains = gains_by_site(personalized_scores, reference_scores)
     outcome_styles = (
-        ("own is better", PERSONALIZED_COLOR, "^"),
+        ("personalised is better", PERSONALIZED_COLOR, "^"),
         ("about the same", PALETTE[8], "o"),
-        ("own is worse", WORSE_COLOR, "v"),
+        ("personalised is worse", WORSE_COLOR, "v"),
     )
     for index, (label, color, marker) in enumerate(outcome_styles):
         sites = [site for site, gain in gains.items() if _gain_category(gain) == index]
@@ -333,7 +344,7 @@ def plot_model_scatter(
     axes.set_box_aspect(0.72)
     unit = ", %" if percent else ""
     axes.set_xlabel(f"{title}{unit}: {reference_name}", parse_math=False)
-    axes.set_ylabel(f"{title}{unit}: own model", parse_math=False)
+    axes.set_ylabel(f"{title}{unit}: personalised model", parse_math=False)
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 

@@ -1,30 +1,26 @@
-"""A run's report on privacy, in short: epsilon spent of each site's budget, or that nothing is protected."""
+"""The report section on privacy: epsilon spent of each site's budget, or a note that the run is unprotected."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from pipeline.core.errors import RunFolderError
-from pipeline.protocol.messages import BUDGET_DECLINE_PREFIX
 from pipeline.reports.document.formatting import UNDEFINED_TEXT, format_integer
 from pipeline.reports.document.page import ReportWriter, TableCell, TableColumn
-from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none
+from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, load_json_object
 
 UNPROTECTED_TEXT = (
-    "Nothing protects the people behind the images: updates and models carry neither noise nor masks. Images stayed at "
-    "the sites; what a model or an update tells of a single person is not bounded."
+    "This run has no formal privacy protection: neither differential privacy nor secure aggregation. Images stayed at the "
+    "sites, but what a model or an update reveals about a single person is not bounded."
 )
-AUDIT_HINT = "What that means, what it leaves out and whether the ledgers verify: hemofed audit."
+AUDIT_HINT = "For what this covers, its limits and the verification of the ledgers, run hemofed audit."
 
 
 def add_privacy_section(writer: ReportWriter, record: RunRecord) -> None:
     if not record.round_records:
         return
-    privacy_record = _read_json_object(record.folder / "privacy.json")
+    privacy_record = load_json_object(record.folder / "privacy.json")
     plans_by_site: JsonObject = privacy_record.get("dp_sgd") or {}
     client_level_dp, secure_aggregation = (
         privacy_record.get("client_level_dp"),
@@ -36,30 +32,33 @@ def add_privacy_section(writer: ReportWriter, record: RunRecord) -> None:
         return
     sentences = []
     if plans_by_site:
-        unit = next(iter(plans_by_site.values()))["unit"]
+        unit = next(iter(plans_by_site.values()))["privacy_unit"]
         sentences.append(
             f"Differential privacy at the sites, with the {unit} as unit: DP-SGD, charged to each site's ledger."
         )
         if unit == "example":
-            sentences.append("A person with many images is promised next to nothing by this.")
+            sentences.append("A person with many images gets almost no protection from this.")
     if client_level_dp:
         sentences.append(
-            f"Differential privacy of whole sites, by noise at the coordinator: epsilon {client_level_dp['epsilon']:.2f} at delta "
-            f"{client_level_dp['delta']:g} after {client_level_dp['turns']} rounds. The coordinator itself is not held off by it."
+            f"Client-level differential privacy, with noise added by the coordinator: epsilon {client_level_dp['epsilon']:.2f} at delta "
+            f"{client_level_dp['delta']:g} after {client_level_dp['turns']} rounds. It does not protect against the coordinator itself."
         )
     if secure_aggregation:
         sentences.append(
-            f"Secure sums: the coordinator saw sums over at least {secure_aggregation['threshold']} sites, no single update."
+            f"Secure aggregation: the coordinator saw sums over at least {secure_aggregation['threshold']} sites, not single updates."
         )
     if not plans_by_site and not client_level_dp:
-        sentences.append("Without noise the sums and the models are not protected themselves.")
+        sentences.append("Without noise, the sums and the models themselves are not protected.")
     writer.page.add_text(" ".join([*sentences, AUDIT_HINT]))
     if plans_by_site:
         columns = [
             TableColumn("Site"),
-            *(TableColumn(title, True) for title in ("Spent", "Budget", "Delta", "Noise", "Units", "Sat out")),
+            *(
+                TableColumn(title, True)
+                for title in ("Spent", "Budget", "Delta", "Noise multiplier", "Units", "Declined rounds")
+            ),
         ]
-        caption = "Epsilon spent on each site's data, over all studies, of its budget; noise in clipping norms"
+        caption = "Epsilon spent on each site's data over all studies, and its budget"
         writer.page.add_table(
             columns, [_site_privacy_row(site, plans_by_site[site], record) for site in plans_by_site], caption
         )
@@ -75,7 +74,7 @@ def _site_privacy_row(site: str, plan: JsonObject, record: RunRecord) -> list[Ta
         None,
     )
     num_rounds_declined = sum(
-        str((round_record.get("missed") or {}).get(site, "")).startswith(BUDGET_DECLINE_PREFIX)
+        (round_record.get("missed") or {}).get(site, {}).get("kind") == "privacy_budget"
         for round_record in record.round_records
     )
     return [
@@ -83,8 +82,8 @@ def _site_privacy_row(site: str, plan: JsonObject, record: RunRecord) -> list[Ta
         _format_epsilon(finite_or_none(epsilon_spent)),
         _format_epsilon(_read_epsilon_budget(record.folder, site)),
         f"{plan['delta']:g}",
-        f"{plan['noise']:.3f}",
-        format_integer(plan["units"]),
+        f"{plan['noise_multiplier']:.3f}",
+        format_integer(plan["num_units"]),
         format_integer(num_rounds_declined),
     ]
 
@@ -94,7 +93,7 @@ def _format_epsilon(epsilon: float | None) -> str:
 
 
 def _read_epsilon_budget(run_folder: Path, site: str) -> float | None:
-    """As the site's ledger has it now; `hemofed audit` checks the ledger, this only reads it."""
+    """The budget in the site's ledger, which is read without verification (`hemofed audit` verifies it)."""
     homes_file = run_folder / "homes.json"
     homes_folder = Path(json.loads(homes_file.read_text("utf-8"))) if homes_file.exists() else run_folder / "homes"
     ledger_path = homes_folder / quote(site, safe="") / "ledger.jsonl"
@@ -103,18 +102,10 @@ def _read_epsilon_budget(run_folder: Path, site: str) -> float | None:
         try:
             entry = json.loads(ledger_line)
             match entry["kind"]:
-                case "open":
+                case "opened":
                     epsilon_budget = finite_or_none(entry["body"]["budget"]["epsilon"])
                 case "budget":
                     epsilon_budget = finite_or_none(entry["body"]["epsilon"])
         except (ValueError, KeyError, TypeError):
             continue
     return epsilon_budget
-
-
-def _read_json_object(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise RunFolderError(f"{path}: {error}; restore what the run wrote") from error
-    return content if isinstance(content, dict) else {}

@@ -1,4 +1,4 @@
-"""A run folder as a report reads it: finished or still running, with whatever parts are there."""
+"""Reads a run folder for reports, of a finished run or one in progress; missing parts are empty."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SPLIT_ORDER = ("test", "val", "train")
 @dataclass(frozen=True)
 class RunRecord:
     folder: Path
-    round_records: Sequence[JsonObject]  # by round, one each: a resumed run's later line wins
+    round_records: Sequence[JsonObject]  # one per round, in order; of a repeated round the last line
     site_data: JsonObject  # sites.json
-    results: JsonObject | None  # None while the run goes on
+    results: JsonObject | None  # results.json; None while the run is in progress
     study_toml: str  # study.toml
 
     @cached_property
@@ -41,14 +41,14 @@ class RunRecord:
         return str(study_name)
 
     def component_name(self, section: str) -> str | None:
-        """What the run used as `strategy` or `model`."""
+        """The name of the run's component in `section`: "strategy" or "model"."""
         setting = (self.results or {}).get(section) or self.settings.get(section)
         component = setting.get("name") if isinstance(setting, Mapping) else setting
         return str(component) if component else None
 
     @property
     def sites(self) -> list[str]:
-        """In the order of sites.json, then any other that was ever asked."""
+        """In the order of sites.json, then other sites that were sampled in a round."""
         sampled_sites = (site for round_record in self.round_records for site in round_record.get("asked") or ())
         return list(dict.fromkeys([*(self.site_data.get("sites") or {}), *sampled_sites]))
 
@@ -76,7 +76,7 @@ class RunRecord:
         )
 
     def metric_by_round(self, split: str, evaluated_at: str, metric: str) -> list[tuple[int, float]]:
-        """(round, value) as the coordinator saw it, or pooled over sites; undefined values are left out."""
+        """(round, value), of `evaluated_at` "coordinator" or "pooled"; undefined values are left out."""
         round_values = (
             (int(round_record["round"]), finite_or_none(round_scores(round_record, split, evaluated_at).get(metric)))
             for round_record in self.round_records
@@ -84,7 +84,7 @@ class RunRecord:
         return [(round_number, value) for round_number, value in round_values if value is not None]
 
     def site_metric_by_round(self, split: str, metric: str) -> dict[int, list[float]]:
-        """round -> the sites' values."""
+        """round -> the values of all sites."""
         values_by_round = {
             int(round_record["round"]): metric_by_site(round_scores(round_record, split, "sites"), metric)
             for round_record in self.round_records
@@ -92,7 +92,7 @@ class RunRecord:
         return {round_number: list(values.values()) for round_number, values in values_by_round.items() if values}
 
     def most_evaluated_split(self) -> str:
-        """The split that most rounds were judged on; a tie goes to test, then validation."""
+        """The split that most rounds were evaluated on; ties go to test, then validation."""
         num_evaluated_rounds = {
             split: sum(split in (round_record.get("metrics") or {}) for round_record in self.round_records)
             for split in SPLIT_ORDER
@@ -100,7 +100,7 @@ class RunRecord:
         return max(SPLIT_ORDER, key=lambda split: num_evaluated_rounds[split])
 
     def latest_scores(self) -> tuple[str, JsonObject]:
-        """(split, {"coordinator", "pooled", "sites"}): the final test, or the last round judged so far."""
+        """(split, {"coordinator", "pooled", "sites"}) of the final test, or of the last evaluated round."""
         if self.results:
             return "test", self.results.get("test") or {}
         split = self.most_evaluated_split()
@@ -113,7 +113,7 @@ class RunRecord:
 
     @cached_property
     def has_personalized_models(self) -> bool:
-        """Every site was judged by a model of its own, and by the common one beside it."""
+        """Every site was evaluated with its personalised model, and with the global model for comparison."""
         return bool(comparison_scores(self.latest_scores()[1], "global").get("sites"))
 
     @cached_property
@@ -137,21 +137,21 @@ class RunRecord:
 def load_run_record(folder: Path) -> RunRecord:
     if not (folder / "rounds.jsonl").exists() and not (folder / "study.toml").exists():
         raise RunFolderError(
-            f"{folder} is no run folder: it has neither rounds.jsonl nor study.toml; give what `hemofed run` made"
+            f"{folder} is not a run folder: it has neither rounds.jsonl nor study.toml; give the folder that `hemofed run` wrote"
         )
     study_path = folder / "study.toml"
     results_path = folder / "results.json"
     return RunRecord(
         folder=folder,
         round_records=load_round_records(folder / "rounds.jsonl"),
-        site_data=_load_json_object(folder / "sites.json"),
-        results=_load_json_object(results_path) if results_path.exists() else None,
+        site_data=load_json_object(folder / "sites.json"),
+        results=load_json_object(results_path) if results_path.exists() else None,
         study_toml=study_path.read_text("utf-8") if study_path.exists() else "",
     )
 
 
 def finite_or_none(value: object) -> float | None:
-    """A finite number, else None: JSON may hold null, and Python writes NaN."""
+    """`value` if it is a finite number, else None (JSON may contain null and NaN)."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -160,7 +160,7 @@ def round_scores(round_record: JsonObject, split: str, evaluated_at: str) -> Jso
 
 
 def comparison_scores(scores: JsonObject, view_name: str) -> JsonObject:
-    """Of another model at the sites: "global" or "group"; as {"pooled", "sites"}."""
+    """Scores of another model on the sites' data, "global" or "group" (the cluster's), as {"pooled", "sites"}."""
     return (scores.get("views") or {}).get(view_name) or {}
 
 
@@ -173,7 +173,7 @@ def round_traffic_bytes(round_record: JsonObject, direction: str) -> int:
     return int((round_record.get("bytes") or {}).get(direction) or 0)
 
 
-def _load_json_object(path: Path) -> JsonObject:
+def load_json_object(path: Path) -> JsonObject:
     if not path.exists():
         return {}
     try:
@@ -181,5 +181,5 @@ def _load_json_object(path: Path) -> JsonObject:
     except ValueError as error:
         raise RunFolderError(f"{path}: {error}; restore it, or resume the run to write it again") from error
     if not isinstance(content, dict):
-        raise RunFolderError(f"{path} holds no JSON object; restore it, or resume the run to write it again")
+        raise RunFolderError(f"{path} does not contain a JSON object; restore it, or resume the run to write it again")
     return content

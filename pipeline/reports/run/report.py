@@ -1,4 +1,4 @@
-"""run folder -> report.html and plots/*.png, for a finished run and for one that still goes on."""
+"""Writes report.html and plots/*.png for a run folder, of a finished run or one in progress."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def unfinished_notice(record: RunRecord) -> str:
     if not record.round_records:
         return "This run has not finished: no round is recorded yet."
     return (
-        f"This run has not finished: it stands at round {record.last_round}. "
-        "The numbers below are those of the last round judged, not the final test, and will change."
+        f"This run has not finished: round {record.last_round} is its last so far. "
+        "The scores below are those of the last evaluated round, not of the final test, and will change."
     )

@@ -1,6 +1,6 @@
-"""The sections of a run's report about the model as a whole: headline, results by site, learning curves.
+"""Report sections on scores: headline tiles, results by site and learning curves; and the figures of one model's scores.
 
-Each adds itself to the sheet, or nothing where the run has nothing to say.
+A section adds nothing if the run has no data for it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OVERALL_TEST_SETS = (("coordinator", COORDINATOR_LABEL), ("pooled", POOLED_LABEL))
-MAX_LISTED_SITES, NUM_WEAKEST_SITES = (
-    24,
-    10,
-)  # of more than many, the results show the few weakest, and all of them folded
+MAX_LISTED_SITES = 24  # with more sites, the table lists only the weakest, and a folded table lists all
+NUM_WEAKEST_SITES = 10
+MAX_SITE_CURVES, MAX_CURVE_POINTS = 40, 100  # of single sites' ROC curves
+MAX_HALF_WIDTH_CLASSES = 6  # of a confusion matrix at half width, with fractions below the counts
 BAND_DESCRIPTIONS: Mapping[BandLevel, str] = {
     "68": "The band is one standard deviation over sites (68 %).",
     "95": "The band is 1.96 standard deviations over sites (95 %).",
@@ -62,7 +62,7 @@ def add_headline_tiles(writer: ReportWriter, record: RunRecord, headline: Headli
     if data_label:
         if headline.has_several_models and main_metrics is scores.get("pooled"):
             data_label = "mean over sites" if headline.metric in RANK_BASED_METRICS else data_label
-            data_label += ", own models" if record.has_personalized_models else ""
+            data_label += ", personalised models" if record.has_personalized_models else ""
         tiles[0] = (f"{tiles[0][0]}, {SPLIT_LABELS[split]} ({data_label})", tiles[0][1])
     sites: JsonObject = scores.get("sites") or {}
     ranking_metric = headline.site_ranking_metric(sites)
@@ -123,7 +123,7 @@ def add_results_section(writer: ReportWriter, record: RunRecord, headline: Headl
         for label, metrics in overall_rows
     ]
     columns = [
-        TableColumn("Judged on"),
+        TableColumn("Evaluated on"),
         TableColumn("Examples", True),
         *(TableColumn(headline.metric_title(metric), True) for metric in shown_metrics),
     ]
@@ -151,15 +151,15 @@ def add_results_section(writer: ReportWriter, record: RunRecord, headline: Headl
 def _overall_label(
     record: RunRecord, headline: HeadlineMetric, evaluated_at: str, label: str, shown_metrics: Sequence[str]
 ) -> TableCell:
-    """Where there are several models, which of them a row is about."""
+    """The row's heading; where there are several models, it says which ones were evaluated."""
     if not headline.has_several_models:
         return label
     if evaluated_at == "coordinator":
-        return label, "the common model"
+        return label, "the global model"
     uses_clusters = not record.has_personalized_models and any(
         round_record.get("groups") for round_record in record.round_records
     )
-    models_text = "every site by its group's model" if uses_clusters else "every site by its own model"
+    models_text = "every site with its cluster's model" if uses_clusters else "every site with its own model"
     return label, f"{models_text}; rank-based scores are means over sites" if RANK_BASED_METRICS & {
         *shown_metrics
     } else models_text
@@ -183,7 +183,7 @@ def _site_row(
 def _describe_results(record: RunRecord, headline: HeadlineMetric, sites: JsonObject) -> list[str]:
     results = record.results
     if not results:
-        return ["As last judged, before the end of the run."]
+        return ["Scores of the last evaluated round; the run has not finished."]
     text = f"The model{'s' if headline.has_several_models else ''} of round {results.get('best_round')}"
     text += f", {_describe_selection(str(results['chosen_by']), headline)}." if results.get("chosen_by") else "."
     if results.get("stopped") not in (None, "", "finished"):
@@ -196,15 +196,15 @@ def _describe_results(record: RunRecord, headline: HeadlineMetric, sites: JsonOb
 
 
 def _describe_selection(chosen_by: str, headline: HeadlineMetric) -> str:
-    """`val accuracy` -> chosen by accuracy on validation data; anything else as it is."""
+    """`val accuracy` -> selected by accuracy on validation data."""
     if chosen_by == "last round":
-        return "the last"
+        return "the last round"
     split, _, metric = chosen_by.partition(" ")
     is_known = split in SPLIT_LABELS and metric in METRIC_LABELS
     return (
-        f"chosen by {headline.short_metric_title(metric)} on {SPLIT_LABELS[split]} data"
+        f"selected by {headline.short_metric_title(metric)} on {SPLIT_LABELS[split]} data"
         if is_known
-        else f"chosen by {chosen_by}"
+        else f"selected by {chosen_by}"
     )
 
 
@@ -221,7 +221,7 @@ def add_learning_curves_section(
         if not series:
             continue
         has_band = any(curve.std_over_sites is not None for curve in series)
-        caption = f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data after every round; round 0 is the untrained start."
+        caption = f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data after every round; round 0 is the initial model."
         figure = figures.plot_curves(series, headline.metric_title(metric), band, percent=metric in PERCENT_METRICS)
         writer.add_figure(metric, figure, f"{caption} {BAND_DESCRIPTIONS[band]}" if has_band else caption)
 
@@ -231,13 +231,13 @@ def _metric_series(record: RunRecord, split: str, metric: str) -> list[CurveSeri
     if round_values := record.metric_by_round(split, "coordinator", metric):
         series.append(
             _point_series(
-                f"{COORDINATOR_LABEL}, common model" if record.has_personalized_models else COORDINATOR_LABEL,
+                f"{COORDINATOR_LABEL}, global model" if record.has_personalized_models else COORDINATOR_LABEL,
                 round_values,
                 PALETTE[0],
             )
         )
     if by_round := record.site_metric_by_round(split, metric):
-        label = "Mean over sites, own models" if record.has_personalized_models else "Mean over sites"
+        label = "Mean over sites, personalised models" if record.has_personalized_models else "Mean over sites"
         series.append(figures.mean_over_sites(label, by_round, PALETTE[1]))
     elif round_values := record.metric_by_round(split, "pooled", metric):
         series.append(_point_series(POOLED_LABEL, round_values, PALETTE[1]))
@@ -250,15 +250,12 @@ def _point_series(label: str, round_values: Sequence[tuple[int, float]], color: 
     )
 
 
-# What a report draws about one model's scores: confusion, ROC, precision-recall, reliability.
-
-MAX_SITE_CURVES, MAX_CURVE_POINTS = 40, 100  # of single sites
-MAX_HALF_WIDTH_CLASSES = 6  # as many as a half-width matrix takes, with shares under the counts
+# Figures of one model's scores: confusion matrix, ROC, precision-recall, reliability
 
 
 @apply_figure_style()
 def plot_confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
-    """Rows are the truth. Numbers are counts; the colour is the share of the row."""
+    """Rows are true classes, columns predicted ones. Numbers are counts; the colour is the fraction of the row."""
     import numpy as np
     from matplotlib.colors import to_rgb
 
@@ -268,7 +265,7 @@ def plot_confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]
     row_share = count_matrix / np.maximum(count_matrix.sum(axis=1, keepdims=True), 1)
     cells = np.zeros((*count_matrix.shape, 4))
     cells[..., :3] = to_rgb(PALETTE[0])
-    cells[..., 3] = 0.03 + 0.72 * row_share  # never opaque: the ink stays readable on both themes
+    cells[..., 3] = 0.03 + 0.72 * row_share  # never opaque, so that text is readable on both themes
     axes.imshow(cells, aspect="auto", interpolation="none")
     for row, column in np.ndindex(*count_matrix.shape):
         count_text = f"{count_matrix[row, column]:,.0f}"
@@ -297,7 +294,7 @@ def plot_roc(
     point_text: str = "",
     curve_label: str = "all sites",
 ) -> Figure:
-    """`sites`: {"fpr", "tpr"} each, thin behind the whole; `point`: where the model would be used."""
+    """`site_curves`: {"fpr", "tpr"} of single sites, drawn thin in the background; `operating_point`: (fpr, tpr)."""
     figure, axes = new_unit_square("1 − specificity", "Sensitivity")
     axes.plot([0, 1], [0, 1], color=INK_COLOR, alpha=0.5, linewidth=1, linestyle=":")
     sites_label = "single sites" + (f" (the first {MAX_SITE_CURVES})" if len(site_curves) > MAX_SITE_CURVES else "")
@@ -340,10 +337,10 @@ def plot_precision_recall(
 
 @apply_figure_style()
 def plot_reliability(bins: Sequence[tuple[float, float, float]]) -> Figure:
-    """(confidence, accuracy, count) a bin: a dot with its 95 % interval, and below it how many examples it stands for."""
-    from matplotlib.figure import Figure as Blank
+    """`bins`: (confidence, accuracy, count) each; a dot with its 95 % interval, and the counts as bars below."""
+    from matplotlib.figure import Figure
 
-    figure = Blank(figsize=HALF_WIDTH_INCHES, layout="constrained")
+    figure = Figure(figsize=HALF_WIDTH_INCHES, layout="constrained")
     accuracy_axes, count_axes = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
     filled_bins = [reliability_bin for reliability_bin in bins if reliability_bin[2] > 0]
     confidences, accuracies = (
@@ -371,14 +368,14 @@ def plot_reliability(bins: Sequence[tuple[float, float, float]]) -> Figure:
 
 
 def thin_curve(x_values: Sequence[float], y_values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """At most MOST_POINTS of a rising curve, its ends among them: more would only make the page heavy."""
+    """At most MAX_CURVE_POINTS of a curve, its ends included, to limit the size of the page."""
     step = max(1, math.ceil((len(x_values) - 1) / (MAX_CURVE_POINTS - 1)))
     kept_indices = sorted({*range(0, len(x_values), step), len(x_values) - 1})
     return [x_values[index] for index in kept_indices], [y_values[index] for index in kept_indices]
 
 
 def wilson_interval(proportion: float, count: float, z: float = 1.96) -> tuple[float, float]:
-    """The interval of a share of so many examples."""
+    """Wilson score interval of a proportion (Wilson 1927)."""
     center = (proportion + z * z / (2 * count)) / (1 + z * z / count)
     half_width = (
         z / (1 + z * z / count) * math.sqrt(proportion * (1 - proportion) / count + z * z / (4 * count * count))

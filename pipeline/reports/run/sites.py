@@ -1,6 +1,6 @@
-"""The sections of a run's report about the federation: who took part, data, traffic, how it was made.
+"""Report sections on the federation: participation, data, communication and provenance.
 
-Each adds itself to the sheet, or nothing where the run has nothing to say.
+A section adds nothing if the run has no data for it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
         if site in (round_record.get("missed") or {})
     }
     has_partial_work = any(value is not None and value < 1 for values in done_fractions for value in values)
-    writer.page.add_section("Who took part")
+    writer.page.add_section("Participation")
     clock_times = [
         clock for round_record in trained_rounds if (clock := finite_or_none(round_record.get("clock"))) is not None
     ]
-    clock_text = f" The virtual clock stands at {format_duration(clock_times[-1])}." if clock_times else ""
+    clock_text = f" Simulated time: {format_duration(clock_times[-1])}." if clock_times else ""
     if not missed and not has_partial_work:
-        writer.page.add_text(f"Every site that was asked finished its work in every round.{clock_text}")
+        writer.page.add_text(f"Every sampled site finished its work in every round.{clock_text}")
     else:
         round_numbers = [int(round_record["round"]) for round_record in trained_rounds]
-        text = f"{format_count(len(missed), 'answer')} of {_num_requests(trained_rounds):,} asked for did not count.{clock_text}"
-        writer.page.add_text(text)
-        caption = (
-            "Work done, a row a site: the fainter, the fewer of the asked steps; blank where a site was not asked."
+        text = (
+            f"{format_count(len(missed), 'update')} of {_num_requests(trained_rounds):,} requested missing.{clock_text}"
         )
+        writer.page.add_text(text)
+        caption = "Completed work by site (rows) and round: fainter means fewer of the requested steps; blank means not sampled."
         writer.add_figure("stragglers", figures.plot_stragglers(sites, round_numbers, done_fractions, missed), caption)
         _add_missed_table(writer, trained_rounds, sites)
         add_quarantine_table(writer, trained_rounds, sites)
@@ -60,15 +60,15 @@ def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
         if round_record.get("void")
     ]:
         columns = [TableColumn("Void round"), TableColumn("Reason")]
-        writer.page.add_table(columns, void_rows, "Rounds that changed nothing because too few sites answered")
+        writer.page.add_table(columns, void_rows, "Rounds that left the model unchanged because too few sites replied")
 
 
 def _done_fraction(round_record: JsonObject, site: str) -> float | None:
-    """None: not asked."""
+    """Completed fraction of the requested steps; None if the site was not sampled."""
     if site not in round_record["asked"]:
         return None
     work = (round_record.get("work") or {}).get(site) or {}
-    steps_requested, steps_done = finite_or_none(work.get("asked")), finite_or_none(work.get("done"))
+    steps_requested, steps_done = finite_or_none(work.get("steps_requested")), finite_or_none(work.get("steps_done"))
     if not steps_requested or steps_done is None:
         return 1.0 if site in (round_record.get("counted") or ()) else 0.0
     return steps_done / steps_requested
@@ -79,11 +79,11 @@ def _num_requests(round_records: Sequence[JsonObject]) -> int:
 
 
 def _add_missed_table(writer: ReportWriter, round_records: Sequence[JsonObject], sites: Sequence[str]) -> None:
-    """Counts by the kind of reason: what stands before its colon."""
+    """Counts by kind of failure."""
     reason_counts: dict[str, Counter[str]] = {site: Counter() for site in sites}
     for round_record in round_records:
-        for site, reason in (round_record.get("missed") or {}).items():
-            reason_counts.setdefault(site, Counter())[str(reason).split(":")[0].strip()] += 1
+        for site, failure in (round_record.get("missed") or {}).items():
+            reason_counts.setdefault(site, Counter())[str(failure["kind"]).replace("_", " ")] += 1
     kinds = sorted({kind for reasons in reason_counts.values() for kind in reasons})
     if not kinds:
         return
@@ -99,11 +99,11 @@ def _add_missed_table(writer: ReportWriter, round_records: Sequence[JsonObject],
         ]
         for site in affected_sites
     ]
-    columns = [TableColumn("Site"), TableColumn("Asked", True), TableColumn("Counted", True)]
+    columns = [TableColumn("Site"), TableColumn("Sampled", True), TableColumn("Accepted", True)]
     columns += [TableColumn(kind[:1].upper() + kind[1:], True) for kind in kinds]
     num_unaffected = len(sites) - len(affected_sites)
-    caption = "Answers that did not count, by reason" + (
-        f"; {format_count(num_unaffected, 'site')} missed none" if num_unaffected else ""
+    caption = "Missing updates by reason" + (
+        f"; {format_count(num_unaffected, 'site')} without missing updates" if num_unaffected else ""
     )
     writer.page.add_table(columns, rows, caption)
 
@@ -116,7 +116,7 @@ def add_data_section(writer: ReportWriter, record: RunRecord) -> None:
         return
     writer.page.add_section("Data")
     if site_data.get("fingerprint"):
-        writer.page.add_text(f"Fingerprint of the data: {site_data['fingerprint']}")
+        writer.page.add_text(f"Data fingerprint: {site_data['fingerprint']}")
     if classes and all(len(split.get("train") or ()) == len(classes) for split in sites.values()) and sites:
         counts = {site: split["train"] for site, split in sites.items()}
         writer.add_figure(
@@ -148,25 +148,25 @@ def add_communication_section(writer: ReportWriter, record: RunRecord) -> None:
     uplink_bytes, downlink_bytes = record.traffic_bytes("up"), record.traffic_bytes("down")
     if not uplink_bytes and not downlink_bytes:
         return
-    writer.page.add_section("Traffic")
+    writer.page.add_section("Communication")
     rounds = [int(round_record["round"]) for round_record in record.round_records]
     bytes_by_direction = [
         [round_traffic_bytes(round_record, direction) for round_record in record.round_records]
         for direction in ("up", "down")
     ]
     writer.add_figure(
-        "traffic", figures.plot_traffic(rounds, *bytes_by_direction), "Megabytes moved so far, all sites together."
+        "traffic", figures.plot_traffic(rounds, *bytes_by_direction), "Cumulative megabytes of all sites."
     )
     num_trained_rounds = max(record.last_round, 1)
     rows = [
         [description, format_bytes(total), format_bytes(total / num_trained_rounds)]
-        for description, total in (("Up, sites to coordinator", uplink_bytes), ("Down", downlink_bytes))
+        for description, total in (("Uplink (sites to coordinator)", uplink_bytes), ("Downlink", downlink_bytes))
     ]
-    columns = [TableColumn("Way"), TableColumn("In all", True), TableColumn("A round", True)]
+    columns = [TableColumn("Direction"), TableColumn("Total", True), TableColumn("Per round", True)]
     chains = compression_chains(record)
     savings = [describe_savings(record, direction) for direction in ("up", "down")] if chains else []
     if any(savings):
-        columns += [TableColumn("As float32", True), TableColumn("Against float32", True)]
+        columns += [TableColumn("As float32", True), TableColumn("Compared with float32", True)]
         rows = [
             [*row, *(saving or (UNDEFINED_TEXT, UNDEFINED_TEXT))] for row, saving in zip(rows, savings, strict=True)
         ]
@@ -175,7 +175,7 @@ def add_communication_section(writer: ReportWriter, record: RunRecord) -> None:
         description = describe_compression(chains)
         if any(savings):
             description += (
-                " As float32: four bytes a parameter for every answer that counted (up) or was asked for (down)."
+                " As float32: four bytes per parameter for every accepted reply (uplink) or request (downlink)."
             )
         writer.page.add_text(description)
 
@@ -184,19 +184,18 @@ def add_provenance_section(writer: ReportWriter, record: RunRecord) -> None:
     software: JsonObject = (record.results or {}).get("software") or {}
     if not software and not record.study_toml:
         return
-    writer.page.add_section("How this was made")
+    writer.page.add_section("Provenance")
     if software:
         writer.page.add_table(
             [TableColumn("Software"), TableColumn("Version")], [[name, str(value)] for name, value in software.items()]
         )
     if record.study_toml:
-        writer.page.add_details("The study file, as resolved", record.study_toml)
+        writer.page.add_details("Resolved study file", record.study_toml)
 
 
-# Who was quarantined, in which rounds and why; part of the section on who took part.
+# Quarantined sites, a table of the section on participation
 
-QUARANTINED_KIND = "quarantined"
-ReasonByRound = Mapping[int, str]  # by round
+ReasonByRound = Mapping[int, str]
 
 
 def add_quarantine_table(writer: ReportWriter, round_records: Sequence[JsonObject], sites: Sequence[str]) -> None:
@@ -211,18 +210,19 @@ def add_quarantine_table(writer: ReportWriter, round_records: Sequence[JsonObjec
         )
     ]
     sites_text = format_count(len({site for site, _ in cases}), "site")
-    caption = f"Quarantined: {sites_text} whose answers were not believed, in the rounds named"
-    writer.page.add_table([TableColumn("Site"), TableColumn("Rounds"), TableColumn("Why", is_text=True)], rows, caption)
+    caption = f"Quarantined updates: {sites_text}"
+    writer.page.add_table(
+        [TableColumn("Site"), TableColumn("Rounds"), TableColumn("Reason", is_text=True)], rows, caption
+    )
 
 
 def find_quarantined(round_records: Sequence[JsonObject]) -> dict[tuple[str, str], dict[int, str]]:
-    """(site, the reason without its numbers) -> round -> the reason."""
+    """(site, reason with its numbers replaced by #) -> round -> reason."""
     cases: dict[tuple[str, str], dict[int, str]] = {}
     for round_record in round_records:
-        for site, recorded_reason in (round_record.get("missed") or {}).items():
-            kind, _, reason = str(recorded_reason).partition(":")
-            if kind.strip() == QUARANTINED_KIND:
-                reason = reason.strip().removeprefix(f"{site}: ")
+        for site, failure in (round_record.get("missed") or {}).items():
+            if failure["kind"] == "quarantined":
+                reason = str(failure["text"])
                 cases.setdefault((site, re.sub(r"[\d.e+-]*\d", "#", reason)), {})[int(round_record["round"])] = reason
     return cases
 
@@ -234,7 +234,7 @@ def _format_reason(reason_by_round: ReasonByRound) -> TableCell:
     return (
         first_reason
         if is_same_reason
-        else (first_reason, f"as in round {round_numbers[0]}; in the others the same with other numbers")
+        else (first_reason, f"in round {round_numbers[0]}; in the other rounds with different numbers")
     )
 
 

@@ -76,7 +76,7 @@ def running_service(path: Path, bind: str = "0.0.0.0") -> Iterator[RunningServic
             lambda host, port: router.peer_address(port) or host,
         )
         stack.enter_context(_run_web_server(app, home, ports[1]))
-        stack.callback(app.state.parts.streams.close)
+        stack.callback(app.state.context.event_stream.close)
         router.start()
         stack.enter_context(_run_supervisor(supervisor, flare, log, process_mark))
         log.write_event("serving", url=home.url, pid=threading.get_native_id())

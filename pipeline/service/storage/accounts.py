@@ -123,7 +123,7 @@ class AccountStore:
                 .where(InvitationRow.site == site, InvitationRow.used.is_(None))
                 .values(expires=now)
             )
-            session.add(InvitationRow(token=hash_token(token), site=site, made_by=actor, created=now, expires=expires))
+            session.add(InvitationRow(token=hash_token(token), site=site, created_by=actor, created=now, expires=expires))
             _record_event(session, now, actor, "invitation", site=site, expires=expires.isoformat())
         return token, expires
 

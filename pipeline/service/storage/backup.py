@@ -63,7 +63,7 @@ def backup_home(home_path: Path, out: Path, passphrase: str | None = None) -> di
         "kind": "coordinator",
         "name": home.name,
         "key": keys.public_hex(home.signing_key),
-        "made": utc_now().isoformat(timespec="seconds"),
+        "created": utc_now().isoformat(timespec="seconds"),
         "version": version("hemofed"),
     }
     pack_archive(out, _iter_home_entries(home_path), manifest, passphrase)
@@ -184,7 +184,7 @@ def _merge_backup(staging: Path, home: Path, manifest: dict[str, Any]) -> Restor
         (home / folder).mkdir(exist_ok=True)
     return RestoredHome(
         name=str(manifest["name"]),
-        backup_time=str(manifest["made"]),
+        backup_time=str(manifest["created"]),
         num_files=len(files),
         is_database_restored=should_restore_database,
         restored_runs=tuple(runs),
@@ -249,7 +249,7 @@ def _void_logins_and_invitations(file: Path, manifest: dict[str, Any]) -> None:
         with database.write_session() as session:
             session.execute(delete(LoginRow))
             session.execute(delete(InvitationRow).where(InvitationRow.used.is_(None)))
-            session.add(EventRow(time=utc_now(), who="restore", what="restored", about={"made": manifest["made"]}))
+            session.add(EventRow(time=utc_now(), actor="restore", action="restored", details={"created": manifest["created"]}))
     finally:
         database.close()
 

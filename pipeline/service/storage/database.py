@@ -93,7 +93,7 @@ class RunRow(TableBase):
     created: Mapped[datetime]
     started: Mapped[datetime | None] = mapped_column(default=None)
     finished: Mapped[datetime | None] = mapped_column(default=None)
-    run_sites: Mapped[list[RunSiteRow]] = relationship(order_by="Member.place", lazy="selectin")
+    run_sites: Mapped[list[RunSiteRow]] = relationship(order_by="RunSiteRow.position", lazy="selectin")
 
     @property
     def sites(self) -> list[str]:

@@ -85,18 +85,18 @@ class CoordinatorStore:
             strategy=strategy,
             rounds=rounds,
             digest=digest,
-            fewest=min_sites,
-            made_by=actor,
+            min_sites=min_sites,
+            created_by=actor,
             state="offered",
-            want="run",
+            desired_state="run",
             created=now,
         )
         run.run_sites = [
-            RunSiteRow(site=site, place=position, key=key) for position, (site, key) in enumerate(sites.items())
+            RunSiteRow(site=site, position=position, key=key) for position, (site, key) in enumerate(sites.items())
         ]
         with self._database.write_session() as session:
             session.add(run)
-            _record_event(session, now, actor, "run offered", run=id, sites=list(sites), fewest=min_sites)
+            _record_event(session, now, actor, "run offered", run=id, sites=list(sites), min_sites=min_sites)
         return run
 
     def set_desired_state(self, id: str, desired_state: DesiredState) -> None:
@@ -162,7 +162,7 @@ class CoordinatorStore:
                 return False
             row = session.get(ApprovalRow, (run, site))
             if row is None or row.approved_at < approved_at:
-                approval_fields = {"key": site_row.key, "officer": officer, "at": approved_at, "expires": expires}
+                approval_fields = {"key": site_row.key, "officer": officer, "approved_at": approved_at, "expires": expires}
                 session.merge(ApprovalRow(run=run, site=site, **approval_fields))
                 _record_event(session, self.clock(), site, "approved", run=run, officer=officer)
                 session.flush()

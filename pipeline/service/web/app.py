@@ -44,7 +44,7 @@ def dashboard_page() -> FileResponse:
 
 def ca_certificate(request: Request) -> PlainTextResponse:
     """Known by the fingerprint that an invitation carries; everything else is then checked with it."""
-    return PlainTextResponse(request.app.state.parts.authority.pem)
+    return PlainTextResponse(request.app.state.context.authority.pem)
 
 
 def openapi_schema(request: Request) -> dict[str, Any]:
@@ -84,7 +84,7 @@ ROUTES: tuple[tuple[str, str, RequiredRole, Callable[..., Any]], ...] = (
     ("POST", "/api/users/{name}/revoke", "lead", routes_dashboard.revoke_user),
     ("GET", "/api/log", "officer", routes_dashboard.list_log_entries),
     ("POST", "/site/enrol", "anyone", routes_site.enrol_site),
-    ("POST", "/site/beat", "site", routes_site.handle_heartbeat),
+    ("POST", "/site/heartbeat", "site", routes_site.handle_heartbeat),
     ("GET", "/site/runs/{id}/models/{name:path}", "site", routes_site.download_model),
     ("POST", "/site/leave", "site", routes_site.leave_federation),
 )
@@ -98,12 +98,12 @@ def create_app(
     log: JsonLog | None = None,
     resolve_address: AddressResolver = lambda host, port: host,
 ) -> FastAPI:
-    """`app.state.parts.streams.close()` lets go of listeners before the server shuts down."""
+    """`app.state.context.event_stream.close()` lets go of listeners before the server shuts down."""
     app = FastAPI(
         title="hemofed coordinator", version=version("hemofed"), openapi_url=None, docs_url=None, redoc_url=None
     )
     run_files = RunFiles(home.runs_folder)
-    app.state.parts = ServiceContext(
+    app.state.context = ServiceContext(
         home=home,
         store=store,
         log=log or open_log(home.log_path),
@@ -163,7 +163,7 @@ def _handle_unexpected_error(request: Request, error: Exception) -> Response:
 def _error_response(
     request: Request, status: int, text: str, headers: dict[str, str] | None = None, **log_fields: Any
 ) -> Response:
-    context: ServiceContext = request.app.state.parts
+    context: ServiceContext = request.app.state.context
     caller = getattr(request.state, "caller", None)
     context.log.write_event(
         "failed" if status >= 500 else "refused",

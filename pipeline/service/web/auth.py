@@ -43,7 +43,7 @@ def require_role(role: RequiredRole) -> Callable[[Request], None]:
     """A dependency that lets through whoever the route is for; endpoints read who it is with `Who`."""
 
     def authorize(request: Request) -> None:
-        context: ServiceContext = request.app.state.parts
+        context: ServiceContext = request.app.state.context
         if role != "anyone":
             request.state.caller = _authenticate(request, role, context.store.accounts)
         elif request.method not in SAFE_METHODS and request.url.path.startswith("/api/"):
@@ -63,7 +63,7 @@ CurrentCaller = Annotated[AuthenticatedCaller, Depends(get_caller)]
 def is_still_authorized(request: Request) -> bool:
     """Whether who opened a stream may go on reading it: tokens are revoked, sessions end."""
     try:
-        _authenticate(request, "viewer", request.app.state.parts.store.accounts)
+        _authenticate(request, "viewer", request.app.state.context.store.accounts)
     except HTTPException:
         return False
     return True

@@ -45,7 +45,7 @@ class ServiceContext:
 
 
 def get_context(request: Request) -> ServiceContext:
-    context: ServiceContext = request.app.state.parts
+    context: ServiceContext = request.app.state.context
     return context
 
 

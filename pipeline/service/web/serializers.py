@@ -89,7 +89,7 @@ class ApiSerializers:
             "finished": format_time(run.finished),
             "round": rounds[-1]["round"] if rounds else 0,
             "rounds": run.rounds,
-            "fewest": run.min_sites,
+            "min_sites": run.min_sites,
             "sites": [
                 _serialize_run_site(approval_by_site.get((run.id, name)), site_by_name[name], now) for name in run.sites
             ],

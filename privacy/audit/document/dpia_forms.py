@@ -83,7 +83,7 @@ def _risk_sentences(facts: Json) -> Iterator[str]:
     else:
         yield "No bound limits the first two."
     yield from attack_sentences(facts)
-    if unprotected := [row["what"] for row in facts["disclosures"] if row["key"].startswith(("scores/", "profile"))]:
+    if unprotected := [row["content"] for row in facts["disclosures"] if row["key"].startswith(("scores/", "profile"))]:
         yield f"Unprotected: {'; '.join(unprotected)}."
 
 
@@ -157,17 +157,17 @@ def _processing_record_rows(facts: Json) -> Iterator[tuple[str, str]]:
 
 def _describe_amounts(facts: Json) -> str:
     """Of every site where they are few, else their span."""
-    site_data = facts["data"]["held"]
+    site_data = facts["data"]["examples_by_site"]
     images = {
         site: sum(sum(counts.get(split) or ()) for split in ("train", "val", "test"))
         for site, counts in site_data.items()
     }
     training_units = {
-        site: site_facts["promise"]["units"] for site, site_facts in facts["sites"].items() if site_facts["promise"]
+        site: site_facts["privacy_plan"]["units"] for site, site_facts in facts["sites"].items() if site_facts["privacy_plan"]
     }
     if not images:
         return PLACEHOLDER
-    person = (facts["person"] or {}).get("unit")
+    person = (facts["data_subject"] or {}).get("unit")
     num_units = training_units if person and facts["headline"] and facts["headline"]["unit"] == person else {}
     if len(images) > 8:
         return f"{format_range(list(map(float, images.values())), ',.0f')} images a site"

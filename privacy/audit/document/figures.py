@@ -57,7 +57,7 @@ def plot_spending(site: Json) -> Figure:
     """Epsilon spent in all after each round of this study, and the budget."""
     figure, axes = new_figure(HALF_WIDTH_INCHES)
     rounds = [0, *(point["turn"] for point in site["curve"])]
-    spent = [site["before"], *(point["epsilon"] for point in site["curve"])]
+    spent = [site["spent_before"], *(point["epsilon"] for point in site["curve"])]
     axes.step([*rounds, rounds[-1] + 0.5], [*spent, spent[-1]], where="post", color=SPENT_COLOR, label="spent in all")
     if len(rounds) <= MAX_MARKED_ROUNDS:
         axes.plot(rounds[1:], spent[1:], "o", color=SPENT_COLOR, markersize=4)

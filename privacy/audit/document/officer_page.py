@@ -145,9 +145,9 @@ def _scope_sentences(facts: Json) -> Iterator[str]:
     protection, headline = facts["protection"], facts["headline"]
     sites_text = format_count(len(facts["sites"]), "site")
     if headline:
-        privacy_plans = [site_facts["promise"] for site_facts in facts["sites"].values() if site_facts["promise"]]
+        privacy_plans = [site_facts["privacy_plan"] for site_facts in facts["sites"].values() if site_facts["privacy_plan"]]
         units_text = format_count(
-            sum(privacy_plan["units"] for privacy_plan in privacy_plans), privacy_unit_name(facts)
+            sum(privacy_plan["num_units"] for privacy_plan in privacy_plans), privacy_unit_name(facts)
         )
         yield (
             f"To the {units_text} in the training data of {sites_text}. Against the coordinator, the other sites and whoever is given "
@@ -245,7 +245,7 @@ def compliance_sentences(facts: Json) -> Iterator[str]:
         yield "Masks leave no trace that could be checked afterwards; the study required them in every round."
     elif facts["headline"]:
         yield "Nothing was spent."
-    if exhausted_sites := [site for site, site_facts in facts["sites"].items() if site_facts["took"]["sat_out"]]:
+    if exhausted_sites := [site for site, site_facts in facts["sites"].items() if site_facts["participation"]["out_of_budget"]]:
         names = join_names(exhausted_sites) if len(exhausted_sites) <= 6 else f"{len(exhausted_sites)} sites"
         yield f"{names} sat out what the budget would not cover."
 
@@ -253,4 +253,4 @@ def compliance_sentences(facts: Json) -> Iterator[str]:
 def other_warnings(facts: Json) -> Iterator[str]:
     headline = facts["headline"]
     unit_text = describe_image_unit(facts) if headline and headline["unit"] == "example" else ""
-    return (warning for warning in facts["cautions"] if warning != unit_text)
+    return (warning for warning in facts["warnings"] if warning != unit_text)

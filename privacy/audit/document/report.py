@@ -59,7 +59,7 @@ def _disclosure_chapter(facts: Json) -> ReportChapter:
         TableColumn("Protected by", is_text=True),
     ]
     rows: list[list[TableCell]] = [
-        [(row["what"], row["detail"]), row["whom"], row["about"], row["mechanism"]] for row in facts["disclosures"]
+        [(row["content"], row["detail"]), row["recipient"], row["subjects"], row["mechanism"]] for row in facts["disclosures"]
     ]
     return ReportChapter(
         "What left the sites",
@@ -93,14 +93,14 @@ def _overview_table(sites: Mapping[str, Json]) -> TableBlock:
 
 
 def _overview_row(site: str, site_facts: Json) -> list[TableCell]:
-    ledger, participation, budget = site_facts["ledger"], site_facts["took"], site_facts.get("budget")
+    ledger, participation, budget = site_facts["ledger"], site_facts["participation"], site_facts.get("budget")
     ledger_status = "none" if not ledger else "verifies" if ledger["ok"] else "does not verify"
     amounts = (
         [format_epsilon(budget["epsilon"]), format_epsilon(site_facts["spent"]), format_epsilon(site_facts["left"])]
         if budget
         else ["–"] * 3
     )
-    rounds = [format_integer(len(participation["counted"])), format_integer(len(participation["sat_out"]))]
+    rounds = [format_integer(len(participation["counted"])), format_integer(len(participation["out_of_budget"]))]
     return [site, str(site_facts.get("unit") or "–"), *amounts, *rounds, ledger_status]
 
 

@@ -34,10 +34,10 @@ def _site_blocks(number: int, site: str, site_facts: Json, facts: Json) -> Itera
     if site_facts.get("budget"):
         yield TileBlock(list(_budget_tiles(site_facts)))
     if site_facts.get("curve"):
-        earlier_text = f"; {format_epsilon(site_facts['before'])} had been spent before" if site_facts["before"] else ""
+        earlier_text = f"; {format_epsilon(site_facts['spent_before'])} had been spent before" if site_facts["spent_before"] else ""
         caption = f"Epsilon spent on the data of {site} after each round of this study{earlier_text}."
         yield FigureBlock(f"spending-{number}", plot_spending(site_facts), caption)
-    if site_facts.get("recount"):
+    if site_facts.get("recomputed"):
         yield _recomputed_table(site_facts)
     if site_facts.get("charges"):
         yield _charge_table(site_facts["charges"])
@@ -47,21 +47,21 @@ def _site_blocks(number: int, site: str, site_facts: Json, facts: Json) -> Itera
 
 
 def _budget_tiles(site_facts: Json) -> Iterator[tuple[str, TableCell]]:
-    budget, privacy_plan = site_facts["budget"], site_facts["promise"]
+    budget, privacy_plan = site_facts["budget"], site_facts["privacy_plan"]
     yield "Budget (epsilon)", (format_epsilon(budget["epsilon"]), f"delta {budget['delta']:g}")
     yield "Spent", format_epsilon(site_facts["spent"])
     yield "Left", format_epsilon(site_facts["left"])
     if privacy_plan:
-        yield f"{privacy_plan['unit']}s trained on".capitalize(), format_integer(privacy_plan["units"])
-        yield "Noise", (f"{privacy_plan['noise']:.3f}", f"times the clip of {privacy_plan['clip']:g}")
-        yield "Chance to be in a step", f"{privacy_plan['rate']:.3f}"
+        yield f"{privacy_plan['privacy_unit']}s trained on".capitalize(), format_integer(privacy_plan["num_units"])
+        yield "Noise", (f"{privacy_plan['noise_multiplier']:.3f}", f"times the clip of {privacy_plan['max_grad_norm']:g}")
+        yield "Chance to be in a step", f"{privacy_plan['sampling_rate']:.3f}"
 
 
 def _recomputed_table(site_facts: Json) -> TableBlock:
-    recomputed = site_facts["recount"]
+    recomputed = site_facts["recomputed"]
     rows: list[list[TableCell]] = [
         [("The ledger's own figure", "as written at the last charge"), format_epsilon(site_facts["spent"])],
-        [("The same rule again", f"from the charges alone ({recomputed['how']})"), format_epsilon(recomputed["again"])],
+        [("The same rule again", f"from the charges alone ({recomputed['accountant']})"), format_epsilon(recomputed["epsilon"])],
         [("Privacy loss distributions", "of dp_accounting"), format_epsilon(recomputed["pld"])],
         [("Rényi divergences", "of Opacus, converted here"), format_epsilon(recomputed["rdp"])],
         [
@@ -73,7 +73,7 @@ def _recomputed_table(site_facts: Json) -> TableBlock:
         "They agree" if not recomputed["problems"] else f"They do not agree: {'; '.join(recomputed['problems'])}"
     )
     caption = f"Epsilon of all charges, recomputed. {agreement}; Rényi figures are looser bounds on the same loss."
-    if recomputed["how"] == RDP_FILTER:
+    if recomputed["accountant"] == RDP_FILTER:
         caption += (
             " Studies that follow each other, each knowing what came before, need a filter, which proves less: the lower "
             "figures would hold only had all charges been fixed beforehand."
@@ -120,15 +120,15 @@ def _charge_row(charge_run: Sequence[Json], show_study_hash: bool) -> list[Table
 
 
 def _disclosure_table(site_facts: Json, facts: Json) -> TableBlock:
-    participation = site_facts["took"]
+    participation = site_facts["participation"]
     counts = dict.fromkeys(("update", "weight", "work", "loss", "group"), len(participation["counted"]))
-    counts["excuse"] = len(participation["sat_out"])
+    counts["excuse"] = len(participation["out_of_budget"])
     counts["profile"] = 2
     at_end = {"test": 1} if facts["released"] else {}
     for split in ("train", "val", "test"):
-        counts[f"scores/{split}"] = participation["judged"].get(split, 0) + at_end.get(split, 0)
+        counts[f"scores/{split}"] = participation["evaluated"].get(split, 0) + at_end.get(split, 0)
     rows = [
-        [row["what"], format_integer(counts[row["key"]]), row["short"]]
+        [row["content"], format_integer(counts[row["key"]]), row["protection_label"]]
         for row in facts["disclosures"]
         if counts.get(row["key"])
     ]
@@ -170,8 +170,8 @@ def _ledger_answers(site_facts: Json) -> Iterator[tuple[str, str]]:
             "Refused",
             f"{format_count(len(refusals), 'time')}; last: {last_refusal['study']}, round {last_refusal['turn']}: {last_refusal['reason']}",
         )
-    if site_facts.get("forgotten"):
-        yield "Withdrawals", f"{format_count(site_facts['forgotten'], 'unit')}, left out since"
+    if site_facts.get("num_withdrawn"):
+        yield "Withdrawals", f"{format_count(site_facts['num_withdrawn'], 'unit')}, left out since"
 
 
 def _describe_approval(approval: Json) -> str:

@@ -1,9 +1,9 @@
-"""A folder laid out as Chula-RBC-12: pictures `Dataset/N.jpg`, and `Label/N.txt` with a line `x y type` for each cell.
+"""A folder laid out as Chula-RBC-12: images `Dataset/N.jpg`, and `Label/N.txt` with a line `x y type` per cell.
 
-A cell is the window about its point, mirrored at the picture's border. The layout names no slide and no patient:
-pictures that are equal in every pixel share a group, any other picture is a group of its own. Views that overlap in
-part, and one view saved or exposed twice, are NOT found: who has such, or several pictures of one patient, lists
-the cells in a manifest (source `folder`) and names the patient there.
+A cell is the window around its point, mirrored at the image border. The layout names neither slides nor patients:
+images with equal pixels share a group, every other image is its own group. Partly overlapping views, and one view saved
+or exposed twice, are NOT detected: with such images, or several images of one patient, list the cells in a manifest
+(source `folder`) that names the patient.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sites.data.smear.npz_file import read_resized_cells
 from sites.data.smear.records import CHULA_TYPES, CellRecords, KeyColumn
 
 CHULA_FOLDERS = ("Dataset", "Label")
-LAST_FIELD_OF_BATCH = (60, 231, 422, 706, 738)  # Chula's last field of each batch: where the background's colour shifts
-IMAGES_PER_CHUNK = 8  # pictures in memory
+LAST_FIELD_OF_BATCH = (60, 231, 422, 706, 738)  # Chula's last field of each batch: the background colour changes there
+IMAGES_PER_CHUNK = 8  # images in memory at a time
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CellAnnotation:
 class AnnotatedField:
     stem: str
     points: Sequence[CellAnnotation]
-    image_hash: str  # hash of its pixels
+    image_hash: str  # of its pixels
     cells: Sequence[np.ndarray]  # (size, size, 3) RGB
 
 
@@ -48,7 +48,7 @@ def read_chula_folder(folder: Path, window: int, size: int) -> CellRecords:
     label_files = [f for f in _list_regular_files(folder / "Label", problems) if f.suffix.lower() == ".txt"]
     labels = {f.stem: _read_annotations(f, problems) for f in label_files}
     problems += [
-        f"Label/{s}.txt: Dataset has no picture {s}" for s, points in labels.items() if points and s not in image_files
+        f"Label/{s}.txt: Dataset has no image {s}" for s, points in labels.items() if points and s not in image_files
     ]
     stems = sorted((s for s, points in labels.items() if points and s in image_files), key=_stem_sort_key)
     fields = []
@@ -63,14 +63,14 @@ def read_chula_folder(folder: Path, window: int, size: int) -> CellRecords:
                     f"{display_name}: {image.shape[2]} x {image.shape[1]} pixels, less than data.window = {window}"
                 )
             elif outside := [p for p in labels[stem] if p.x >= image.shape[2] or p.y >= image.shape[1]]:
-                reason = f"outside the picture of {image.shape[2]} x {image.shape[1]}"
+                reason = f"outside the image of {image.shape[2]} x {image.shape[1]}"
                 problems += [f"Label/{stem}.txt, line {p.line}: {p.x} {p.y} is {reason}" for p in outside]
             else:
                 fields.append(_crop_field(stem, labels[stem], image, window, size))
     if problems:
-        raise DataError(f"{folder}: correct these, or take them out of Dataset and Label:{format_problems(problems)}")
+        raise DataError(f"{folder}: correct these, or remove them from Dataset and Label:{format_problems(problems)}")
     if not fields:
-        raise DataError(f"{folder}: no picture in Dataset has a line in Label; write `x y type` there for each cell")
+        raise DataError(f"{folder}: no image in Dataset has a line in Label; write `x y type` there for each cell")
     origin = folder.resolve().name
     return _build_records(origin, fields, _describe_skipped(origin, image_files, labels), window, size)
 
@@ -79,7 +79,7 @@ def _find_images(folder: Path, problems: list[str]) -> dict[str, Path]:
     files = [file for file in _list_regular_files(folder, problems) if file.suffix.lower() in IMAGE_SUFFIXES]
     by_stem = {file.stem: file for file in files}
     problems += [
-        f"Dataset/{file.name}: {by_stem[file.stem].name} is called the same; rename one"
+        f"Dataset/{file.name}: {by_stem[file.stem].name} has the same name; rename one"
         for file in files
         if by_stem[file.stem] != file
     ]
@@ -87,10 +87,10 @@ def _find_images(folder: Path, problems: list[str]) -> dict[str, Path]:
 
 
 def _list_regular_files(folder: Path, problems: list[str]) -> list[Path]:
-    """Regular files that lie in the folder: reading a pipe would wait for ever, and a link may lead anywhere."""
+    """Regular files in the folder: reading a pipe would block forever, and a link may lead anywhere."""
     files = sorted(file for file in folder.iterdir() if not file.name.startswith("."))
     regular_files = [f for f in files if f.is_file() and f.resolve().parent == folder.resolve()]
-    problems += [f"{folder.name}/{f.name}: no regular file of this folder" for f in files if f not in regular_files]
+    problems += [f"{folder.name}/{f.name}: not a regular file of this folder" for f in files if f not in regular_files]
     return regular_files
 
 
@@ -106,7 +106,7 @@ def _read_annotations(file: Path, problems: list[str]) -> list[CellAnnotation]:
         if not columns:
             continue
         if len(columns) != 3 or not all(word.isdecimal() and len(word) < 10 for word in columns):
-            problems.append(f"Label/{file.name}, line {line_number}: {line[:40]!r} is no `x y type` of whole numbers")
+            problems.append(f"Label/{file.name}, line {line_number}: {line[:40]!r} is not `x y type` with integers")
         elif int(columns[2]) >= len(CHULA_TYPES):
             problems.append(
                 f"Label/{file.name}, line {line_number}: type {columns[2]} is not in 0..{len(CHULA_TYPES) - 1}"
@@ -144,7 +144,7 @@ def _crop_field(
 def _build_records(
     origin: str, fields: Sequence[AnnotatedField], notes: Sequence[str], window: int, size: int
 ) -> CellRecords:
-    """A group is called by the first of its fields."""
+    """A group has the name of its first field."""
     first_field: dict[str, int] = {}
     group_of_field = [first_field.setdefault(f.image_hash, field_index) for field_index, f in enumerate(fields)]
     counts = [len(f.points) for f in fields]
@@ -170,7 +170,7 @@ def _build_records(
 
 
 def _find_repeats(fields: Sequence[AnnotatedField], group_of_field: Sequence[int], max_distance: float) -> np.ndarray:
-    """(N,) bool: an earlier copy of the picture has a point so near. Two people's clicks on one cell differ a little."""
+    """(N,) bool: an earlier copy of the image has a point within `max_distance`. Annotators' clicks on a cell differ."""
     points_by_group: dict[int, list[CellAnnotation]] = {}
     is_repeat: list[bool] = []
     for field, g in zip(fields, group_of_field, strict=True):

@@ -1,4 +1,4 @@
-"""Cells packed into one .npz: the layout is told in docs/data.md. Nothing in it is ever unpickled."""
+"""Reads cells packed into one .npz file (layout: docs/data.md). Never unpickles anything."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sites.data.images import format_problems
 from sites.data.manifest import UNIT_COLUMNS
 from sites.data.smear.records import CHULA_TYPES, CellRecords, KeyColumn, PixelDecoder, values_in_several
 
-CELL_SIDE_PIXELS = 72  # pixels of a packed cell
+CELL_SIDE_PIXELS = 72  # side of a JPEG cell
 KEY_ARRAYS = (*UNIT_COLUMNS, "batch", "species", "field")
 NAME_ARRAYS = ("class_names", "species_names", "field_names")
 PIXEL_ARRAYS = ("images", "jpeg", "offset")
 KNOWN_ARRAYS = frozenset({"labels", "type", "fold", "dup_of", *KEY_ARRAYS, *NAME_ARRAYS, *PIXEL_ARRAYS})
-CELLS_PER_TASK = 256  # cells a thread takes at a time
-MAX_UNPACKED_BYTES = 8 << 30  # bytes that a file may unpack to
-MAX_CELL_SIDE_PIXELS = 512  # pixels a side of a plain cell
-JPEG_START_MARKER, JPEG_END_MARKER = (0xFF, 0xD8), (0xFF, 0xD9)  # of every JPEG
+CELLS_PER_TASK = 256  # cells per task of a thread
+MAX_UNPACKED_BYTES = 8 << 30  # of a whole file
+MAX_CELL_SIDE_PIXELS = 512  # of an uncompressed cell
+JPEG_START_MARKER, JPEG_END_MARKER = (0xFF, 0xD8), (0xFF, 0xD9)  # every JPEG begins and ends with these
 
 
 def read_cell_file(file: Path, size: int) -> CellRecords:
@@ -35,11 +35,11 @@ def read_cell_file(file: Path, size: int) -> CellRecords:
     missing += [] if unit else [" or ".join(UNIT_COLUMNS)]
     missing += [] if {"class_names", "type"} & arrays.keys() else ["class_names"]
     if unit is None or missing:
-        raise DataError(f"{file} lacks {', '.join(missing)}; see 'Cell files' in docs/data.md for what it has to hold")
+        raise DataError(f"{file} lacks {', '.join(missing)}; see 'Cell files' in docs/data.md for the required arrays")
     codes = arrays["type" if "type" in arrays else "labels"]
     count = codes.shape[0] if codes.ndim else 0
     if not count:
-        raise DataError(f"{file} holds no cells; fetch it again")
+        raise DataError(f"{file} holds no cells; download it again")
     for name in sorted(arrays.keys() - {*NAME_ARRAYS, *PIXEL_ARRAYS}):
         _check_rows(file, name, arrays[name], count)
     names = {name: _read_names(file, name, arrays[name]) for name in NAME_ARRAYS if name in arrays}
@@ -68,9 +68,9 @@ def read_cell_file(file: Path, size: int) -> CellRecords:
 
 
 def _read_arrays(file: Path) -> dict[str, np.ndarray]:
-    """Each is read once: an npz unpacks an array again whenever it is asked for."""
+    """Reads every array once: an npz file unpacks an array at each access."""
     if not zipfile.is_zipfile(file):
-        raise DataError(f"{file} is no .npz file, or one that was cut short; fetch it again, or correct data.file")
+        raise DataError(f"{file} is not an .npz file, or truncated; download it again, or correct data.file")
     arrays: dict[str, np.ndarray] = {}
     name = "the list of arrays"
     try:
@@ -82,8 +82,8 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
                 arrays[name] = packed[name]
     except Exception as error:  # a damaged zip can raise anything inside zipfile, zlib and numpy
         raise DataError(
-            f"{file}: {name} cannot be read ({error or type(error).__name__}); the file is damaged or no cell file: "
-            "fetch it again, or correct data.file"
+            f"{file}: {name} cannot be read ({error or type(error).__name__}); the file is damaged or not a cell file: "
+            "download it again, or correct data.file"
         ) from error
     return arrays
 
@@ -91,7 +91,7 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
 def _check_rows(file: Path, name: str, values: np.ndarray, count: int) -> None:
     if values.shape != (count,) or values.dtype.kind not in "iu":
         raise DataError(
-            f"{file}: {name} is {values.dtype} of shape {values.shape}, not whole numbers of shape ({count},); "
+            f"{file}: {name} is {values.dtype} of shape {values.shape}, not integers of shape ({count},); "
             "pack the file again"
         )
 
@@ -104,12 +104,12 @@ def _check_range(file: Path, name: str, values: np.ndarray, count: int) -> None:
 
 
 def _check_leaks(file: Path, unit: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """A unit on both sides of a split would make the test too good."""
+    """A unit in both train and test would make test results too optimistic."""
     for inner, outer in (("field", unit), (unit, "fold")):
         if outer in arrays and len(leaking := values_in_several(arrays[inner], arrays[outer])):
             raise DataError(
-                f"{file}: these are in more than one {outer}, which would let test cells into training; give each of "
-                f"them one:{format_problems([f'{inner} {v}' for v in leaking])}"
+                f"{file}: these are in more than one {outer}, so test cells could leak into training; assign each "
+                f"to one:{format_problems([f'{inner} {v}' for v in leaking])}"
             )
 
 
@@ -125,7 +125,7 @@ def _check_repeats(file: Path, dup_of: np.ndarray | None) -> None:
 def _read_names(file: Path, name: str, values: np.ndarray) -> tuple[str, ...]:
     names = tuple(map(str, values)) if values.ndim == 1 and values.dtype.kind == "U" else ()
     if not names or len(set(names)) < len(names):
-        raise DataError(f"{file}: {name} is no list of different names; pack the file again")
+        raise DataError(f"{file}: {name} is not a list of distinct names; pack the file again")
     return names
 
 
@@ -137,8 +137,8 @@ def _uncompressed_decoder(file: Path, images: np.ndarray, count: int, size: int)
         or images.shape[1] > MAX_CELL_SIDE_PIXELS
     ):
         raise DataError(
-            f"{file}: images is {images.dtype} of shape {images.shape}, not uint8 of shape ({count}, size, size, 3) with a size of at most {MAX_CELL_SIDE_PIXELS}; "
-            "pack the file again"
+            f"{file}: images is {images.dtype} of shape {images.shape}, not uint8 of shape ({count}, size, size, 3) "
+            f"with a size of at most {MAX_CELL_SIDE_PIXELS}; pack the file again"
         )
     return partial(read_resized_cells, images.__getitem__, size)
 
@@ -153,8 +153,8 @@ def _jpeg_decoder(file: Path, jpeg: np.ndarray, offset: np.ndarray, count: int, 
         found = format_problems(
             [f"row {r}: bytes {start[r]} to {end[r]} of {len(jpeg)}" for r in np.flatnonzero(outside)]
         )
-        raise DataError(f"{file}: offset must ascend within jpeg; it is damaged, so fetch the file again:{found}")
-    # libjpeg fills up a picture that ends early with grey and says so on stderr only
+        raise DataError(f"{file}: offset must ascend within jpeg; it is damaged; download the file again:{found}")
+    # libjpeg fills a truncated image with grey and warns on stderr only
     is_complete = (
         (jpeg[start] == JPEG_START_MARKER[0])
         & (jpeg[start + 1] == JPEG_START_MARKER[1])
@@ -162,8 +162,8 @@ def _jpeg_decoder(file: Path, jpeg: np.ndarray, offset: np.ndarray, count: int, 
         & (jpeg[end - 1] == JPEG_END_MARKER[1])
     )
     if not is_complete.all():
-        found = format_problems([f"row {r}: no whole JPEG" for r in np.flatnonzero(~is_complete)])
-        raise DataError(f"{file}: these cells are damaged; fetch the file again:{found}")
+        found = format_problems([f"row {r}: incomplete JPEG" for r in np.flatnonzero(~is_complete)])
+        raise DataError(f"{file}: these cells are damaged; download the file again:{found}")
     return partial(read_resized_cells, partial(_decode_jpeg, file, jpeg, start, end), size)
 
 
@@ -172,7 +172,7 @@ def _decode_jpeg(file: Path, jpeg: np.ndarray, start: np.ndarray, end: np.ndarra
     import cv2
 
     encoded = jpeg[start[row] : end[row]]
-    size = read_jpeg_size(encoded.tobytes())  # a kilobyte can unpack to gigabytes
+    size = read_jpeg_size(encoded.tobytes())  # a few kB can unpack to gigabytes
     try:
         cell = cv2.imdecode(encoded, cv2.IMREAD_COLOR) if size == (CELL_SIDE_PIXELS, CELL_SIDE_PIXELS) else None
     except cv2.error:
@@ -184,14 +184,14 @@ def _decode_jpeg(file: Path, jpeg: np.ndarray, start: np.ndarray, end: np.ndarra
             else "a JPEG that does not decode"
         )
         raise DataError(
-            f"{file}, row {row}: {problem}, not a cell of {CELL_SIDE_PIXELS} x {CELL_SIDE_PIXELS}; fetch the file again"
+            f"{file}, row {row}: {problem}, not a cell of {CELL_SIDE_PIXELS} x {CELL_SIDE_PIXELS}; download the file again"
         )
     rgb: np.ndarray = cv2.cvtColor(cell, cv2.COLOR_BGR2RGB)
     return rgb
 
 
 def read_jpeg_size(jpeg: bytes) -> tuple[int, int] | None:
-    """Width and height as the header's start-of-frame segment says."""
+    """Width and height from the start-of-frame segment of the header."""
     position = 2
     while position + 9 <= len(jpeg) and jpeg[position] == 0xFF:
         marker, length = jpeg[position + 1], int.from_bytes(jpeg[position + 2 : position + 4], "big")
@@ -204,7 +204,7 @@ def read_jpeg_size(jpeg: bytes) -> tuple[int, int] | None:
 
 
 def read_resized_cells(read_cell: Callable[[int], np.ndarray], size: int, rows: np.ndarray) -> np.ndarray:
-    """(n, 3, size, size) uint8 of `cell(row)`, each (h, w, 3), by area, in threads: OpenCV lets others run meanwhile."""
+    """(n, 3, size, size) uint8: `read_cell(row)` gives (h, w, 3), resized by area. In threads: OpenCV releases the GIL."""
     import cv2
 
     out = np.empty((len(rows), 3, size, size), np.uint8)

@@ -1,4 +1,4 @@
-"""Labelled cells as they were found, before a study has chosen among them: what both readers of `smear_cells` give."""
+"""Labelled cells as both readers of `smear_cells` return them, before a study selects some."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CHULA_TYPES = (
     "normal", "macrocyte", "microcyte", "spherocyte", "target", "stomatocyte", "ovalocyte", "teardrop", "burr",
     "schistocyte", "uncategorised", "hypochromia", "elliptocyte",
 )  # fmt: skip
-PixelDecoder = Callable[[np.ndarray], np.ndarray]  # (n,) rows -> (n, 3, size, size) uint8; only they are decoded
-UNCATEGORISED = "uncategorised"  # mostly two cells on top of each other
+PixelDecoder = Callable[[np.ndarray], np.ndarray]  # (n,) rows -> (n, 3, size, size) uint8; decodes only these
+UNCATEGORISED = "uncategorised"  # mostly two overlapping cells
 
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A natural key: whole numbers, shown as `names[value]`, or as `batch-3` where they have no names."""
+    """A natural key: integers, displayed as `names[value]`, or as `batch-3` without names."""
 
     values: np.ndarray  # (N,) int64
     names: tuple[str, ...] | None = None
@@ -34,14 +34,14 @@ class KeyColumn:
 
 @dataclass(frozen=True)
 class CellRecords:
-    origin: str  # the file or folder, as the person knows it
+    origin: str  # name of the file or folder
     cell_type: KeyColumn  # always with names
     keys: Mapping[str, KeyColumn]  # always with `field` and `unit`
     unit: str
     is_repeat: np.ndarray  # (N,) bool: the same physical cell in an earlier, overlapping field
     decode_pixels: PixelDecoder
-    fold: np.ndarray | None = None  # (N,) int64, made so that no unit is in two
-    batches: tuple[int, ...] = ()  # the ones that can be asked for
+    fold: np.ndarray | None = None  # (N,) int64; every unit is in one fold
+    batches: tuple[int, ...] = ()  # the batches that a study may select
     skipped: tuple[str, ...] = ()
 
     @property
@@ -50,7 +50,7 @@ class CellRecords:
 
 
 def values_in_several(inner: np.ndarray, outer: np.ndarray) -> np.ndarray:
-    """The values of `inner` that lie in more than one value of `outer`, e.g. groups in two folds."""
+    """The values of `inner` that occur with more than one value of `outer`, e.g. groups in two folds."""
     values, codes = np.unique(inner, return_inverse=True)
     pairs = np.unique(np.stack([codes, np.unique(outer, return_inverse=True)[1]]), axis=1)
     return values[np.bincount(pairs[0]) > 1]

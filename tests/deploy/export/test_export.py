@@ -1,4 +1,4 @@
-"""From a run to a bundle: the graph answers as the network does, sums become what the card says, nothing is overwritten."""
+"""Export of a run: parity of graph and network, operating points from sums, model card, int8, normalizations."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pipeline.runs.score_saved_model import load_model
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from privacy.ledger import keys
-from tests.conftest import moons_study
+from tests.support.studies import moons_study
 
-PLAIN = {"name": "none"}
+NO_NORMALIZATION = {"name": "none"}
 
 
-def photographs(n: int, size: int) -> np.ndarray:
-    """Blotches: smooth, coloured, uint8 (n, size, size, 3)."""
+def make_images(n: int, size: int) -> np.ndarray:
+    """Smooth colored blotches, uint8 (n, size, size, 3)."""
     rng = np.random.default_rng(3)
     coarse = torch.from_numpy(rng.integers(0, 256, (n, 3, 6, 6)).astype(np.float32))
     fine = torch.nn.functional.interpolate(coarse, (size, size), mode="bilinear")
@@ -51,71 +51,73 @@ NETS = [
 @pytest.mark.parametrize(
     ("table", "shape"), NETS, ids=lambda v: v.get("name", "") if isinstance(v, dict) else str(v[0])
 )
-def test_every_network_becomes_a_graph_that_agrees(table, shape):
+def test_onnx_parity_of_every_network(table, shape):
     model = registered_components("models")[table["name"]].model_validate(table)
     assert isinstance(model, ModelConfig)
     module = model.init_network(shape, 4, 1).eval()
-    bedside = ExportModule(module, shape, None, PLAIN)
-    graph = to_onnx(bedside, shape[1:])
-    images = photographs(20, shape[1])
-    assert max_probability_difference(bedside, module, graph, images) < 2e-5
-    for n in (1, 3, 20):  # the batch is free
-        p, traits, measures = run_graph(graph, images[:n])
+    export_module = ExportModule(module, shape, None, NO_NORMALIZATION)
+    graph = to_onnx(export_module, shape[1:])
+    images = make_images(20, shape[1])
+    assert max_probability_difference(export_module, module, graph, images) < 2e-5
+    for n in (1, 3, 20):  # any batch size
+        p, features, measures = run_graph(graph, images[:n])
         assert p.shape == (n, 4)
         assert np.allclose(p.sum(1), 1, atol=1e-5)
-        assert len(traits) == len(measures) == n
+        assert len(features) == len(measures) == n
 
 
-def test_preprocessing_is_that_of_the_study():
-    """`image` normalisation inside the graph is the sites' own, to half a grey level."""
+def test_image_normalization_inside_the_graph():
+    """The `image` normalization inside the graph equals the sites' to half a gray level."""
     from sites.population.color_normalization import ImageNormalization
 
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, 2))
     how = ImageNormalization(mean=0.55, std=0.2)
-    bedside = ExportModule(module, (3, 24, 24), None, how.model_dump())
-    images = photographs(10, 24)
+    export_module = ExportModule(module, (3, 24, 24), None, how.model_dump())
+    images = make_images(10, 24)
     x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     theirs = how.apply(x, torch.arange(10)).float() / 255
-    ours = bedside.preprocess(torch.from_numpy(images))
+    ours = export_module.preprocess(torch.from_numpy(images))
     assert (theirs - ours).abs().max() <= 0.5 / 255 + 1e-5
 
 
-def test_grey_networks_see_what_pillow_calls_grey():
+def test_grayscale_preprocessing_equals_pillow():
     from PIL import Image
 
-    images = photographs(3, 28)
-    bedside = ExportModule(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 2)), (1, 28, 28), None, PLAIN)
+    images = make_images(3, 28)
+    export_module = ExportModule(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 2)), (1, 28, 28), None, NO_NORMALIZATION
+    )
     grey = np.stack([np.asarray(Image.fromarray(i).convert("L")) for i in images])
-    assert np.abs(bedside.preprocess(torch.from_numpy(images))[:, 0].numpy() * 255 - grey).max() < 1
+    assert np.abs(export_module.preprocess(torch.from_numpy(images))[:, 0].numpy() * 255 - grey).max() < 1
 
 
-def test_a_graph_that_differs_is_not_exported():
+def test_parity_failure_exports_nothing():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, 2))
-    bedside = ExportModule(module, (3, 24, 24), None, PLAIN)
-    graph = to_onnx(bedside, (24, 24))
+    export_module = ExportModule(module, (3, 24, 24), None, NO_NORMALIZATION)
+    graph = to_onnx(export_module, (24, 24))
     with torch.no_grad():
         module[1].bias += torch.tensor([0.0, 0.01])
     with pytest.raises(ModelError, match="nothing was exported"):
-        check_parity(bedside, module, graph, photographs(5, 24))
+        check_parity(export_module, module, graph, make_images(5, 24))
 
 
-def test_what_onnx_does_not_know_is_told():
+def test_onnx_export_error_is_explained():
     class Strange(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.dense = torch.nn.Linear(3 * 24 * 24, 2)
 
         def forward(self, x):
-            if float(x.sum()) > 1e9:  # a decision by data cannot be drawn
+            if float(x.sum()) > 1e9:  # data-dependent control flow cannot be exported
                 x = x * 2
             return self.dense(x.flatten(1))
 
-    with pytest.raises(ModelError, match="cannot be written as ONNX"):
-        to_onnx(ExportModule(Strange(), (3, 24, 24), None, PLAIN), (24, 24))
+    with pytest.raises(ModelError, match="cannot be exported to ONNX"):
+        to_onnx(ExportModule(Strange(), (3, 24, 24), None, NO_NORMALIZATION), (24, 24))
 
 
-def test_the_bundle_tells_what_the_run_measured(world):
-    bundle, results = world.bundle, json.loads((world.run.path / "results.json").read_text())
+def test_model_card_has_the_results_of_the_run(exported_run):
+    bundle, results = exported_run.bundle, json.loads((exported_run.run_folder.path / "results.json").read_text())
     card = bundle.model_card
     assert card["training"]["strategy"] == "fedavg"
     assert card["metrics"]["pooled"]["positive_auroc"] == results["test"]["pooled"]["positive_auroc"]
@@ -125,41 +127,41 @@ def test_the_bundle_tells_what_the_run_measured(world):
     assert card["notice"] in "research use only, not a medical device"
     assert "Research use only" in bundle.files["card.md"].decode()
     assert bundle.manifest.precisions == ("fp32", "int8")
-    assert bundle.manifest.turns == 8
-    assert bundle.manifest.window == pytest.approx(72 / 41)
+    assert bundle.manifest.num_tta_views == 8
+    assert bundle.manifest.crop_diameters == pytest.approx(72 / 41)
 
 
-def test_operating_points_are_those_of_the_sites_validation_images(world):
-    """Counted again from the images themselves, which the export never saw."""
+def test_operating_points_equal_those_of_validation_images(exported_run):
+    """Counts them from the images, which the export does not read."""
     from deploy.bundle.operating_points import bin_scores, build_operating_points, compute_log_odds
     from sites.population.simulated_sites import load_federated_data
 
-    study = world.run.study()
-    people = load_federated_data(study, None, torch.device("cpu"))
-    rows = torch.cat([people.split_indices[s].val for s in people.sites])
-    images = (people.pool.x[rows].permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
-    runtime = BundleRuntime(world.bundle, "fp32")
+    study = exported_run.run_folder.load_study()
+    dataset = load_federated_data(study, None, torch.device("cpu"))
+    rows = torch.cat([dataset.split_indices[s].val for s in dataset.sites])
+    images = (dataset.pool.x[rows].permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
+    runtime = BundleRuntime(exported_run.bundle, "fp32")
     p = runtime.predict(images).probabilities
-    own = people.pool.y[rows].numpy() == 1
+    own = dataset.pool.y[rows].numpy() == 1
     points, _ = build_operating_points(bin_scores(compute_log_odds(p, 1), own, 4096))
-    told = world.bundle.calibration.points
-    for mine, theirs in zip(points, told, strict=True):
+    points_of_bundle = exported_run.bundle.calibration.operating_points
+    for mine, theirs in zip(points, points_of_bundle, strict=True):
         assert abs(mine.tp - theirs.tp) <= 1  # floats differ in the last digit between two runtimes
         assert abs(mine.fp - theirs.fp) <= 1
-    assert told[0].specificity >= 0.998
+    assert points_of_bundle[0].specificity >= 0.998
     refused = np.mean([why is not None for why in runtime.predict(images).rejection_reasons])
-    assert refused <= world.bundle.ood_reference.false_alarm_rate + 0.01
+    assert refused <= exported_run.bundle.ood_reference.false_alarm_rate + 0.01
 
 
-def test_temperature_lowers_the_loss(world):
-    calibration = world.bundle.calibration
+def test_calibration_temperature_lowers_the_loss(exported_run):
+    calibration = exported_run.bundle.calibration
     assert calibration.loss < calibration.loss_before
 
 
-def test_monai_reads_the_metadata(world):
+def test_monai_metadata(exported_run):
     from monai.bundle import ConfigParser
 
-    meta = ConfigParser.load_config_file(str(world.made.folder / "metadata.json"))
+    meta = ConfigParser.load_config_file(str(exported_run.export.folder / "metadata.json"))
     needed = {
         "version",
         "changelog",
@@ -176,28 +178,28 @@ def test_monai_reads_the_metadata(world):
     assert meta["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "other", "1": "schistocyte"}
 
 
-def test_int8_answers_as_fp32_does(world, images):
-    precise, small = (BundleRuntime(world.bundle, p).predict(images).probabilities for p in ("fp32", "int8"))
+def test_int8_predictions_are_close_to_fp32(exported_run, images):
+    precise, small = (BundleRuntime(exported_run.bundle, p).predict(images).probabilities for p in ("fp32", "int8"))
     assert np.abs(precise - small).max() < 0.1
     assert (precise.argmax(1) == small.argmax(1)).mean() > 0.98
-    assert len(world.bundle.graph("int8")) < 0.5 * len(world.bundle.graph("fp32"))
+    assert len(exported_run.bundle.onnx_graph("int8")) < 0.5 * len(exported_run.bundle.onnx_graph("fp32"))
 
 
-def test_a_quantised_model_that_loses_too_much_is_left_out(monkeypatch):
-    """A network of which eight bits make something else: its two halves cancel but for a millionth."""
+def test_int8_model_with_too_large_loss_is_left_out(monkeypatch):
+    """Quantization is replaced by another network's graph."""
     import deploy.export.quantize as q
 
-    module = registered_components("models")["cnn28"]().make((3, 28, 28), 2, 1).eval()
-    graph = to_onnx(ExportModule(module, (3, 28, 28), None, PLAIN), (28, 28))
-    other = registered_components("models")["cnn28"]().make((3, 28, 28), 2, 8).eval()
-    broken = to_onnx(ExportModule(other, (3, 28, 28), None, PLAIN), (28, 28))
-    monkeypatch.setattr(q, "_quantise", lambda graph, images: broken)
-    found = quantize_model(graph, photographs(NUM_CALIBRATION_IMAGES + 60, 28), None, None)
+    module = registered_components("models")["cnn28"]().init_network((3, 28, 28), 2, 1).eval()
+    graph = to_onnx(ExportModule(module, (3, 28, 28), None, NO_NORMALIZATION), (28, 28))
+    other = registered_components("models")["cnn28"]().init_network((3, 28, 28), 2, 8).eval()
+    broken = to_onnx(ExportModule(other, (3, 28, 28), None, NO_NORMALIZATION), (28, 28))
+    monkeypatch.setattr(q, "_quantize_static", lambda graph, images: broken)
+    found = quantize_model(graph, make_images(NUM_CALIBRATION_IMAGES + 60, 28), None, None)
     assert found.graph is None
     assert "got another class" in found.reason
 
 
-def test_scores_are_scikit_learns():
+def test_auroc_and_balanced_accuracy_equal_scikit_learn():
     from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
     rng = np.random.default_rng(0)
@@ -208,23 +210,23 @@ def test_scores_are_scikit_learns():
     assert compute_balanced_accuracy(both, y) == pytest.approx(balanced_accuracy_score(y, both.argmax(1)))
 
 
-def test_nothing_is_overwritten_and_nothing_is_left_of_a_failure(world, tmp_path):
+def test_export_overwrites_nothing_and_is_atomic(exported_run, tmp_path):
     key = keys.generate_key()
     (tmp_path / "there").mkdir()
     with pytest.raises(RunFolderError, match="not overwritten"):
-        export_bundle(world.run, "global", tmp_path / "there", key)
+        export_bundle(exported_run.run_folder, "global", tmp_path / "there", key)
     with pytest.raises(RunFolderError, match="no model 'globl'"):
-        export_bundle(world.run, "globl", tmp_path / "new", key)
+        export_bundle(exported_run.run_folder, "globl", tmp_path / "new", key)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["there"]
 
 
-def test_points_have_no_bundle(go, tmp_path):
+def test_export_of_a_study_without_images_is_refused(go, tmp_path):
     folder, _ = go(moons_study(rounds=1))
     with pytest.raises(IncompatibleStudyError, match="bundles are for images"):
         export_bundle(folder, "global", tmp_path / "b", keys.generate_key())
 
 
-def small(**sections):
+def make_study(**sections):
     table = {
         "name": "tiny",
         "rounds": 1,
@@ -238,7 +240,7 @@ def small(**sections):
     return Study.model_validate(table | sections)
 
 
-def exported(study: Study, name: str, tmp_path):
+def export_study(study: Study, name: str, tmp_path):
     folder = RunFolder.create(tmp_path / "run", study)
     run_simulation(study, folder)
     made = export_bundle(folder, name, tmp_path / "bundle", keys.generate_key())
@@ -253,8 +255,8 @@ def exported(study: Study, name: str, tmp_path):
     ("strategy", "name"),
     [({"name": "ifca"}, "group/"), ({"name": "fedper"}, "site/site-01"), ({"name": "fedper"}, "global")],
 )
-def test_groups_and_sites_have_bundles_of_their_own(strategy, name, tmp_path):
-    study = small(strategy=strategy)
+def test_export_of_cluster_and_site_models(strategy, name, tmp_path):
+    study = make_study(strategy=strategy)
     folder = RunFolder.create(tmp_path / "run", study)
     run_simulation(study, folder)
     if name == "group/":
@@ -268,28 +270,30 @@ def test_groups_and_sites_have_bundles_of_their_own(strategy, name, tmp_path):
     assert module is not None
 
 
-def test_a_run_without_a_profile_is_exported_and_says_what_is_missing(tmp_path):
-    study = small(evaluation={"evaluate_at": "sites", "positive_class": "schistocyte", "validation_profile": False})
-    _, made, bundle = exported(study, "global", tmp_path)
-    assert "no guard" in made.warnings[0]
+def test_export_without_validation_profile_warns(tmp_path):
+    study = make_study(
+        evaluation={"evaluate_at": "sites", "positive_class": "schistocyte", "validation_profile": False}
+    )
+    _, made, bundle = export_study(study, "global", tmp_path)
+    assert "no out-of-distribution guard" in made.warnings[0]
     assert bundle.ood_reference is None
     assert bundle.calibration.operating_points == ()
     runtime = BundleRuntime(bundle)
-    assert runtime.predict(photographs(2, 40)).rejection_reasons == (None, None)
+    assert runtime.predict(make_images(2, 40)).rejection_reasons == (None, None)
 
 
-def test_judged_at_the_coordinator(tmp_path):
-    study = small(evaluation={"evaluate_at": "coordinator", "positive_class": "schistocyte"})
-    _, made, _ = exported(study, "global", tmp_path)
+def test_export_of_a_run_evaluated_at_the_coordinator(tmp_path):
+    study = make_study(evaluation={"evaluate_at": "coordinator", "positive_class": "schistocyte"})
+    _, made, _ = export_study(study, "global", tmp_path)
     assert made.calibration.operating_points
     assert made.ood_reference is not None
 
 
-@pytest.mark.parametrize("normalise", ["image", "site", "background"])
-def test_normalised_studies_see_the_same_at_the_bedside(normalise, tmp_path):
-    """The runtime, given images as a site has them, answers as the network does to the site's normalised ones."""
-    study = small(normalization=normalise, sites={"count": 1})
-    folder, _, bundle = exported(study, "global", tmp_path)
+@pytest.mark.parametrize("normalization_name", ["image", "site", "background"])
+def test_color_normalization_at_the_edge_equals_that_of_the_site(normalization_name, tmp_path):
+    """The runtime predicts for raw images what the network predicts for the site's normalized images."""
+    study = make_study(normalization=normalization_name, sites={"count": 1})
+    folder, _, bundle = export_study(study, "global", tmp_path)
     data = study.data.load(None, study.seed)
     rows = data.rows_in_split("train")
     runtime = BundleRuntime(bundle, "fp32")
@@ -298,21 +302,21 @@ def test_normalised_studies_see_the_same_at_the_bedside(normalise, tmp_path):
     x = study.normalization.apply(data.x, rows)[rows].float() / 255
     with torch.inference_mode(), warnings.catch_warnings():
         theirs = (module(x) / bundle.calibration.temperature).softmax(1).numpy()
-    assert np.abs(ours - theirs).max() < (5e-3 if normalise == "image" else 1e-4)  # half a grey level
+    assert np.abs(ours - theirs).max() < (5e-3 if normalization_name == "image" else 1e-4)  # half a gray level
 
 
-def test_a_plugins_normalisation_is_refused(world, tmp_path, monkeypatch):
-    monkeypatch.setattr("deploy.export.export.NORMALISED", {"site": ()})  # as if `none` came from a plugin
+def test_plugin_normalization_is_refused(exported_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("deploy.export.export.RUNTIME_NORMALIZATIONS", {"site": ()})  # as if `none` came from a plugin
     with pytest.raises(IncompatibleStudyError, match="comes from a plugin"):
-        export_bundle(world.run, "global", tmp_path / "b", keys.generate_key())
+        export_bundle(exported_run.run_folder, "global", tmp_path / "b", keys.generate_key())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_single_cells_of_a_slide_tell_its_colours_together(tmp_path, images):
+def test_site_normalization_uses_all_single_cells_of_a_slide(tmp_path, images):
     from deploy.imaging.images import InputImage
     from deploy.slide.reader import SlideReader
 
-    _, _, bundle = exported(small(normalization="site", sites={"count": 1}), "global", tmp_path)
+    _, _, bundle = export_study(make_study(normalization="site", sites={"count": 1}), "global", tmp_path)
     reader = SlideReader(BundleRuntime(bundle), None)
     pictures = [InputImage(str(n), image) for n, image in enumerate(images[:25])]
     assert len(reader.read_cells(pictures)) == 25
@@ -320,7 +324,12 @@ def test_single_cells_of_a_slide_tell_its_colours_together(tmp_path, images):
         reader.read_cells(pictures[:5])
 
 
-def test_a_profile_of_another_version_is_refused():
+def test_validation_profile_of_another_version_is_refused():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, 2))
     with pytest.raises(RunFolderError, match="another version"):
-        ExportModule(module, (3, 24, 24), FeatureWhitening(torch.zeros(5), torch.eye(5), torch.zeros(2, 5), 1.0), PLAIN)
+        ExportModule(
+            module,
+            (3, 24, 24),
+            FeatureWhitening(torch.zeros(5), torch.eye(5), torch.zeros(2, 5), 1.0),
+            NO_NORMALIZATION,
+        )

@@ -1,4 +1,4 @@
-"""Five minutes of damaged pictures. A worker process reads them, so a decoder that crashes is found too.
+"""Fuzzing with damaged images for five minutes. A worker process reads them, so that crashes of decoders are found too.
 
 HEMOFED_FUZZ_SECONDS and HEMOFED_FUZZ_SEED shorten a run or repeat one.
 """
@@ -21,9 +21,18 @@ from pydicom import uid
 
 from deploy.imaging.images import read_image_bytes
 from pipeline.core.errors import DataError
-from tests.support.dicom_files import file, image, jpeg, noise, packed, shipped, smooth, wrap
+from tests.support.dicom_files import (
+    compress_dicom,
+    encode_dicom,
+    encode_jpeg,
+    load_pydicom_file,
+    make_dicom,
+    make_gradient,
+    make_noise,
+    set_compressed_frames,
+)
 
-SLOWEST = 20.0  # seconds for one small picture
+MAX_SECONDS = 20.0  # for one small image
 MEMORY = 6 * 2**30
 SHIPPED = (
     "MR_small_RLE.dcm",
@@ -47,8 +56,8 @@ SHIPPED = (
 )
 
 
-def seeds(folder: Path) -> list[bytes]:
-    small = Image.fromarray(smooth(16, 16))
+def make_seeds(folder: Path) -> list[bytes]:
+    small = Image.fromarray(make_gradient(16, 16))
     ways: list[tuple[str, dict[str, object]]] = [
         ("a.png", {}),
         ("b.jpg", {}),
@@ -63,12 +72,12 @@ def seeds(folder: Path) -> list[bytes]:
         small.save(folder / name, **how)
     small.convert("CMYK").save(folder / "i.jpg")
     small.quantize(9).save(folder / "j.png", transparency=1)
-    grey, rgb = noise(1, 8, 8, bits=12), smooth(8, 8)[None]
+    grey, rgb = make_noise(1, 8, 8, bits=12), make_gradient(8, 8)[None]
     return [
         *(name.read_bytes() for name in sorted(folder.iterdir())),
-        *(shipped(name) for name in SHIPPED),
-        file(
-            image(
+        *(load_pydicom_file(name) for name in SHIPPED),
+        encode_dicom(
+            make_dicom(
                 grey,
                 "MONOCHROME1",
                 BitsStored=12,
@@ -78,13 +87,16 @@ def seeds(folder: Path) -> list[bytes]:
                 RescaleIntercept="1",
             )
         ),
-        file(image(np.concatenate([rgb, rgb])), uid.DeflatedExplicitVRLittleEndian),
-        file(wrap(image(np.concatenate([rgb, rgb]), "YBR_FULL_422"), [jpeg(rgb[0])] * 2), uid.JPEGBaseline8Bit),
-        packed(image(rgb), uid.RLELossless),
+        encode_dicom(make_dicom(np.concatenate([rgb, rgb])), uid.DeflatedExplicitVRLittleEndian),
+        encode_dicom(
+            set_compressed_frames(make_dicom(np.concatenate([rgb, rgb]), "YBR_FULL_422"), [encode_jpeg(rgb[0])] * 2),
+            uid.JPEGBaseline8Bit,
+        ),
+        compress_dicom(make_dicom(rgb), uid.RLELossless),
     ]
 
 
-ODD = (
+ODD_BYTES = (
     b"\0",
     b"\xff",
     b"\xff\xff\xff\xff",
@@ -97,62 +109,60 @@ ODD = (
 )
 
 
-def damaged(data: bytes, dice: random.Random, others: list[bytes]) -> bytes:
+def damage(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
     out = bytearray(data)
-    for _ in range(dice.choice((1, 1, 2, 3, 8, 30))):
-        at = (
-            dice.randrange(len(out)) if dice.random() < 0.5 else dice.randrange(min(len(out), 900))
-        )  # headers are small
-        match dice.randrange(7):
+    for _ in range(rng.choice((1, 1, 2, 3, 8, 30))):
+        at = rng.randrange(len(out)) if rng.random() < 0.5 else rng.randrange(min(len(out), 900))  # headers are small
+        match rng.randrange(7):
             case 0:
-                out[at] ^= 1 << dice.randrange(8)
+                out[at] ^= 1 << rng.randrange(8)
             case 1:
-                out[at] = dice.randrange(256)
+                out[at] = rng.randrange(256)
             case 2:
-                del out[at : at + dice.choice((1, 2, 7, 100))]
+                del out[at : at + rng.choice((1, 2, 7, 100))]
             case 3:
-                out[at:at] = dice.randbytes(dice.choice((1, 2, 8, 64)))
+                out[at:at] = rng.randbytes(rng.choice((1, 2, 8, 64)))
             case 4:
-                odd = dice.choice(ODD)
+                odd = rng.choice(ODD_BYTES)
                 out[at : at + len(odd)] = odd
             case 5:
-                del out[at if dice.random() < 0.2 else max(at, len(out) - 50) :]
+                del out[at if rng.random() < 0.2 else max(at, len(out) - 50) :]
             case _:
-                other = dice.choice(others)
-                start = dice.randrange(len(other))
-                out[at : at + dice.choice((0, 32))] = other[start : start + dice.choice((4, 32, 400))]
+                other = rng.choice(others)
+                start = rng.randrange(len(other))
+                out[at : at + rng.choice((0, 32))] = other[start : start + rng.choice((4, 32, 400))]
         if not out:
             break
     return bytes(out)
 
 
-def work(seed: int, seconds: float, folder: Path) -> None:
+def fuzz_for(seed: int, seconds: float, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     (folder / "seeds").mkdir()
-    good, dice, count, read = seeds(folder / "seeds"), random.Random(seed), 0, 0
+    good, rng, count, read = make_seeds(folder / "seeds"), random.Random(seed), 0, 0
     case, log = folder / "case", folder / "log"
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        data = damaged(dice.choice(good), dice, good)
-        case.write_bytes(data)  # what is left behind if a decoder takes the process with it
+        data = damage(rng.choice(good), rng, good)
+        case.write_bytes(data)  # remains if a decoder crashes the process
         start = time.monotonic()
         try:
-            pictures = read_image_bytes(data, "x")
-            assert all(p.pixels.dtype == np.uint8 and p.pixels.shape[2:] == (3,) for p in pictures)
+            images = read_image_bytes(data, "x")
+            assert all(p.pixels.dtype == np.uint8 and p.pixels.shape[2:] == (3,) for p in images)
             read += 1
         except DataError as error:
             assert str(error).startswith("x: ")  # noqa: PT017
             assert ";" in str(error)  # noqa: PT017
-        assert time.monotonic() - start < SLOWEST, "too slow"
+        assert time.monotonic() - start < MAX_SECONDS, "too slow"
         count += 1
     log.write_text(f"{count} files, {read} still read")
 
 
 @pytest.mark.slow
-def test_five_minutes_of_damage(tmp_path: Path) -> None:
+def test_fuzz_damaged_images(tmp_path: Path) -> None:
     seed = int(os.environ.get("HEMOFED_FUZZ_SEED", time.time_ns() % 2**32))
     seconds = float(os.environ.get("HEMOFED_FUZZ_SECONDS", "300"))
-    code = f"from tests.deploy.imaging.test_fuzz_images import *; work({seed}, {seconds}, Path({str(tmp_path)!r}))"
+    code = f"from tests.deploy.imaging.test_fuzz_images import *; fuzz_for({seed}, {seconds}, Path({str(tmp_path)!r}))"
     command = [sys.executable, "-W", "error", "-X", "faulthandler", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=seconds + 120)
     case = base64.b64encode((tmp_path / "case").read_bytes()).decode()[:20_000]

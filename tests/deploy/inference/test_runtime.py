@@ -1,4 +1,4 @@
-"""Resizing, turning and cutting against what the training side does; a runtime that needs no torch."""
+"""Resizing, test-time augmentation and cropping equal the training side's; the runtime imports no torch."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from sites.data.renderer.field import crop_rendered_cells, render_field
 
 
 @pytest.mark.parametrize(("old", "new"), [(72, 48), (100, 33), (41, 40), (72, 24)])
-def test_area_is_opencvs(old, new):
+def test_resize_area_equals_opencv(old, new):
     images = np.random.default_rng(0).integers(0, 256, (3, old, old, 3), dtype=np.uint8)
     theirs = np.stack([cv2.resize(i, (new, new), interpolation=cv2.INTER_AREA) for i in images])
     assert np.abs(resize_images(images, (new, new), "area").astype(int) - theirs).max() <= 1
 
 
 @pytest.mark.parametrize(("old", "new"), [(72, 48), (30, 48), (50, 50)])
-def test_triangle_is_pillows(old, new):
+def test_resize_triangle_equals_pillow(old, new):
     images = np.random.default_rng(0).integers(0, 256, (3, old, old, 3), dtype=np.uint8)
     theirs = np.stack([np.asarray(Image.fromarray(i).resize((new, new), Image.Resampling.BILINEAR)) for i in images])
     assert np.abs(resize_images(images, (new, new), "triangle").astype(int) - theirs).max() <= 1
 
 
-def test_the_eight_views_are_the_training_sides():
+def test_tta_orientations_equal_those_of_training():
     from models.probe.feature_probe import iter_orientations as torch_views
 
     images = np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3), dtype=np.uint8)
@@ -46,7 +46,7 @@ def test_the_eight_views_are_the_training_sides():
     assert len(set(ours)) == 8
 
 
-def test_the_mean_over_views_is_one_of_logits():
+def test_tta_averages_logits():
     answers = iter([np.array([[0.2, 0.8]], np.float32), np.array([[0.6, 0.4]], np.float32)])
 
     def run(view):
@@ -57,47 +57,50 @@ def test_the_mean_over_views_is_one_of_logits():
     assert p[0, 1] == pytest.approx(1 / (1 + np.exp(-odds)))
 
 
-def test_an_answer_does_not_depend_on_how_a_cell_lies(runtime, images):
-    upright, turned = (runtime.answer(i).probabilities for i in (images[:40], np.rot90(images[:40], 1, (1, 2))))
+def test_tta_predictions_are_rotation_invariant(runtime, images):
+    upright, turned = (runtime.predict(i).probabilities for i in (images[:40], np.rot90(images[:40], 1, (1, 2))))
     assert np.abs(upright - turned).max() < 1e-4
 
 
-def test_cells_are_cut_as_training_cells_were():
+def test_crop_cells_equals_training_crops():
     field = render_field(4)
     ours = crop_cells(field.image, [(float(x), float(y)) for x, y in field.points], 72)
     assert np.array_equal(ours, crop_rendered_cells(field))
 
 
-def test_an_answer_does_not_depend_on_the_company(runtime, images):
-    """Beyond one chunk; alone and together."""
+def test_predictions_do_not_depend_on_the_batch(runtime, images):
+    """More images than one batch; alone and together."""
     many = np.concatenate([images[:300], images[:5]])
-    together = runtime.answer(many).probabilities
+    together = runtime.predict(many).probabilities
     assert np.allclose(together[:5], together[300:], atol=1e-6)
-    assert np.allclose(runtime.answer(images[:1]).probabilities, together[:1], atol=1e-5)
-    assert runtime.answer(images[:0]).refused == ()
+    assert np.allclose(runtime.predict(images[:1]).probabilities, together[:1], atol=1e-5)
+    assert runtime.predict(images[:0]).rejection_reasons == ()
 
 
-def test_a_field_is_found_cut_and_counted(runtime):
+def test_read_field_counts_cells(runtime):
     field = render_field(2, types=[0] * 40, num_unlabeled=0)
-    reader = SlideReader(runtime, runtime.calibration.point("even"))
+    reader = SlideReader(runtime, runtime.calibration.find_point("even"))
     reading = reader.read_image(InputImage("field", field.image))
     assert reading.kind == "field"
     inside = [
         any(c.box[0] <= x < c.box[2] and c.box[1] <= y < c.box[3] for c in reading.cells) for x, y in field.points
     ]
     assert np.mean(inside) > 0.9
-    told = reading.to_dict()
-    assert told["path"] == "field"
-    assert all(len(c["box"]) == 4 and {"class", "probability", "counted", "why"} <= c.keys() for c in told["cells"])
-    assert sum(told["counts"].values()) == sum(c["counted"] for c in told["cells"])
+    record = reading.to_dict()
+    assert record["path"] == "field"
+    assert all(
+        len(c["box"]) == 4 and {"class", "probability", "is_counted", "exclusion_reason"} <= c.keys()
+        for c in record["cells"]
+    )
+    assert sum(record["counts"].values()) == sum(c["is_counted"] for c in record["cells"])
     slide = summarize_slide([reading], runtime, reader.operating_point)
     assert slide.num_found == len(reading.cells) == slide.estimate.num_counted + sum(slide.excluded.values())
-    assert reader.read_image(InputImage("field", field.image)).to_dict() == told
+    assert reader.read_image(InputImage("field", field.image)).to_dict() == record
 
 
-def test_a_field_at_another_magnification_gives_the_same_cells(runtime):
+def test_read_field_at_another_magnification(runtime):
     field = render_field(6, types=[0] * 30, num_unlabeled=0)
-    reader = SlideReader(runtime, runtime.calibration.point("even"))
+    reader = SlideReader(runtime, runtime.calibration.find_point("even"))
     large = cv2.resize(field.image, None, fx=2, fy=2, interpolation=cv2.INTER_CUBIC)
     once, twice = (reader.read_image(InputImage("f", image)) for image in (field.image, large))
     assert twice.rbc_diameter_px > 1.5 * once.rbc_diameter_px
@@ -105,28 +108,28 @@ def test_a_field_at_another_magnification_gives_the_same_cells(runtime):
     assert abs(counts[0] - counts[1]) <= 2
 
 
-def test_small_pictures_are_single_cells_unless_said(runtime, images):
+def test_small_images_are_single_cells_by_default(runtime, images):
     reading = SlideReader(runtime, None).read_image(InputImage("c", images[0]))
     assert reading.kind == "cell"
-    assert sum(reading.to_dict()["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert sum(reading.to_dict()["class_probabilities"].values()) == pytest.approx(1, abs=1e-5)
     assert SlideReader(runtime, None, "field").read_image(InputImage("c", images[0])).kind == "field"
 
 
-def test_a_model_of_single_images_refuses_fields(runtime, world, monkeypatch):
-    plain = BundleRuntime(world.bundle)
-    manifest = plain.bundle.manifest.model_copy(update={"window": None})
+def test_bundle_without_crop_size_refuses_fields(runtime, exported_run, monkeypatch):
+    plain = BundleRuntime(exported_run.bundle)
+    manifest = plain.bundle.manifest.model_copy(update={"crop_diameters": None})
     monkeypatch.setitem(plain.bundle.__dict__, "manifest", manifest)
     with pytest.raises(IncompatibleStudyError, match="--crop-px"):
         SlideReader(plain, None, "field").read_image(InputImage("f", render_field(1).image))
 
 
-def test_a_graph_that_cannot_be_loaded_is_told(world):
-    bundle = world.bundle
+def test_invalid_onnx_graph_is_refused(exported_run):
+    bundle = exported_run.bundle
     broken = ModelBundle(bundle.origin, {**bundle.files, "model.onnx": b"nonsense"}, bundle.signer, bundle.digest)
     with pytest.raises(BundleError, match="cannot load"):
         BundleRuntime(broken, "fp32")
     with pytest.raises(BundleError, match="has no"):
-        bundle.graph("int4")
+        bundle.onnx_graph("int4")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_a_graph_that_cannot_be_loaded_is_told(world):
         "pipeline.cli.commands.predict",
     ],
 )
-def test_the_bedside_imports_no_torch(module):
+def test_edge_imports_no_torch(module):
     code = f"import sys, {module}, onnxruntime; print([m for m in ('torch', 'monai', 'onnx', 'scipy', 'cv2') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Cells found in fields: drawn ones that a hand can count, rendered ones with outlines, real ones with label points."""
+"""Segmentation of drawn fields with known counts, rendered fields with outlines, and real fields with label points."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from deploy.segmentation.classify import classify_regions, measure_region
 from deploy.segmentation.find_cells import SegmentationResult, find_cells, find_regions
 from sites.data.renderer.field import render_field
 from sites.data.renderer.patients import sample_patient
-from tests.conftest import REAL_CELLS, needs_real_cells
+from tests.support.markers import REAL_CELLS, needs_real_cells
 
-GLASS, RED, PURPLE = (200, 205, 200), (180, 120, 150), (110, 70, 160)
+BACKGROUND, RED, PURPLE = (200, 205, 200), (180, 120, 150), (110, 70, 160)
 LABELLED = (26, 64, 240, 552, 560, 607, 720)
 
 
-def drawn(*discs: tuple[int, int, int, tuple[int, int, int]], size: tuple[int, int] = (300, 400)) -> np.ndarray:
-    image = np.full((*size, 3), GLASS, np.uint8)
+def draw_discs(*discs: tuple[int, int, int, tuple[int, int, int]], size: tuple[int, int] = (300, 400)) -> np.ndarray:
+    image = np.full((*size, 3), BACKGROUND, np.uint8)
     for x, y, radius, colour in discs:
         cv2.circle(image, (x, y), radius, colour, -1, cv2.LINE_AA)
     return image
 
 
-def kinds(found: SegmentationResult) -> dict[str, int]:
-    names = [blob.kind for blob in found.regions]
+def count_kinds(found: SegmentationResult) -> dict[str, int]:
+    names = [region.kind for region in found.regions]
     return {name: names.count(name) for name in sorted(set(names))}
 
 
 ROW = tuple((60 * i + 50, 60 * j + 50, 20, RED) for i in range(5) for j in range(3))
 
 
-def test_counts_sizes_and_places_of_drawn_discs() -> None:
-    found = find_cells(drawn(*ROW))
-    assert kinds(found) == {"red": 15}
+def test_find_cells_counts_sizes_and_positions_of_drawn_discs() -> None:
+    found = find_cells(draw_discs(*ROW))
+    assert count_kinds(found) == {"red": 15}
     assert found.rbc_diameter_px == pytest.approx(41, abs=2)
-    assert found.background_rgb == pytest.approx(GLASS, abs=2)
+    assert found.background_rgb == pytest.approx(BACKGROUND, abs=2)
     assert np.array([b.box for b in found.regions[:5]]) == pytest.approx(
         np.array([(x - 20, y - 20, x + 21, y + 21) for x, y, _, _ in ROW[::3]]), abs=2
     )
@@ -45,25 +45,25 @@ def test_counts_sizes_and_places_of_drawn_discs() -> None:
     assert found.regions[0].area_px == pytest.approx(np.pi * 20.5**2, rel=0.08)
 
 
-def test_pale_centres_are_neither_holes_nor_splits() -> None:
-    image = drawn(*ROW)
+def test_central_pallor_is_filled() -> None:
+    image = draw_discs(*ROW)
     for x, y, _, _ in ROW:
-        cv2.circle(image, (x, y), 11, GLASS, -1, cv2.LINE_AA)
+        cv2.circle(image, (x, y), 11, BACKGROUND, -1, cv2.LINE_AA)
         cv2.circle(image, (x, y), 4, RED, -1, cv2.LINE_AA)  # a target cell
     found = find_cells(image)
-    assert kinds(found) == {"red": 15}
+    assert count_kinds(found) == {"red": 15}
     assert found.regions[0].area_px == pytest.approx(np.pi * 20.5**2, rel=0.12)
 
 
-def test_touching_cells_are_separated_and_the_gap_between_four_is_no_cell() -> None:
+def test_touching_cells_are_split_and_gaps_are_not_cells() -> None:
     pair = ((120, 250, 20, RED), (150, 250, 20, RED))
     four = tuple((x, y, 20, RED) for x in (250, 289) for y in (240, 279))
-    assert kinds(find_cells(drawn(*ROW, *pair, *four, size=(320, 400)))) == {"red": 21}
+    assert count_kinds(find_cells(draw_discs(*ROW, *pair, *four, size=(320, 400)))) == {"red": 21}
 
 
-def test_small_red_fragments_stay_platelets_white_cells_and_cut_cells_are_set_apart() -> None:
+def test_classify_fragments_platelets_white_and_border_cells() -> None:
     others = ((60, 250, 11, RED), (130, 250, 5, PURPLE), (220, 250, 34, PURPLE), (399, 250, 20, RED))
-    assert kinds(find_cells(drawn(*ROW, *others, size=(320, 400)))) == {
+    assert count_kinds(find_cells(draw_discs(*ROW, *others, size=(320, 400)))) == {
         "red": 16,
         "platelet": 1,
         "white": 1,
@@ -71,40 +71,40 @@ def test_small_red_fragments_stay_platelets_white_cells_and_cut_cells_are_set_ap
     }
 
 
-def test_platelets_in_a_clump_are_no_broken_cell() -> None:
-    """As large together as half a cell, and as purple as each of them."""
+def test_clump_of_platelets_is_not_a_fragment() -> None:
+    """Platelets that together are as large as half a cell."""
     clump = tuple((120 + dx, 250 + dy, 6, (160, 110, 190)) for dx, dy in ((0, 0), (10, 2), (4, 11), (13, 12), (-6, 8)))
-    assert kinds(find_cells(drawn(*ROW, *clump, size=(320, 400)))) == {"platelet": 1, "red": 15}
+    assert count_kinds(find_cells(draw_discs(*ROW, *clump, size=(320, 400)))) == {"platelet": 1, "red": 15}
 
 
 @pytest.mark.parametrize("factor", [0.4, 1, 2, 4])
-def test_any_magnification_and_a_given_diameter(factor: float) -> None:
-    image = cv2.resize(drawn(*ROW), None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
-    assert kinds(find_cells(image)) == {"red": 15}
+def test_magnification_and_given_rbc_diameter(factor: float) -> None:
+    image = cv2.resize(draw_discs(*ROW), None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
+    assert count_kinds(find_cells(image)) == {"red": 15}
     given = find_cells(image, rbc_diameter_px=41 * factor)
-    assert (kinds(given), given.rbc_diameter_px) == ({"red": 15}, 41 * factor)
+    assert (count_kinds(given), given.rbc_diameter_px) == ({"red": 15}, 41 * factor)
 
 
-def test_uneven_lamp_and_grey_image() -> None:
-    lamp = np.linspace(0.5, 1.2, 400)[None, :, None] * np.linspace(1, 0.8, 300)[:, None, None]
-    image = drawn(*ROW)
-    assert kinds(find_cells((image * lamp).astype(np.uint8))) == {"red": 15}
-    assert kinds(find_cells(np.repeat(image[..., 1:2], 3, 2))) == {"red": 15}
+def test_uneven_illumination_and_gray_image() -> None:
+    illumination = np.linspace(0.5, 1.2, 400)[None, :, None] * np.linspace(1, 0.8, 300)[:, None, None]
+    image = draw_discs(*ROW)
+    assert count_kinds(find_cells((image * illumination).astype(np.uint8))) == {"red": 15}
+    assert count_kinds(find_cells(np.repeat(image[..., 1:2], 3, 2))) == {"red": 15}
 
 
-def test_sharper_is_more_in_focus() -> None:
-    image = drawn(*ROW)
+def test_sharpness_falls_with_blur() -> None:
+    image = draw_discs(*ROW)
     assert find_cells(image).sharpness > 1.3 * find_cells(cv2.GaussianBlur(image, (0, 0), 4)).sharpness > 0
 
 
 @pytest.mark.parametrize("shape", [(480, 640), (1, 1), (3, 200), (11, 11), (40, 40)])
-def test_nothing_is_found_where_nothing_is(shape: tuple[int, int]) -> None:
+def test_no_cells_in_empty_images(shape: tuple[int, int]) -> None:
     noise = np.random.default_rng(1).normal(170, 6, (*shape, 3)).astype(np.uint8)
     for image in (*(np.full((*shape, 3), level, np.uint8) for level in (0, 128, 255)), noise):
-        assert kinds(find_cells(image)).get("red", 0) == 0
+        assert count_kinds(find_cells(image)).get("red", 0) == 0
 
 
-def test_noise_of_any_strength_is_survived() -> None:
+def test_noise_images_give_valid_boxes() -> None:
     rng = np.random.default_rng(2)
     for image in (rng.integers(0, 256, (200, 300, 3)), rng.integers(0, 256, (25, 25, 1)).repeat(3, 2)):
         for diameter in (None, 20.0):
@@ -118,8 +118,8 @@ def test_other_arrays_are_refused() -> None:
         find_cells(np.zeros((40, 40), np.uint8))
 
 
-def regions(image: np.ndarray) -> np.ndarray:
-    """(H, W): 0, or the number of the red or border cell there."""
+def label_cells(image: np.ndarray) -> np.ndarray:
+    """(H, W): 0, or the label of the red or border cell there."""
     parts = find_regions(image)
     names, _ = classify_regions([measure_region(region, parts.od_image) for region in parts.regions], 36.0)
     labels = np.zeros(parts.od_image.signal.shape, np.int16)
@@ -130,12 +130,12 @@ def regions(image: np.ndarray) -> np.ndarray:
     return np.asarray(cv2.resize(labels, image.shape[1::-1], interpolation=cv2.INTER_NEAREST))
 
 
-def test_rendered_fields_are_found_whole() -> None:
+def test_recall_and_overlap_on_rendered_fields() -> None:
     found = cells = 0
     overlaps = []
     for seed in range(4):
         field = render_field(seed)
-        labels = regions(field.image)
+        labels = label_cells(field.image)
         boxes = np.array([b.box for b in find_cells(field.image).regions if b.kind in ("red", "border")], float)
         limit = np.array([640, 480, 640, 480])
         for outline, box in zip(field.outlines, np.clip(field.boxes, 0, limit), strict=True):
@@ -151,38 +151,40 @@ def test_rendered_fields_are_found_whole() -> None:
     assert np.median(overlaps) > 0.85
 
 
-def joined(images: list[np.ndarray], wide: int) -> np.ndarray:
-    """`wide` of them side by side, row under row."""
+def tile_images(images: list[np.ndarray], wide: int) -> np.ndarray:
+    """Tiles the images, `wide` per row."""
     return np.concatenate([np.concatenate(images[i : i + wide], 1) for i in range(0, len(images), wide)])
 
 
 @pytest.mark.parametrize(("patient", "wide"), [(0, 2), (1, 3), (2, 4)])
-def test_large_rendered_fields_are_found(patient: int, wide: int) -> None:
+def test_recall_on_large_rendered_fields(patient: int, wide: int) -> None:
     one = sample_patient(np.random.default_rng(patient))
     fields = [render_field(100 * patient + n, one) for n in range(wide * wide)]
-    where = regions(joined([field.image for field in fields], wide))
+    where = label_cells(tile_images([field.image for field in fields], wide))
     starts = [(640 * (n % wide), 480 * (n // wide)) for n in range(wide * wide)]
     points = np.concatenate([field.points + start for field, start in zip(fields, starts, strict=True)])
     assert np.count_nonzero(where[points[:, 1], points[:, 0]]) >= 0.9 * len(points)
 
 
-def test_a_large_field_that_is_half_empty_has_cells_in_the_other_half_only() -> None:
-    image = np.concatenate([drawn(*ROW, size=(240, 320))] * 5, 1)
-    lamp = np.linspace(1.1, 0.8, 1600)[None, :, None] + np.random.default_rng(3).normal(0, 0.01, (1200, 1600, 1))
-    field = np.concatenate([image, image, np.full((720, 1600, 3), GLASS, np.uint8)]) * lamp
+def test_half_empty_large_field() -> None:
+    image = np.concatenate([draw_discs(*ROW, size=(240, 320))] * 5, 1)
+    illumination = np.linspace(1.1, 0.8, 1600)[None, :, None] + np.random.default_rng(3).normal(
+        0, 0.01, (1200, 1600, 1)
+    )
+    field = np.concatenate([image, image, np.full((720, 1600, 3), BACKGROUND, np.uint8)]) * illumination
     found = find_cells(field.astype(np.uint8))
-    assert kinds(found) == {"red": 150}
+    assert count_kinds(found) == {"red": 150}
     assert found.rbc_diameter_px == pytest.approx(41, abs=2)
 
 
 @pytest.mark.parametrize("diameter", [None, 30.0])
-def test_nothing_is_found_where_a_large_field_is_empty(diameter: float | None) -> None:
+def test_no_cells_in_empty_large_fields(diameter: float | None) -> None:
     noise = np.random.default_rng(1).normal(170, 6, (900, 1200, 3)).astype(np.uint8)
     for image in (np.full((900, 1200, 3), 128, np.uint8), noise):
-        assert kinds(find_cells(image, diameter)).get("red", 0) == 0
+        assert count_kinds(find_cells(image, diameter)).get("red", 0) == 0
 
 
-def real(number: int) -> tuple[np.ndarray, np.ndarray]:
+def load_real_field(number: int) -> tuple[np.ndarray, np.ndarray]:
     folder = Path(str(REAL_CELLS)) / "chula_fields"
     image = cv2.imdecode(np.fromfile(folder / f"{number}.jpg", np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1].copy()
     notes = folder / f"{number}.txt"
@@ -192,11 +194,11 @@ def real(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @needs_real_cells
-def test_real_label_points_lie_in_cells_and_lone_cells_are_neither_split_nor_merged() -> None:
+def test_real_label_points_are_in_cells_and_single_cells_stay_whole() -> None:
     hits = labels = lone = wrong = 0
     for number in LABELLED:
-        image, points = real(number)
-        where, found = regions(image), find_cells(image)
+        image, points = load_real_field(number)
+        where, found = label_cells(image), find_cells(image)
         hits += np.count_nonzero(where[points[:, 1], points[:, 0]])
         labels += len(points)
         cells = [b for b in found.regions if b.kind in ("red", "border", "clump")]
@@ -213,11 +215,11 @@ def test_real_label_points_lie_in_cells_and_lone_cells_are_neither_split_nor_mer
 
 
 @needs_real_cells
-def test_real_fields_turned_and_scaled_hold_as_many_cells() -> None:
+def test_count_is_invariant_to_rotation_and_scale() -> None:
     def count(image: np.ndarray) -> int:
-        return kinds(find_cells(np.ascontiguousarray(image)))["red"]
+        return count_kinds(find_cells(np.ascontiguousarray(image)))["red"]
 
-    images = [real(number)[0] for number in (*LABELLED, 53, 108)]
+    images = [load_real_field(number)[0] for number in (*LABELLED, 53, 108)]
     plain = [count(image) for image in images]
     assert find_cells(images[0]) == find_cells(images[0])
     for turns in (1, 2, 3):
@@ -230,9 +232,9 @@ def test_real_fields_turned_and_scaled_hold_as_many_cells() -> None:
 
 @needs_real_cells
 @pytest.mark.parametrize(("number", "factor"), [(26, 2.5), (240, 2.5), (240, 4.0), (552, 3.0)])
-def test_blocks_of_a_compression_are_no_cells(number: int, factor: float) -> None:
-    """Enlarged, a JPEG's squares of eight pixels are as dark and as many as small cells would be."""
-    image = real(number)[0]
+def test_compression_blocks_are_not_cells(number: int, factor: float) -> None:
+    """In an enlarged JPEG, its blocks of 8 x 8 pixels look like small cells."""
+    image = load_real_field(number)[0]
     larger = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
     assert find_cells(larger).rbc_diameter_px == pytest.approx(factor * find_cells(image).rbc_diameter_px, rel=0.1)
 
@@ -240,8 +242,8 @@ def test_blocks_of_a_compression_are_no_cells(number: int, factor: float) -> Non
 STITCHED = [(n, wide, mirror, given) for n in (240, 64, 26) for wide in (2, 4) for mirror in (0, 1) for given in (0, 1)]
 
 
-def test_a_part_of_overlapping_cells_is_not_counted():
-    """Two discs, one half over the other, and a fragment by itself: what is left of the lower one is no fragment."""
+def test_parts_of_overlapping_cells_are_not_fragments():
+    """The visible part of a disc under another disc is not a fragment; a small separate disc is."""
     image = np.full((200, 260, 3), 215, np.uint8)
     for x, y, radius in ((60, 60, 20), (60, 140, 20), (140, 60, 20), (140, 140, 20), (200, 100, 20)):
         cv2.circle(image, (x, y), radius, (150, 90, 100), -1, cv2.LINE_AA)
@@ -257,18 +259,16 @@ def test_a_part_of_overlapping_cells_is_not_counted():
     ("number", "wide", "mirror", "given"),
     [pytest.param(*case, marks=pytest.mark.slow) if case[1] == 4 else case for case in STITCHED],
 )
-def test_real_fields_tiled_and_mirrored_hold_as_many_cells_as_their_copies(
-    number: int, wide: int, mirror: int, given: int
-) -> None:
+def test_count_of_tiled_real_fields(number: int, wide: int, mirror: int, given: int) -> None:
     def count(found: SegmentationResult) -> float:
-        """A cut cell is half a cell: at an inner seam two halves meet."""
-        return kinds(found)["red"] + kinds(found)["clump"] + kinds(found)["border"] / 2
+        """A border cell counts half: at an inner seam two halves meet."""
+        return count_kinds(found)["red"] + count_kinds(found)["clump"] + count_kinds(found)["border"] / 2
 
-    image = real(number)[0]
+    image = load_real_field(number)[0]
     one = find_cells(image)
     turns = [(1 - 2 * mirror * (i % 2), 1 - 2 * mirror * (j % 2)) for i in range(wide) for j in range(wide)]
-    found = find_cells(joined([image[::y, ::x] for y, x in turns], wide), one.rbc_diameter_px if given else None)
+    found = find_cells(tile_images([image[::y, ::x] for y, x in turns], wide), one.rbc_diameter_px if given else None)
     assert found.rbc_diameter_px == pytest.approx(one.rbc_diameter_px, rel=0.1)
-    # 26 is pale and crowded: guessed some 5 % too small, its cells fall into more parts
+    # 26 is pale and crowded: its diameter is estimated about 5 % too small, so cells split into more parts
     most = 1.15 if number == 26 and not given else 1.1
     assert 0.9 < count(found) / (wide**2 * count(one)) < most

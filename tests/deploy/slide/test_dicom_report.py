@@ -14,7 +14,7 @@ from pydicom.dataset import Dataset
 from deploy.imaging.images import read_image_file
 from deploy.slide.dicom_report import SlideFinding, write_overlay_capture, write_structured_report
 from pipeline.core.errors import DataError
-from tests.support.dicom_files import file, image, noise, shipped
+from tests.support.dicom_files import encode_dicom, load_pydicom_file, make_dicom, make_noise
 
 FINDING = SlideFinding(
     num_cells=1000,
@@ -28,18 +28,18 @@ FINDING = SlideFinding(
     software_version="1.2.0",
     notice="research use only, not a medical device",
 )
-MARKS = noise(5, 7, 3)
+OVERLAY = make_noise(5, 7, 3)
 
 
-def source(folder: Path, name: str = "a.dcm", frames: int = 1, **tags: object) -> Path:
+def write_source(folder: Path, name: str = "a.dcm", frames: int = 1, **tags: object) -> Path:
     path = folder / name
-    path.write_bytes(file(image(noise(frames, 4, 4, 3), **tags)))
+    path.write_bytes(encode_dicom(make_dicom(make_noise(frames, 4, 4, 3), **tags)))
     return path
 
 
-def bare(folder: Path) -> Path:
-    """Anonymised to the bone."""
-    return source(
+def write_anonymized_source(folder: Path) -> Path:
+    """A source without any patient or study attribute."""
+    return write_source(
         folder,
         "bare.dcm",
         StudyInstanceUID=None,
@@ -50,20 +50,20 @@ def bare(folder: Path) -> Path:
     )
 
 
-def items(report: Dataset, concept: str) -> list[Dataset]:
+def find_items(report: Dataset, concept: str) -> list[Dataset]:
     found = (
         [report]
         if "ConceptNameCodeSequence" in report and report.ConceptNameCodeSequence[0].CodeValue == concept
         else []
     )
-    return found + [hit for item in report.get("ContentSequence", []) for hit in items(item, concept)]
+    return found + [hit for item in report.get("ContentSequence", []) for hit in find_items(item, concept)]
 
 
-def test_values_codes_and_texts(tmp_path: Path) -> None:
-    report = dcmread(write_structured_report([source(tmp_path)], FINDING, tmp_path / "sr.dcm"))
+def test_structured_report_values_codes_and_texts(tmp_path: Path) -> None:
+    report = dcmread(write_structured_report([write_source(tmp_path)], FINDING, tmp_path / "sr.dcm"))
     values = {}
     for code in ("CELLS", "CALLED", "SHARE_CALLED", "CORRECTED", "CORRECTED_LOW", "CORRECTED_HIGH"):
-        [item] = items(report, code)
+        [item] = find_items(report, code)
         assert item.ConceptNameCodeSequence[0].CodingSchemeDesignator == "99HEMOFED"
         value = item.MeasuredValueSequence[0]
         unit = value.MeasurementUnitsCodeSequence[0]
@@ -77,12 +77,12 @@ def test_values_codes_and_texts(tmp_path: Path) -> None:
         "CORRECTED_LOW": (1.46, "%"),
         "CORRECTED_HIGH": (4.43, "%"),
     }
-    [kind] = items(report, "121071")
+    [kind] = find_items(report, "121071")
     assert (kind.ConceptCodeSequence[0].CodeValue, kind.ConceptCodeSequence[0].CodingSchemeDesignator) == (
         "70310009",
         "SCT",
     )
-    texts = {code: items(report, code)[0].TextValue for code in ("121077", "121106", "111001", "111002", "111003")}
+    texts = {code: find_items(report, code)[0].TextValue for code in ("121077", "121106", "111001", "111002", "111003")}
     assert texts == {
         "121077": FINDING.verdict,
         "121106": FINDING.notice,
@@ -100,8 +100,8 @@ def test_values_codes_and_texts(tmp_path: Path) -> None:
     assert "PixelData" not in report
 
 
-def test_read_back_with_highdicom(tmp_path: Path) -> None:
-    one, two = source(tmp_path, "a.dcm"), source(tmp_path, "b.dcm")
+def test_structured_report_read_back_with_highdicom(tmp_path: Path) -> None:
+    one, two = write_source(tmp_path, "a.dcm"), write_source(tmp_path, "b.dcm")
     report = hd.sr.srread(write_structured_report([one, two, one], FINDING, tmp_path / "sr.dcm"))
     heads = [dcmread(one), dcmread(two)]
     assert [e[2] for e in report.get_evidence()] == [h.SOPInstanceUID for h in heads]  # each once
@@ -113,24 +113,31 @@ def test_read_back_with_highdicom(tmp_path: Path) -> None:
     assert (report.PatientID, str(report.PatientName)) == ("7", "A^B")
 
 
-def test_of_no_cells_there_is_no_share(tmp_path: Path) -> None:
-    nothing = replace(FINDING, cells=0, schistocytes=0, prevalence=math.nan, low=math.nan, high=math.nan)
-    report = dcmread(write_structured_report([source(tmp_path)], nothing, tmp_path / "sr.dcm"))
-    assert items(report, "CELLS")
-    assert not items(report, "SHARE_CALLED")
-    assert not items(report, "CORRECTED")
+def test_structured_report_without_cells_omits_fractions(tmp_path: Path) -> None:
+    nothing = replace(
+        FINDING,
+        num_cells=0,
+        num_schistocytes=0,
+        prevalence=math.nan,
+        prevalence_low=math.nan,
+        prevalence_high=math.nan,
+    )
+    report = dcmread(write_structured_report([write_source(tmp_path)], nothing, tmp_path / "sr.dcm"))
+    assert find_items(report, "CELLS")
+    assert not find_items(report, "SHARE_CALLED")
+    assert not find_items(report, "CORRECTED")
 
 
-def test_overlay(tmp_path: Path) -> None:
-    path = source(tmp_path, frames=3, BurnedInAnnotation="YES")
-    out = write_overlay_capture(path, MARKS, tmp_path / "sc.dcm", frame_number=2)
+def test_overlay_secondary_capture(tmp_path: Path) -> None:
+    path = write_source(tmp_path, frames=3, BurnedInAnnotation="YES")
+    out = write_overlay_capture(path, OVERLAY, tmp_path / "sc.dcm", frame_number=2)
     with pytest.raises(DataError, match="not a field; give the images that it was made of"):
-        read_image_file(out)  # else its boxes would be counted as cells
+        read_image_file(out)  # its boxes must not be counted as cells
     plain = dcmread(out)
     plain.DerivationDescription = ""
     plain.save_as(out)
-    [picture] = read_image_file(out)
-    assert (picture.pixels == MARKS).all()
+    [image] = read_image_file(out)
+    assert (image.pixels == OVERLAY).all()
     got, head = dcmread(out), dcmread(path)
     [reference] = got.SourceImageSequence
     assert reference.ReferencedSOPInstanceUID == head.SOPInstanceUID
@@ -142,10 +149,10 @@ def test_overlay(tmp_path: Path) -> None:
     assert "research use" in got.SeriesDescription
 
 
-def test_anonymised_sources_meet_in_one_study(tmp_path: Path) -> None:
-    path = bare(tmp_path)
+def test_results_of_anonymized_sources_share_one_study(tmp_path: Path) -> None:
+    path = write_anonymized_source(tmp_path)
     report = dcmread(write_structured_report([path], FINDING, tmp_path / "sr.dcm"))
-    marks = dcmread(write_overlay_capture(path, MARKS, tmp_path / "sc.dcm"))
+    marks = dcmread(write_overlay_capture(path, OVERLAY, tmp_path / "sc.dcm"))
     assert report.StudyInstanceUID == marks.StudyInstanceUID
     assert uid.UID(report.StudyInstanceUID).is_valid
     for result in (report, marks):
@@ -154,39 +161,41 @@ def test_anonymised_sources_meet_in_one_study(tmp_path: Path) -> None:
             assert not result[keyword].value
 
 
-def test_names_survive_the_change_of_alphabet(tmp_path: Path) -> None:
+def test_patient_names_in_other_character_sets(tmp_path: Path) -> None:
     cases = [
         ("ISO_IR 100", "Müller^Zoë"),
         ("ISO_IR 144", "Люкceмбypг"),
         (["", "ISO 2022 IR 87"], "Yamada^Tarou=山田^太郎"),
     ]
     for charset, name in cases:
-        data = image(noise(1, 4, 4, 3))
+        data = make_dicom(make_noise(1, 4, 4, 3))
         data.SpecificCharacterSet = charset
         data.PatientName = name
-        (tmp_path / "a.dcm").write_bytes(file(data))
+        (tmp_path / "a.dcm").write_bytes(encode_dicom(data))
         for out in (
             write_structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"),
-            write_overlay_capture(tmp_path / "a.dcm", MARKS, tmp_path / "sc.dcm"),
+            write_overlay_capture(tmp_path / "a.dcm", OVERLAY, tmp_path / "sc.dcm"),
         ):
             got = dcmread(out)
             assert got.SpecificCharacterSet == "ISO_IR 192"
             assert str(got.PatientName) == name
 
 
-def test_odd_values_become_unknown(tmp_path: Path) -> None:
-    head = file(image(noise(1, 4, 4, 3), PatientBirthDate="19700101", PatientSex="F", StudyTime="101112"))
+def test_invalid_patient_attributes_become_empty(tmp_path: Path) -> None:
+    head = encode_dicom(
+        make_dicom(make_noise(1, 4, 4, 3), PatientBirthDate="19700101", PatientSex="F", StudyTime="101112")
+    )
     odd = head.replace(b"19700101", b"1970XXXX").replace(b"CS\x02\0F ", b"CS\x02\0W ").replace(b"101112", b"10h12 ")
     (tmp_path / "a.dcm").write_bytes(odd)
     report = dcmread(write_structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"))
     assert (report.PatientBirthDate, report.PatientSex, report.StudyTime) == ("", "", "")
-    write_overlay_capture(tmp_path / "a.dcm", MARKS, tmp_path / "sc.dcm")
+    write_overlay_capture(tmp_path / "a.dcm", OVERLAY, tmp_path / "sc.dcm")
 
 
-def test_refusals(tmp_path: Path) -> None:
-    good, out = source(tmp_path), tmp_path / "out.dcm"
+def test_dicom_results_refuse_invalid_sources(tmp_path: Path) -> None:
+    good, out = write_source(tmp_path), tmp_path / "out.dcm"
     (tmp_path / "text.dcm").write_text("no DICOM")
-    nameless = file(image(noise(1, 4, 4, 3))).replace(b"\x08\0\x18\0UI", b"\x09\0\x18\0UI")
+    nameless = encode_dicom(make_dicom(make_noise(1, 4, 4, 3))).replace(b"\x08\0\x18\0UI", b"\x09\0\x18\0UI")
     (tmp_path / "nameless.dcm").write_bytes(nameless)
     for name, match in (
         ("absent.dcm", "export it again"),
@@ -196,39 +205,39 @@ def test_refusals(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=match):
             write_structured_report([good, tmp_path / name], FINDING, out)
         with pytest.raises(DataError, match=match):
-            write_overlay_capture(tmp_path / name, MARKS, out)
+            write_overlay_capture(tmp_path / name, OVERLAY, out)
     with pytest.raises(DataError, match="several patients"):
-        write_structured_report([good, source(tmp_path, "b.dcm", PatientID="8")], FINDING, out)
+        write_structured_report([good, write_source(tmp_path, "b.dcm", PatientID="8")], FINDING, out)
     with pytest.raises(DataError, match="several patients"):
-        write_structured_report([good, bare(tmp_path)], FINDING, out)
+        write_structured_report([good, write_anonymized_source(tmp_path)], FINDING, out)
     with pytest.raises(DataError, match="no DICOM source"):
         write_structured_report([], FINDING, out)
-    for wrong in (MARKS[..., 0], MARKS.astype(float), MARKS[:0]):
+    for wrong in (OVERLAY[..., 0], OVERLAY.astype(float), OVERLAY[:0]):
         with pytest.raises(DataError, match=r"give .H, W, 3. uint8"):
             write_overlay_capture(good, wrong, out)
     with pytest.raises(DataError, match="no frame 2"):
-        write_overlay_capture(good, MARKS, out, frame_number=2)
+        write_overlay_capture(good, OVERLAY, out, frame_number=2)
     assert not out.exists()
 
 
 @pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="needs dciodvfy; apt-get install dicom3tools")
 @pytest.mark.parametrize("which", ["plain", "bare", "frames", "shipped"])
-def test_the_validator_finds_no_error(tmp_path: Path, which: str) -> None:
+def test_dciodvfy_finds_no_error(tmp_path: Path, which: str) -> None:
     if which == "plain":
-        paths = [source(tmp_path), source(tmp_path, "b.dcm")]
+        paths = [write_source(tmp_path), write_source(tmp_path, "b.dcm")]
     elif which == "bare":
-        paths = [bare(tmp_path)]
+        paths = [write_anonymized_source(tmp_path)]
     elif which == "frames":
-        paths = [source(tmp_path, frames=3, SOPClassUID=uid.VLWholeSlideMicroscopyImageStorage, Modality="SM")]
+        paths = [write_source(tmp_path, frames=3, SOPClassUID=uid.VLWholeSlideMicroscopyImageStorage, Modality="SM")]
     else:
-        (tmp_path / "a.dcm").write_bytes(shipped("examples_rgb_color.dcm"))
+        (tmp_path / "a.dcm").write_bytes(load_pydicom_file("examples_rgb_color.dcm"))
         paths = [tmp_path / "a.dcm"]
     results = [
         write_structured_report(paths, FINDING, tmp_path / "sr.dcm"),
-        write_overlay_capture(paths[0], MARKS, tmp_path / "sc.dcm"),
+        write_overlay_capture(paths[0], OVERLAY, tmp_path / "sc.dcm"),
     ]
     for result in results:
-        done = subprocess.run(["dciodvfy", str(result)], capture_output=True, text=True, check=False)
-        said = done.stdout + done.stderr
-        assert "ComprehensiveSR" in said or "SCImage" in said  # it knew what to check
-        assert [line for line in said.splitlines() if line.startswith("Error")] == []
+        process = subprocess.run(["dciodvfy", str(result)], capture_output=True, text=True, check=False)
+        output = process.stdout + process.stderr
+        assert "ComprehensiveSR" in output or "SCImage" in output  # it recognized the file
+        assert [line for line in output.splitlines() if line.startswith("Error")] == []

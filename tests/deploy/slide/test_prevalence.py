@@ -1,4 +1,4 @@
-"""Rogan and Gladen by hand, the interval by simulation."""
+"""Rogan and Gladen's estimate on worked examples, and the coverage of the interval by simulation."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ from deploy.slide.prevalence import (
 )
 
 
-def point(sens: float, spec: float, positives: int = 100, negatives: int = 1000) -> OperatingPoint:
+def make_point(sens: float, spec: float, positives: int = 100, negatives: int = 1000) -> OperatingPoint:
     tp, tn = round(sens * positives), round(spec * negatives)
     return OperatingPoint(name="p", log_odds=0.0, tp=tp, fn=positives - tp, tn=tn, fp=negatives - tn)
 
 
 def test_rogan_and_gladen_by_hand():
-    """30 of 1,000 called; 2 of 100 healthy ones are, half of the broken: (0.03 - 0.02) / (0.5 + 0.98 - 1)."""
-    estimate, low, high = estimate_prevalence(1000, 30, point(0.5, 0.98))
+    """30 of 1,000 flagged at sensitivity 0.5 and specificity 0.98: (0.03 - 0.02) / (0.5 + 0.98 - 1)."""
+    estimate, low, high = estimate_prevalence(1000, 30, make_point(0.5, 0.98))
     assert estimate == pytest.approx(0.01 / 0.48)
     assert low is not None
     assert high is not None
     assert low < estimate < high
 
 
-def test_a_perfect_test_needs_no_correction():
-    estimate, _, _ = estimate_prevalence(1000, 25, point(1, 1))
+def test_rogan_gladen_of_a_perfect_model_is_the_flagged_fraction():
+    estimate, _, _ = estimate_prevalence(1000, 25, make_point(1, 1))
     assert estimate == pytest.approx(0.025)
 
 
-def test_fewer_calls_than_false_alarms_are_no_prevalence_below_zero():
-    estimate, low, high = estimate_prevalence(1000, 15, point(0.5, 0.98))
+def test_prevalence_is_not_negative():
+    estimate, low, high = estimate_prevalence(1000, 15, make_point(0.5, 0.98))
     assert (estimate, low) == (0.0, 0.0)
     assert high is not None
     assert high > 0
 
 
 @pytest.mark.parametrize(("counted", "flagged", "spec"), [(1000, 1000, 0.998), (200, 150, 0.998), (1000, 0, 0.98)])
-def test_counts_that_no_prevalence_explains_decide_nothing(counted, flagged, spec):
-    """All cells are called where only half of the broken ones would be; none where 20 false alarms are due."""
-    known = point(0.5, spec, 1000, 10_000)
+def test_counts_without_compatible_prevalence_give_no_verdict(counted, flagged, spec):
+    """All cells flagged at sensitivity 0.5; none flagged where 20 false positives are expected."""
+    known = make_point(0.5, spec, 1000, 10_000)
     assert estimate_prevalence(counted, flagged, known)[1:] == (None, None)
-    said = assess_prevalence(counted, flagged, known)
-    assert said.verdict == VERDICT_UNDECIDED
-    assert "do not fit the error rates" in said.reason
+    estimate = assess_prevalence(counted, flagged, known)
+    assert estimate.verdict == VERDICT_UNDECIDED
+    assert "do not fit the measured error rates" in estimate.reason
 
 
-def test_a_few_picked_cells_are_no_slide():
-    good = point(0.8, 0.999, 500, 20_000)
+def test_few_cells_give_no_verdict():
+    good = make_point(0.8, 0.999, 500, 20_000)
     assert assess_prevalence(1, 1, good).verdict == VERDICT_UNDECIDED
     assert "at least 100" in assess_prevalence(50, 5, good).reason
     assert assess_prevalence(50, 5, good).needs_review
 
 
-def test_with_doubts_nothing_is_decided():
-    good = point(0.8, 0.999, 500, 20_000)
+def test_reliability_warnings_exclude_a_verdict():
+    good = make_point(0.8, 0.999, 500, 20_000)
     assert assess_prevalence(1000, 60, good).verdict == VERDICT_ABOVE
-    said = assess_prevalence(1000, 60, good, ["the light is strange"])
-    assert (said.verdict, said.reason, said.needs_review) == (VERDICT_UNDECIDED, "the light is strange", True)
+    estimate = assess_prevalence(1000, 60, good, ["the light is strange"])
+    assert (estimate.verdict, estimate.reason, estimate.needs_review) == (VERDICT_UNDECIDED, "the light is strange", True)
 
 
-def test_a_test_no_better_than_chance_says_nothing():
-    assert estimate_prevalence(1000, 30, point(0.02, 0.98)) == (None, None, None)
-    said = assess_prevalence(1000, 30, point(0.02, 0.98))
-    assert said.verdict == VERDICT_UNDECIDED
-    assert "chance" in said.reason
+def test_prevalence_of_a_model_at_chance_is_undefined():
+    assert estimate_prevalence(1000, 30, make_point(0.02, 0.98)) == (None, None, None)
+    estimate = assess_prevalence(1000, 30, make_point(0.02, 0.98))
+    assert estimate.verdict == VERDICT_UNDECIDED
+    assert "chance" in estimate.reason
 
 
 @pytest.mark.parametrize("true", [0.002, 0.01, 0.02, 0.1])
-def test_the_interval_holds_the_truth_19_times_in_20(true):
-    """Cells, sensitivity and specificity are all drawn anew each time."""
+def test_prevalence_interval_coverage(true):
+    """Each repetition draws cells, sensitivity and specificity."""
     rng, sens, spec, hits = np.random.default_rng(7), 0.5, 0.995, 0
     for _ in range(2000):
         tp, tn = rng.binomial(80, sens), rng.binomial(1500, spec)
@@ -86,8 +86,8 @@ def test_the_interval_holds_the_truth_19_times_in_20(true):
 
 
 @pytest.mark.parametrize("true", [0.002, 0.01, 0.05])
-def test_a_place_unlike_the_others_is_inside_the_interval_too(true):
-    """Sensitivity and specificity of the slide's own place differ from the pooled ones; without the spread that is not held."""
+def test_prevalence_interval_coverage_with_spread_between_sites(true):
+    """The rates of the slide's site differ from the pooled ones; without the spread the interval covers too little."""
     rng, hits, blind = np.random.default_rng(3), 0, 0
     tp, tn = 250, 19_900
     pooled = OperatingPoint(name="p", log_odds=0, tp=tp, fn=500 - tp, tn=tn, fp=20_000 - tn)
@@ -104,14 +104,14 @@ def test_a_place_unlike_the_others_is_inside_the_interval_too(true):
     assert blind < hits - 50
 
 
-def test_too_few_calls_are_not_called_many():
-    known = point(0.5, 0.98, 1000, 10_000)
-    assert assess_prevalence(1000, 0, known).reason.startswith("so few calls")
-    assert assess_prevalence(1000, 900, known).reason.startswith("so many calls")
+def test_reason_names_too_few_and_too_many_flagged_cells():
+    known = make_point(0.5, 0.98, 1000, 10_000)
+    assert assess_prevalence(1000, 0, known).reason.startswith("so few flagged cells")
+    assert assess_prevalence(1000, 900, known).reason.startswith("so many flagged cells")
 
 
-def test_a_slide_is_only_judged_where_the_interval_allows():
-    good = point(0.8, 0.999, 500, 20_000)
+def test_verdict_follows_from_the_interval():
+    good = make_point(0.8, 0.999, 500, 20_000)
     assert assess_prevalence(1000, 60, good).verdict == VERDICT_ABOVE
     assert assess_prevalence(5000, 4, good).verdict == VERDICT_BELOW
     both = assess_prevalence(1000, 9, good)
@@ -122,18 +122,18 @@ def test_a_slide_is_only_judged_where_the_interval_allows():
     assert "700 more cells" in few.reason
 
 
-def test_two_percent_of_false_alarms_do_not_make_a_healthy_slide_suspicious():
-    """At specificity 0.98 a healthy slide shows 20 of 1,000: twice the line, and yet nothing."""
-    said = assess_prevalence(1000, 20, point(0.6, 0.98, 100, 2000))
-    assert said.flagged_fraction == 0.02
-    assert said.prevalence == pytest.approx(0, abs=1e-12)
-    assert not said.needs_review
-    assert said.verdict != VERDICT_ABOVE
+def test_false_positives_of_a_healthy_slide_are_corrected():
+    """At specificity 0.98 a healthy slide shows 20 of 1,000, twice the threshold, and is not suspicious."""
+    estimate = assess_prevalence(1000, 20, make_point(0.6, 0.98, 100, 2000))
+    assert estimate.flagged_fraction == 0.02
+    assert estimate.prevalence == pytest.approx(0, abs=1e-12)
+    assert not estimate.needs_review
+    assert estimate.verdict != VERDICT_ABOVE
 
 
-def test_more_labelled_cells_make_it_surer():
-    _, low, high = estimate_prevalence(1000, 20, point(0.5, 0.998, 50, 1000))
-    _, surer, sure = estimate_prevalence(1000, 20, point(0.5, 0.998, 5000, 100_000))
+def test_more_labelled_cells_narrow_the_interval():
+    _, low, high = estimate_prevalence(1000, 20, make_point(0.5, 0.998, 50, 1000))
+    _, surer, sure = estimate_prevalence(1000, 20, make_point(0.5, 0.998, 5000, 100_000))
     assert low is not None
     assert high is not None
     assert surer is not None
@@ -141,6 +141,6 @@ def test_more_labelled_cells_make_it_surer():
     assert sure - surer < high - low
 
 
-def test_nothing_counted_and_nothing_measured():
-    assert assess_prevalence(0, 0, point(0.5, 0.99)).reason == "no cell was counted"
+def test_no_counted_cells_or_no_operating_point():
+    assert assess_prevalence(0, 0, make_point(0.5, 0.99)).reason == "no cell was counted"
     assert "edge calibrate" in assess_prevalence(100, 3, None).reason

@@ -52,7 +52,7 @@ if "LIES" in os.environ and any("worker_process" in part for part in sys.orig_ar
         "shape": shape,
         "name": lambda parcel: changed(parcel, {"site": "site-01"}),
         "oversize": lambda parcel: changed(parcel, mean__more=torch.zeros(17 << 20)),
-        "garbage": lambda parcel: b"HF2\0" + os.urandom(1000),
+        "garbage": lambda parcel: b"HF3\0" + os.urandom(1000),
         "weight": lambda parcel: changed(parcel, {"weight": 1e8}),
         "far": far,
     }

@@ -1,4 +1,4 @@
-"""What every registered network keeps to: inputs, seeds, roles, round trips, and that it learns."""
+"""Properties of every registered network: input shapes, seeds, parameter roles, state round trips, learning."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ INPUTS = {
     "resnet": ((3, 32, 32), 512),
     "efficientnet": ((3, 32, 32), 1280),
 }
-SMALL = {"resnet": {"depth": 10}}
-NORMED = ["cnn28", "cnn72", "densenet", "resnet", "efficientnet"]
+SMALL_OPTIONS = {"resnet": {"depth": 10}}
+NETWORKS_WITH_NORM = ["cnn28", "cnn72", "densenet", "resnet", "efficientnet"]
 
 
-def model(name: str, **fields: object) -> ModelConfig:
-    found = registered_components("models")[name].model_validate({**SMALL.get(name, {}), **fields})
+def make_model_config(name: str, **fields: object) -> ModelConfig:
+    found = registered_components("models")[name].model_validate({**SMALL_OPTIONS.get(name, {}), **fields})
     assert isinstance(found, ModelConfig)
     return found
 
 
-def make(name: str, seed: int = 0, **fields: object) -> nn.Module:
-    return model(name, **fields).init_network(INPUTS[name][0], 3, seed)
+def make_network(name: str, seed: int = 0, **fields: object) -> nn.Module:
+    return make_model_config(name, **fields).init_network(INPUTS[name][0], 3, seed)
 
 
-def has(module: nn.Module, kind: type[nn.Module]) -> bool:
+def has_layer(module: nn.Module, kind: type[nn.Module]) -> bool:
     return any(isinstance(m, kind) for m in module.modules())
 
 
@@ -46,7 +46,7 @@ def test_every_registered_model_is_tested_here() -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_logits_and_a_step_that_lowers_the_loss(name: str) -> None:
-    module = make(name).eval()  # without dropout, so that both losses are of the same function
+    module = make_network(name).eval()  # without dropout, so that both losses are of the same function
     torch.manual_seed(1)
     x, y = torch.rand(6, *INPUTS[name][0]), torch.tensor([0, 1, 2, 0, 1, 2])
     before = nn.functional.cross_entropy(module(x), y)
@@ -61,16 +61,16 @@ def test_logits_and_a_step_that_lowers_the_loss(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_head_is_the_classifier(name: str) -> None:
-    spec = ParameterSpec.from_module(make(name))
+def test_head_role_is_the_classifier(name: str) -> None:
+    spec = ParameterSpec.from_module(make_network(name))
     heads = [s for s, r in zip(spec.shapes, spec.roles, strict=True) if r == "head"]
     assert heads == [(3, INPUTS[name][1]), (3,)]
-    assert ("norm" in spec.roles) == (name in NORMED)
+    assert ("norm" in spec.roles) == (name in NETWORKS_WITH_NORM)
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_weights_survive_the_round_trip_to_another_module(name: str) -> None:
-    one, other = make(name, 1), make(name, 2)
+def test_model_state_round_trip(name: str) -> None:
+    one, other = make_network(name, 1), make_network(name, 2)
     spec = ParameterSpec.from_module(one)
     assert not torch.equal(spec.read_state(one).weights, spec.read_state(other).weights)
     spec.write_state(other, spec.read_state(one))
@@ -80,28 +80,28 @@ def test_weights_survive_the_round_trip_to_another_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_same_seed_same_weights_and_the_global_generator_stays(name: str) -> None:
+def test_init_network_is_seeded_and_keeps_the_global_generator(name: str) -> None:
     before = torch.get_rng_state()
-    one, other = make(name, 7), make(name, 7)
+    one, other = make_network(name, 7), make_network(name, 7)
     assert torch.equal(torch.get_rng_state(), before)
     spec = ParameterSpec.from_module(one)
     assert torch.equal(spec.read_state(one).weights, spec.read_state(other).weights)
 
 
-@pytest.mark.parametrize("name", NORMED)
-def test_group_norm_by_default_keeps_no_statistics(name: str) -> None:
-    module = make(name)
-    assert has(module, nn.GroupNorm)
-    assert not has(module, nn.BatchNorm2d)
+@pytest.mark.parametrize("name", NETWORKS_WITH_NORM)
+def test_group_norm_by_default_without_norm_stats(name: str) -> None:
+    module = make_network(name)
+    assert has_layer(module, nn.GroupNorm)
+    assert not has_layer(module, nn.BatchNorm2d)
     assert ParameterSpec.from_module(module).num_norm_stats == 0
 
 
-@pytest.mark.parametrize("name", NORMED)
-def test_batch_norm_on_request(name: str) -> None:
-    module = make(name, norm="batch")
-    assert has(module, nn.BatchNorm2d)
-    assert not has(module, nn.GroupNorm)
-    spec, same = ParameterSpec.from_module(module), ParameterSpec.from_module(make(name))
+@pytest.mark.parametrize("name", NETWORKS_WITH_NORM)
+def test_batch_norm_option(name: str) -> None:
+    module = make_network(name, norm="batch")
+    assert has_layer(module, nn.BatchNorm2d)
+    assert not has_layer(module, nn.GroupNorm)
+    spec, same = ParameterSpec.from_module(module), ParameterSpec.from_module(make_network(name))
     assert spec.num_norm_stats > 0
     assert spec.num_parameters == same.num_parameters  # both norms have a scale and a shift per channel
 
@@ -120,16 +120,16 @@ def test_batch_norm_on_request(name: str) -> None:
         ("mlp", (), "resize"),
     ],
 )
-def test_a_shape_that_does_not_fit_names_models_that_do(name: str, shape: tuple[int, ...], cure: str) -> None:
+def test_wrong_input_shape_lists_matching_models(name: str, shape: tuple[int, ...], cure: str) -> None:
     with pytest.raises(ModelError) as refused:
-        model(name).build_network(shape, 3)
+        make_model_config(name).build_network(shape, 3)
     text = str(refused.value)
     assert name in text
     assert str(shape) in text
-    assert model(name).input_description in text
+    assert make_model_config(name).input_description in text
     assert cure in text
 
 
 def test_one_class_is_refused() -> None:
     with pytest.raises(ModelError, match="2 or more"):
-        model("mlp").build_network((4,), 1)
+        make_model_config("mlp").build_network((4,), 1)

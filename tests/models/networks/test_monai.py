@@ -1,4 +1,4 @@
-"""What is ours in the MONAI networks: the swap of norms, layers that hooks can stand on, and a late import."""
+"""Our changes to the MONAI networks: GroupNorm instead of BatchNorm, support of hooks, lazy import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.networks.monai import DenseNet, EfficientNet, MonaiNet, ResNet, repl
 from pipeline.core.errors import MissingExtraError
 
 
-def test_swap_reaches_nested_layers_and_groups_divide_the_channels() -> None:
+def test_replace_batch_norm_in_nested_layers() -> None:
     module = nn.Sequential(nn.BatchNorm2d(16), nn.Sequential(nn.Conv2d(16, 20, 1), nn.BatchNorm2d(20)))
     replace_batch_norm(module)
     norms = [m for m in module.modules() if isinstance(m, nn.GroupNorm)]
@@ -23,7 +23,7 @@ def test_swap_reaches_nested_layers_and_groups_divide_the_channels() -> None:
 
 @pytest.mark.parametrize("net", [DenseNet(), ResNet(depth=10), ResNet(depth=50), EfficientNet()])
 def test_hooks_see_every_layers_gradient(net: MonaiNet) -> None:
-    """Full backward hooks, on which Opacus' per-example gradients stand, fail on a network that works in place."""
+    """Full backward hooks, which Opacus uses for per-example gradients, fail on in-place operations."""
     module = net.init_network((3, 32, 32), 2, seed=0)
     layers = {m for m in module.modules() if list(m.parameters(recurse=False))}
     seen: set[nn.Module] = set()
@@ -34,23 +34,23 @@ def test_hooks_see_every_layers_gradient(net: MonaiNet) -> None:
     assert seen == layers
 
 
-def test_swish_is_the_plain_one() -> None:
+def test_efficientnet_swish_is_not_memory_efficient() -> None:
     kinds = {type(m).__name__ for m in EfficientNet().build_network((3, 32, 32), 2).modules()}
     assert "Swish" in kinds
     assert "MemoryEfficientSwish" not in kinds
 
 
-def test_unknown_depth_is_refused_with_the_choices() -> None:
+def test_unknown_depth_lists_the_choices() -> None:
     with pytest.raises(ValidationError, match="10, 18, 34 or 50"):
         ResNet.model_validate({"depth": 19})
 
 
 def test_listing_the_models_does_not_import_monai() -> None:
-    code = "import sys; from pipeline.core.registry import choices; choices('models'); sys.exit('monai' in sys.modules)"
+    code = "import sys; from pipeline.core.registry import registered_components; registered_components('models'); sys.exit('monai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_without_monai_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_monai_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in sys.modules if n.split(".")[0] == "monai"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])

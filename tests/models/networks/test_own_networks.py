@@ -1,4 +1,4 @@
-"""Sizes and first weights of our own networks, worked out by hand."""
+"""Sizes and initial weights of our own networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.networks.mlp import MLP, MoonsNet, TwoNN
 from pipeline.core.parameters import ParameterSpec
 
 
-def kinds(module: nn.Module) -> list[type[nn.Module]]:
+def layer_types(module: nn.Module) -> list[type[nn.Module]]:
     return [type(m) for m in module.children()]
 
 
@@ -28,18 +28,18 @@ def kinds(module: nn.Module) -> list[type[nn.Module]]:
         (CNN72().build_network((3, 72, 72), 13), 247_837),
     ],
 )
-def test_parameters_counted_by_hand(module: nn.Module, size: int) -> None:
+def test_number_of_parameters(module: nn.Module, size: int) -> None:
     assert ParameterSpec.from_module(module).num_parameters == size
 
 
-def test_dense_networks_are_plain_chains() -> None:
+def test_dense_networks_are_chains() -> None:
     chain = [nn.Linear, nn.ReLU, nn.Linear]
-    assert kinds(MLP().build_network((1, 28, 28), 10)) == [nn.Flatten, *chain]
-    assert kinds(TwoNN().build_network((1, 28, 28), 10)) == [nn.Flatten, *chain[:2], *chain]
-    assert kinds(MoonsNet().build_network((2,), 2)) == chain
+    assert layer_types(MLP().build_network((1, 28, 28), 10)) == [nn.Flatten, *chain]
+    assert layer_types(TwoNN().build_network((1, 28, 28), 10)) == [nn.Flatten, *chain[:2], *chain]
+    assert layer_types(MoonsNet().build_network((2,), 2)) == chain
 
 
-def test_glorot_fills_its_bounds_and_biases_are_zero() -> None:
+def test_glorot_initialization() -> None:
     for layer in MLP().init_network((1, 28, 28), 10, seed=3).children():
         if isinstance(layer, nn.Linear):
             bound = math.sqrt(6 / (layer.in_features + layer.out_features))
@@ -47,7 +47,7 @@ def test_glorot_fills_its_bounds_and_biases_are_zero() -> None:
             assert not layer.bias.any()
 
 
-def test_torch_init_is_pytorchs_own() -> None:
+def test_torch_initialization() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         plain = nn.Linear(5, 4)
@@ -73,7 +73,7 @@ def test_cnn72_takes_any_size_with_the_same_weights(shape: tuple[int, ...]) -> N
     )
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_only_in_training() -> None:
     module = CNN72(dropout=0.5).init_network((1, 48, 48), 2, seed=0)
     x = torch.rand(1, 1, 48, 48)
     with torch.no_grad():

@@ -21,7 +21,7 @@ from tests.support.hospital import Hospital
 def hospital(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     made = Hospital(tmp_path)
-    made.lay(made.offer("smear-private"))
+    made.store_offer(made.make_offer("smear-private"))
     return made
 
 
@@ -35,7 +35,7 @@ def said(monkeypatch, text):
 
 
 def state(hospital):
-    return check_approval(hospital.home, hospital.offer("smear-private")).state
+    return check_approval(hospital.home, hospital.make_offer("smear-private")).state
 
 
 def test_looking_signs_nothing(hospital, capsys):
@@ -75,8 +75,8 @@ def test_the_list(hospital, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "run-1" in out
     assert "pending" in out
-    other = hospital.lay(
-        hospital.offer(run="run-9").model_copy(update={"version": "99.0", "study": 'name = "x"\nnew = 1'})
+    other = hospital.store_offer(
+        hospital.make_offer(run="run-9").model_copy(update={"version": "99.0", "study": 'name = "x"\nnew = 1'})
     )
     offers_command(hospital.path, False)
     assert "refused" in capsys.readouterr().out
@@ -107,11 +107,11 @@ def test_a_second_person(hospital, officer, tmp_path, capsys):
         require_cosigner_command(hospital.path, officer, "no key", None)
     require_cosigner_command(hospital.path, officer, public_hex(second), None)
     assert "approvals by one person no longer stand" in capsys.readouterr().out
-    with pytest.raises(LedgerError, match="takes two persons"):
+    with pytest.raises(LedgerError, match="needs two signatures"):
         approve_command(hospital.path, "run-1", officer, None, 90, True, False)
     approve_command(hospital.path, "run-1", officer, file, 90, True, False)
     assert state(hospital) == "approved"
-    with pytest.raises(LedgerError, match="takes two persons"):
+    with pytest.raises(LedgerError, match="needs two signatures"):
         require_cosigner_command(hospital.path, officer, None, None)
     require_cosigner_command(hospital.path, officer, None, file)
     assert hospital.home.ledger.state.second is None

@@ -18,7 +18,7 @@ from privacy.ledger.records import LedgerBudget
 from privacy.ledger.signatures import fingerprint_of
 from sites.governance.home import SiteHome
 from tests.support.hospital import Hospital
-from tests.support.ledger_factory import charge, commit
+from tests.support.ledger_factory import make_charge, make_commitment
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_in_the_clear_it_is_said(hospital, tmp_path, capsys):
 
 def test_continuing(hospital, tmp_path, capsys):
     ledger = hospital.home.ledger
-    ledger.append(commit())
-    ledger.append(charge(0, 0.2))
+    ledger.append(make_commitment())
+    ledger.append(make_charge(0, 0.2))
     officer = tmp_path / "officer.pem"
     with pytest.raises(RunFolderError, match="--index and --head go together"):
         recover_command(hospital.path, officer, None, 3, None, None, 0.0, False, False)

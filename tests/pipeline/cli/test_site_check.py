@@ -15,9 +15,16 @@ from pipeline.study.schema import Study
 from privacy.ledger.records import LedgerBudget
 from sites.governance.home import SiteHome
 from sites.governance.settings import SiteSettings
-from tests.conftest import REAL_CELLS, needs_real_cells
-from tests.pipeline.reports.conftest import Reader
-from tests.support.image_files import NAME, NUMBER, dicom, picture, smears, textures
+from tests.support.html_reader import HtmlReader
+from tests.support.image_files import (
+    PATIENT_ID,
+    PATIENT_NAME,
+    make_textures,
+    write_dicom,
+    write_image,
+    write_smear_folder,
+)
+from tests.support.markers import REAL_CELLS, needs_real_cells
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def levels(found, about):
 
 
 def test_good_images(site, tmp_path, capsys):
-    smears(tmp_path / "images", 80)
+    write_smear_folder(tmp_path / "images", 80)
     found, code = look(site, capsys)
     assert code == 0
     assert found["verdict"] == "look"  # nobody said whose images they are
@@ -65,9 +72,9 @@ def test_good_images(site, tmp_path, capsys):
 
 
 def test_nothing_that_identifies_leaves_the_tags(site, tmp_path, capsys):
-    images = smears(tmp_path / "images", 40)
-    dicom(images / "Mueller Anna" / "scan.dcm", PatientName=NAME, PatientID=NUMBER, private="hush")
-    picture(images / "normal" / f"{NUMBER}.png", textures(1, seed=5)[0])
+    images = write_smear_folder(tmp_path / "images", 40)
+    write_dicom(images / "Mueller Anna" / "scan.dcm", PatientName=PATIENT_NAME, PatientID=PATIENT_ID, private="hush")
+    write_image(images / "normal" / f"{PATIENT_ID}.png", make_textures(1, seed=5)[0])
     (images / "normal" / "anna_mueller.png").write_bytes(b"")
     (images / "normal" / "out_mueller.png").symlink_to("/etc/hostname")
     with pytest.raises(typer.Exit):
@@ -86,11 +93,11 @@ def test_nothing_that_identifies_leaves_the_tags(site, tmp_path, capsys):
 
 
 def test_leaks_conflicts_and_odd_images(site, tmp_path, capsys):
-    images = smears(tmp_path / "images", 60)
-    pixels = textures(60)
-    picture(images / "schistocyte" / "copy.png", pixels[0])
-    picture(images / "normal" / "blank.png", np.full_like(pixels[0], 200))
-    picture(images / "normal" / "named.jpg", textures(1, seed=3)[0], format="PNG")
+    images = write_smear_folder(tmp_path / "images", 60)
+    pixels = make_textures(60)
+    write_image(images / "schistocyte" / "copy.png", pixels[0])
+    write_image(images / "normal" / "blank.png", np.full_like(pixels[0], 200))
+    write_image(images / "normal" / "named.jpg", make_textures(1, seed=3)[0], format="PNG")
     found, code = look(site, capsys)
     assert code == 1
     assert found["copies"]["equal"] == [["normal/000.png", "schistocyte/copy.png"]]
@@ -98,14 +105,14 @@ def test_leaks_conflicts_and_odd_images(site, tmp_path, capsys):
     assert [(odd["kind"], [one["image"] for one in odd["images"]]) for odd in found["odd"]] == [
         ("blank", ["normal/blank.png"])
     ]
-    page = Reader((site / "check.html").read_text("utf-8"))
+    page = HtmlReader((site / "check.html").read_text("utf-8"))
     assert "must not leave the hospital" in page.texts("header")[0]
     assert page.texts("h2") == [
-        "What was found",
-        "How much there is",
-        "Images that stand out",
-        "The same image more than once",
-        "Who could be recognised, beside the pixels",
+        "Findings",
+        "Class counts",
+        "Unusual images",
+        "Duplicate images",
+        "Identifying information in metadata",
         "Images of each class",
     ]
     names = [tag.attributes.get("title") for tag in page.all("span")]
@@ -116,7 +123,7 @@ def test_leaks_conflicts_and_odd_images(site, tmp_path, capsys):
 
 
 def test_the_sheet_of_a_class_is_drawn_with_a_seed(site, tmp_path, capsys):
-    smears(tmp_path / "images", 140)
+    write_smear_folder(tmp_path / "images", 140)
     look(site, capsys, out=tmp_path / "a.html")
     look(site, capsys, out=tmp_path / "b.html")
     first = (tmp_path / "a.html").read_text()
@@ -125,7 +132,7 @@ def test_the_sheet_of_a_class_is_drawn_with_a_seed(site, tmp_path, capsys):
 
 
 def test_damaged_files_and_a_study_that_takes_them(site, tmp_path, capsys):
-    images = smears(tmp_path / "images", 40)
+    images = write_smear_folder(tmp_path / "images", 40)
     (images / "normal" / "000.png").write_bytes(b"")
     (images / "normal" / "002.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
     (images / "stray.jpg").write_bytes(b"rubbish")
@@ -164,7 +171,7 @@ def offered(home, run, age, **data):
 
 
 def test_the_newest_offer_says_how_to_read_unless_another_is_named(site, tmp_path, capsys):
-    smears(tmp_path / "images", 40)
+    write_smear_folder(tmp_path / "images", 40)
     offered(site, "old", 9, size=32)
     offered(site, "new", 1, size=24, test=0.5)
     found, _ = look(site, capsys)
@@ -180,7 +187,7 @@ def test_the_newest_offer_says_how_to_read_unless_another_is_named(site, tmp_pat
 
 
 def test_who_withdrew_is_not_looked_at(tmp_path, capsys):
-    images = smears(tmp_path / "images", 40)
+    images = write_smear_folder(tmp_path / "images", 40)
     lines = [f"{('normal', 'schistocyte')[n % 2]}/{n:03}.png,{n % 2},p{n // 4}" for n in range(40)]
     (images / "list.csv").write_text("path,label,patient\n" + "\n".join(lines))
     home = SiteHome.create(tmp_path / "clinic", "clinic", "d", "patient", LedgerBudget(epsilon=1, delta=1e-5))

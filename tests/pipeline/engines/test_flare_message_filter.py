@@ -1,4 +1,4 @@
-"""What comes over a site's connection: to the coordinator, in its own name, and only what a run needs."""
+"""A site may send only to the coordinator, only with its own origin, and only what a run needs."""
 
 import pytest
 
@@ -17,23 +17,23 @@ from nvflare.fuel.f3.streaming.stream_const import (
 from pipeline.engines.flare_message_filter import rejection_reason
 
 
-def message(channel, topic, target="server", origin="north", kind=MessageType.REQ, **more):
-    said = {
+def make_message(channel, topic, target="server", origin="north", kind=MessageType.REQ, **more):
+    headers = {
         MessageHeaderKey.ORIGIN: origin,
         MessageHeaderKey.DESTINATION: target,
         MessageHeaderKey.MSG_TYPE: kind,
         MessageHeaderKey.CHANNEL: channel,
         MessageHeaderKey.TOPIC: topic,
     }
-    return Message(said | more, b"")
+    return Message(headers | more, b"")
 
 
-def streamed(channel, topic, target="server", as_topic=STREAM_DATA_TOPIC, **more):
+def make_streamed_message(channel, topic, target="server", as_topic=STREAM_DATA_TOPIC, **more):
     inner = {StreamHeaderKey.CHANNEL: channel, StreamHeaderKey.TOPIC: topic}
-    return message(STREAM_CHANNEL, as_topic, target, **inner, **more)
+    return make_message(STREAM_CHANNEL, as_topic, target, **inner, **more)
 
 
-@pytest.mark.parametrize("wrap", [message, streamed])
+@pytest.mark.parametrize("wrap", [make_message, make_streamed_message])
 @pytest.mark.parametrize(
     ("channel", "topic", "target"),
     [
@@ -46,12 +46,12 @@ def streamed(channel, topic, target="server", as_topic=STREAM_DATA_TOPIC, **more
         ("return_only", "any", "server"),
     ],
 )
-def test_what_a_run_needs_passes(wrap, channel, topic, target):
+def test_message_filter_passes_what_a_run_needs(wrap, channel, topic, target):
     assert rejection_reason("north", wrap(channel, topic, target)) == ""
     assert rejection_reason("north", wrap(channel, topic, target, origin="north.job")) == ""
 
 
-@pytest.mark.parametrize("wrap", [message, streamed])
+@pytest.mark.parametrize("wrap", [make_message, make_streamed_message])
 @pytest.mark.parametrize(
     ("channel", "topic", "target"),
     [
@@ -70,20 +70,22 @@ def test_what_a_run_needs_passes(wrap, channel, topic, target):
         ("hci_channel", "x", "server"),
     ],
 )
-def test_the_rest_does_not(wrap, channel, topic, target):
+def test_message_filter_rejects_other_messages(wrap, channel, topic, target):
     assert rejection_reason("north", wrap(channel, topic, target))
 
 
-def test_nor_what_is_said_in_anothers_name():
+def test_message_filter_rejects_a_foreign_origin():
     for origin in ("south", "server", "northern", "server.job", ""):
-        assert "in the name of" in rejection_reason("north", message("task", "heart_beat", origin=origin))
+        assert "with the origin" in rejection_reason("north", make_message("task", "heart_beat", origin=origin))
 
 
-def test_replies_and_streams_go_back_but_no_run_is_ended_by_them():
-    assert rejection_reason("north", message("", "", kind=MessageType.REPLY)) == ""
-    assert rejection_reason("north", message("", "", "south", kind=MessageType.REPLY))
-    assert rejection_reason("north", streamed("server_command", "get_task", as_topic=STREAM_ACK_TOPIC)) == ""
+def test_message_filter_passes_replies_and_streams_but_no_error_that_ends_a_run():
+    assert rejection_reason("north", make_message("", "", kind=MessageType.REPLY)) == ""
+    assert rejection_reason("north", make_message("", "", "south", kind=MessageType.REPLY))
+    assert (
+        rejection_reason("north", make_streamed_message("server_command", "get_task", as_topic=STREAM_ACK_TOPIC)) == ""
+    )
     ends = {StreamHeaderKey.ERROR_TYPE: "BlobSizeError"}
     assert rejection_reason(
-        "north", streamed("server_command", "get_task", "server.job", as_topic=STREAM_ERROR_TOPIC, **ends)
+        "north", make_streamed_message("server_command", "get_task", "server.job", as_topic=STREAM_ERROR_TOPIC, **ends)
     )

@@ -1,4 +1,4 @@
-"""The virtual clock: deadlines, stragglers, dropouts, late replies, quorum; and what the sites remember."""
+"""The virtual clock: deadlines, stragglers, dropouts, late replies, quorum; and the client state at the sites."""
 
 import torch
 
@@ -10,40 +10,40 @@ from sites.worker.client_state import ClientStateStore
 SLOW_ONE = {"count": 4, "speed": [1.0, 4.0, 4.0, 4.0]}
 
 
-def rounds(folder: RunFolder) -> list[dict]:
+def training_rounds(folder: RunFolder) -> list[dict]:
     return folder.load_rounds()[1:]
 
 
-def test_fedavg_drops_who_is_late_and_fedprox_keeps_what_is_done(moons, go):
+def test_deadline_fedavg_drops_late_updates_and_fedprox_keeps_partial_updates(moons, go):
     avg, _ = go(moons(sites=SLOW_ONE, round={"deadline": 2.0}, strategy="fedavg"), "avg")
     prox, _ = go(moons(sites=SLOW_ONE, round={"deadline": 2.0}, strategy="fedprox"), "prox")
-    for record in rounds(avg):
+    for record in training_rounds(avg):
         assert record["counted"] == ["site-02", "site-03", "site-04"]
-        assert record["missed"] == {"site-01": "late: 2 of 4 steps by the deadline"}
-    for record in rounds(prox):
+        assert record["missed"] == {"site-01": {"kind": "late", "text": "2 of 4 steps by the deadline"}}
+    for record in training_rounds(prox):
         assert len(record["counted"]) == 4
-        assert record["work"]["site-01"]["done"] == 2
-        assert record["work"]["site-02"]["done"] == 4
-    assert [r["clock"] for r in rounds(avg)] == [2.0 * t for t in range(1, 7)]
+        assert record["work"]["site-01"]["steps_done"] == 2
+        assert record["work"]["site-02"]["steps_done"] == 4
+    assert [r["clock"] for r in training_rounds(avg)] == [2.0 * t for t in range(1, 7)]
 
 
-def test_the_study_may_say_otherwise(moons, go):
+def test_partial_updates_setting_overrides_the_strategy(moons, go):
     kept, _ = go(moons(sites=SLOW_ONE, round={"deadline": 2.0, "partial_updates": "keep"}), "kept")
-    assert all(len(r["counted"]) == 4 for r in rounds(kept))
+    assert all(len(r["counted"]) == 4 for r in training_rounds(kept))
 
 
-def test_late_replies_join_later(moons, go):
-    """Site 1 needs 4 seconds at 2 a round: it answers in every second round, with the turn it was asked in."""
+def test_late_updates_join_a_later_round(moons, go):
+    """Site 1 needs 4 seconds with 2 a round: its reply to one round arrives in the next."""
     folder, _ = go(moons(sites=SLOW_ONE, round={"deadline": 2.0, "partial_updates": "drop", "late_updates": "keep"}))
-    seen = ["site-01" in r["counted"] for r in rounds(folder)]
+    seen = ["site-01" in r["counted"] for r in training_rounds(folder)]
     assert seen == [False, True, False, True, False, True]
-    assert all(r["work"]["site-01"]["done"] == 4 for r in rounds(folder) if "site-01" in r["counted"])
+    assert all(r["work"]["site-01"]["steps_done"] == 4 for r in training_rounds(folder) if "site-01" in r["counted"])
 
 
-def test_below_the_quorum_a_round_is_void_and_changes_nothing(moons, go):
+def test_round_below_the_quorum_is_void_and_keeps_the_model(moons, go):
     flaky = {"count": 4, "dropout": [0.6, 0.0, 0.0, 0.0]}
     folder, results = go(moons(rounds=12, sites=flaky, round={"quorum": 4}))
-    records = folder.rounds()
+    records = folder.load_rounds()
     void = [r for r in records if r["void"]]
     assert 0 < len(void) == results["void_rounds"] < 12
     for r in void:
@@ -52,72 +52,73 @@ def test_below_the_quorum_a_round_is_void_and_changes_nothing(moons, go):
         assert r["metrics"] == records[r["round"] - 1]["metrics"]
 
 
-def test_stragglers_are_exactly_the_share_asked_for():
+def test_stragglers_are_exactly_the_given_fraction():
     sites = [f"s{i}" for i in range(10)]
-    profile = ClientSpeedModel(dict.fromkeys(sites, 2.0), dict.fromkeys(sites, 0.0), 0.5, 1)
-    by_turn = [profile.sample_speeds(sites, turn) for turn in range(20)]
-    assert all(sum(v < 2.0 for v in speeds.values()) == 5 for speeds in by_turn)
-    assert len({frozenset(s for s, v in speeds.items() if v < 2.0) for speeds in by_turn}) > 10
-    assert profile.sample_speeds(sites, 3) == by_turn[3]
+    speed_model = ClientSpeedModel(dict.fromkeys(sites, 2.0), dict.fromkeys(sites, 0.0), 0.5, 1)
+    by_round = [speed_model.sample_speeds(sites, round_number) for round_number in range(20)]
+    assert all(sum(v < 2.0 for v in speeds.values()) == 5 for speeds in by_round)
+    assert len({frozenset(s for s, v in speeds.items() if v < 2.0) for speeds in by_round}) > 10
+    assert speed_model.sample_speeds(sites, 3) == by_round[3]
 
 
-def test_dropouts_are_as_frequent_as_said(moons, go):
+def test_dropout_frequency(moons, go):
     folder, _ = go(moons(rounds=100, sites={"count": 4, "dropout": [0.0, 0.25, 0.5, 1.0]}))
     share = {
-        s: sum(s in r["counted"] for r in rounds(folder)) / 100 for s in ("site-01", "site-02", "site-03", "site-04")
+        s: sum(s in r["counted"] for r in training_rounds(folder)) / 100
+        for s in ("site-01", "site-02", "site-03", "site-04")
     }
     assert share["site-01"] == 1
     assert 0.6 < share["site-02"] < 0.9
     assert 0.35 < share["site-03"] < 0.65
     assert share["site-04"] == 0
-    assert "no answer" in folder.rounds()[1]["missed"]["site-04"]
+    assert folder.load_rounds()[1]["missed"]["site-04"]["kind"] == "no_reply"
 
 
-def test_selection_asks_the_fraction(moons, go):
+def test_client_sampling_fraction(moons, go):
     folder, _ = go(moons(rounds=30, client_sampling={"fraction": 0.5}))
-    asked = [tuple(r["asked"]) for r in rounds(folder)]
+    asked = [tuple(r["asked"]) for r in training_rounds(folder)]
     assert all(len(a) == 2 and list(a) == sorted(a) for a in asked)
     assert len(set(asked)) > 3
 
 
-def test_memory_is_kept_only_if_the_reply_counted():
-    memory = ClientStateStore()
-    memory.set_pending({"v": torch.tensor(1.0)}, (1, 0))
-    assert memory.latest_state((1, 0))["v"] == 1
-    assert memory.resolve_pending(None) == {}  # not counted: dropped
-    memory.set_pending({"v": torch.tensor(2.0)}, (2, 0))
-    assert memory.resolve_pending((2, 0))["v"] == 2
-    memory.set_pending({"v": torch.tensor(3.0)}, (3, 0))
-    assert memory.resolve_pending((2, 0))["v"] == 2  # another attempt counted
-    assert memory.resolve_pending((3, 0))["v"] == 2  # and what was dropped does not come back
+def test_client_state_is_committed_only_if_the_reply_was_accepted():
+    store = ClientStateStore()
+    store.set_pending({"v": torch.tensor(1.0)}, (1, 0))
+    assert store.latest_state((1, 0))["v"] == 1
+    assert store.resolve_pending(None) == {}  # not counted: dropped
+    store.set_pending({"v": torch.tensor(2.0)}, (2, 0))
+    assert store.resolve_pending((2, 0))["v"] == 2
+    store.set_pending({"v": torch.tensor(3.0)}, (3, 0))
+    assert store.resolve_pending((2, 0))["v"] == 2  # another attempt counted
+    assert store.resolve_pending((3, 0))["v"] == 2  # and what was dropped does not come back
 
 
-def test_a_site_that_sends_no_numbers_is_quarantined_and_named(moons, go):
-    """One site's data are beyond what a float can hold: the others go on without it."""
+def test_site_with_a_non_finite_update_is_quarantined_and_named(moons, go):
+    """One site's data overflow; the other sites continue without it."""
     broken = {"name": "plane", "sites": 1, "dx": 3.4e38, "dy": 3.4e38, "theta": 0.8}
     folder, _ = go(
         moons(
             rounds=2, feature_skew=broken, local={"lr": 1e3, "batch_size": 8}, evaluation={"evaluate_at": "coordinator"}
         )
     )
-    record = folder.rounds()[1]
+    record = folder.load_rounds()[1]
     assert record["counted"] == ["site-02", "site-03", "site-04"]
-    assert "not finite; lower local.lr" in record["missed"]["site-01"]
+    assert "not finite; lower local.lr" in record["missed"]["site-01"]["text"]
 
 
-def test_the_clock_waits_for_the_missing(moons, go):
+def test_clock_waits_until_the_deadline_for_missing_sites(moons, go):
     gone, _ = go(moons(rounds=3, sites={"count": 4, "dropout": [1.0, 0.0, 0.0, 0.0]}, round={"deadline": 50.0}), "gone")
-    assert [r["clock"] for r in rounds(gone)] == [50.0, 100.0, 150.0]
+    assert [r["clock"] for r in training_rounds(gone)] == [50.0, 100.0, 150.0]
     there, _ = go(moons(rounds=3, round={"deadline": 50.0}), "there")
-    assert [r["clock"] for r in rounds(there)] == [4.0, 8.0, 12.0]
+    assert [r["clock"] for r in training_rounds(there)] == [4.0, 8.0, 12.0]
 
 
-def test_no_step_at_all_is_no_work(moons, go):
+def test_site_without_a_finished_step_is_late(moons, go):
     crawling = {"count": 4, "speed": [0.1, 4.0, 4.0, 4.0]}
     folder, _ = go(moons(rounds=2, sites=crawling, round={"deadline": 2.0}, strategy="fedprox"))
-    assert rounds(folder)[0]["missed"] == {"site-01": "late: 0 of 4 steps by the deadline"}
+    assert training_rounds(folder)[0]["missed"] == {"site-01": {"kind": "late", "text": "0 of 4 steps by the deadline"}}
 
 
-def test_traffic_does_not_depend_on_the_clock_on_the_wall(moons, go):
+def test_traffic_does_not_depend_on_wall_time(moons, go):
     runs = [go(moons(rounds=4), name)[1]["traffic"] for name in ("a", "b")]
     assert runs[0] == runs[1]

@@ -1,4 +1,4 @@
-"""The federation's authority: what it signs, and what a peer believes."""
+"""The certificate authority of a federation: what it signs, and what a TLS peer accepts."""
 
 import socket
 import ssl
@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from pipeline.core.errors import KeyFileError
 from pipeline.ops.certificates import CertificateAuthority
-from tests.pipeline.service.conftest import RSA, csr
+from tests.support.service_factory import make_csr, shared_rsa_key
 
 
 @pytest.fixture(scope="module")
@@ -20,18 +20,18 @@ def authority(tmp_path_factory):
     return CertificateAuthority.create(tmp_path_factory.mktemp("ca"), "Test CA")
 
 
-def certificate(pem):
+def parse_certificate(pem):
     return x509.load_pem_x509_certificate(pem.encode())
 
 
-def files(folder, name, cert, key):
+def write_key_pair(folder, name, cert, key):
     (folder / f"{name}.crt").write_text(cert)
     (folder / f"{name}.key").write_text(key)
     return folder / f"{name}.crt", folder / f"{name}.key"
 
 
-def shake(tmp_path, authority, server, client=None, host="localhost"):
-    """A TLS handshake over a pair of sockets, the server asking for a certificate."""
+def is_handshake_accepted(tmp_path, authority, server, client=None, host="localhost"):
+    """Does a TLS handshake over a pair of sockets; the server asks for a certificate."""
     (tmp_path / "ca.pem").write_text(authority.pem)
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(*server)
@@ -60,7 +60,7 @@ def shake(tmp_path, authority, server, client=None, host="localhost"):
             wrapped.sendall(b"hello")
     except ssl.SSLCertVerificationError:
         raise
-    except OSError:  # TLS 1.3: a server that does not believe us may hang up before we have spoken, or after
+    except OSError:  # TLS 1.3: a server that rejects our certificate may close before or after we send
         heard.clear()
     finally:
         near.close()
@@ -69,66 +69,68 @@ def shake(tmp_path, authority, server, client=None, host="localhost"):
 
 
 def rsa_pem():
-    return RSA.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()).decode()
+    return shared_rsa_key().private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()).decode()
 
 
-def test_a_signed_site_gets_through_and_poses_as_nobody(authority, tmp_path):
+def test_site_certificate_is_accepted_as_client_and_not_as_server(authority, tmp_path):
     shown = authority.issue_server(["fl.example.org", "localhost", "127.0.0.1"])
-    server = files(tmp_path, "server", shown.certificate, shown.key)
-    site = files(tmp_path, "site", authority.sign_request(csr("localhost"), "localhost"), rsa_pem())
-    assert shake(tmp_path, authority, server, site)
-    assert shake(tmp_path, authority, server, site, host="127.0.0.1")
+    server = write_key_pair(tmp_path, "server", shown.certificate_pem, shown.key_pem)
+    site = write_key_pair(tmp_path, "site", authority.sign_request(make_csr("localhost"), "localhost"), rsa_pem())
+    assert is_handshake_accepted(tmp_path, authority, server, site)
+    assert is_handshake_accepted(tmp_path, authority, server, site, host="127.0.0.1")
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake(tmp_path, authority, server, site, host="elsewhere")
+        is_handshake_accepted(tmp_path, authority, server, site, host="elsewhere")
     with pytest.raises(ssl.SSLCertVerificationError):  # a site called localhost is no server of that name
-        shake(tmp_path, authority, site, site)
+        is_handshake_accepted(tmp_path, authority, site, site)
 
 
-def test_a_foreign_certificate_is_refused(authority, tmp_path):
+def test_foreign_certificate_is_refused(authority, tmp_path):
     shown = authority.issue_server(["localhost"])
     other = CertificateAuthority.create(tmp_path / "other", "Test CA").issue_client("a")  # even of the same name
-    server = files(tmp_path, "server", shown.certificate, shown.key)
-    assert not shake(tmp_path, authority, server, files(tmp_path, "foreign", other.certificate_pem, other.key_pem))
+    server = write_key_pair(tmp_path, "server", shown.certificate_pem, shown.key_pem)
+    assert not is_handshake_accepted(
+        tmp_path, authority, server, write_key_pair(tmp_path, "foreign", other.certificate_pem, other.key_pem)
+    )
 
 
-def test_what_a_site_may_do_stands_in_its_certificate(authority):
-    made = certificate(authority.sign_request(csr("a"), "a"))
+def test_site_certificate_extensions_and_lifetime(authority):
+    made = parse_certificate(authority.sign_request(make_csr("a"), "a"))
     assert made.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == "a"
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not made.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
     assert [u._name for u in made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value] == ["clientAuth"]
-    assert made.public_key() == RSA.public_key()
+    assert made.public_key() == shared_rsa_key().public_key()
     age = made.not_valid_after_utc - made.not_valid_before_utc
     assert age.days == 2 * 365 + 1
 
 
-def test_an_administrator_has_a_role_and_a_site_has_none(authority):
-    admin = certificate(authority.issue_client("admin@hemofed", "project_admin").certificate)
+def test_only_admin_certificates_have_a_role(authority):
+    admin = parse_certificate(authority.issue_client("admin@hemofed", "project_admin").certificate_pem)
     assert admin.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)[0].value == "project_admin"
     subject = x509.Name(
         [x509.NameAttribute(NameOID.COMMON_NAME, "a"), x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, "project_admin")]
     )
     from cryptography.hazmat.primitives import hashes
 
-    sly = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(RSA, hashes.SHA256())
-    made = certificate(authority.sign_request(sly.public_bytes(Encoding.PEM).decode(), "a"))
+    sly = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(shared_rsa_key(), hashes.SHA256())
+    made = parse_certificate(authority.sign_request(sly.public_bytes(Encoding.PEM).decode(), "a"))
     assert not made.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
 
 
-def test_requests_that_are_not_the_sites_own_are_refused(authority):
-    with pytest.raises(KeyFileError, match="is for b, and a enrols"):
-        authority.sign_request(csr("b"), "a")
-    with pytest.raises(KeyFileError, match="no PKCS#10"):
+def test_invalid_certificate_requests_are_refused(authority):
+    with pytest.raises(KeyFileError, match="is for b, but a enrols"):
+        authority.sign_request(make_csr("b"), "a")
+    with pytest.raises(KeyFileError, match="not PKCS#10"):
         authority.sign_request("-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----", "a")
     with pytest.raises(KeyFileError, match="RSA"):
-        authority.sign_request(csr("a", ec.generate_private_key(ec.SECP256R1())), "a")
-    body = csr("a").splitlines()
+        authority.sign_request(make_csr("a", ec.generate_private_key(ec.SECP256R1())), "a")
+    body = make_csr("a").splitlines()
     swapped = "\n".join([*body[:-3], body[-3][:-4] + ("AAAA" if body[-3][-4:] != "AAAA" else "BBBB"), *body[-2:]])
-    with pytest.raises(KeyFileError, match=r"not signed by its own key|no PKCS#10"):
+    with pytest.raises(KeyFileError, match=r"not signed by its own key|not PKCS#10"):
         authority.sign_request(swapped, "a")
 
 
-def test_it_opens_again_and_notices_another_key(authority, tmp_path):
+def test_certificate_authority_reopens_and_detects_another_key(authority, tmp_path):
     made = CertificateAuthority.create(tmp_path / "one", "One")
     assert (tmp_path / "one" / "ca.key").stat().st_mode & 0o777 == 0o600
     assert CertificateAuthority.open(tmp_path / "one").pem == made.pem

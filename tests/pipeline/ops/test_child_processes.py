@@ -1,4 +1,4 @@
-"""Real processes: killed keepers, children in sessions of their own, stopped ones."""
+"""Real processes: killed parents, children with their own session, stopped children."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from pipeline.ops.child_processes import (
     rotate_log,
 )
 
-# a kept child: starts a grandchild, one more in a session of its own without our pipe, writes all numbers, and waits
+# a child that starts a grandchild, another one with its own session and without our pipe, writes all pids, and waits
 FAMILY = """
 import os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -30,13 +30,13 @@ open("family.tmp", "w").write(f"{os.getpid()} {near.pid} {far.pid}")
 os.rename("family.tmp", "family")
 time.sleep(600)
 """
-# a keeper of that child, to be killed
-KEEPER = """
+# a parent of that child, to be killed
+PARENT = """
 import os, sys, time
 from pathlib import Path
-from pipeline.ops.child_processes import Kept
+from pipeline.ops.child_processes import ChildProcess
 here = Path(sys.argv[1])
-Kept.start([sys.executable, "-m", "pipeline.ops.child_processes", "family_module"], here, os.environ | {"PYTHONPATH": str(here)}, here / "log", sys.argv[2])
+ChildProcess.start([sys.executable, "-m", "pipeline.ops.child_processes", "family_module"], here, os.environ | {"PYTHONPATH": str(here)}, here / "log", sys.argv[2])
 time.sleep(600)
 """
 
@@ -62,79 +62,79 @@ def family(here: Path) -> list[psutil.Process]:
 def wait_for(what, seconds=20.0):
     end = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 
 
-def runs(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def kept_family(here: Path, mark: str) -> ChildProcess:
+def start_family(here: Path, mark: str) -> ChildProcess:
     argv = [sys.executable, "-m", "pipeline.ops.child_processes", "family_module"]
     return ChildProcess.start(argv, here, os.environ | {"PYTHONPATH": str(here)}, here / "log" / "child.log", mark)
 
 
-def killed_keeper(here: Path, mark: str, before=lambda members: None) -> list[psutil.Process]:
-    keeper = subprocess.Popen([sys.executable, "-c", KEEPER, str(here), mark])
+def start_and_kill_parent(here: Path, mark: str, before=lambda members: None) -> list[psutil.Process]:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(here), mark])
     try:
         members = family(here)
         before(members)
     finally:
-        keeper.kill()
-        keeper.wait()
+        parent.kill()
+        parent.wait()
     return members
 
 
-def test_kill_of_the_keeper_leaves_no_child_and_no_grandchild(here, mark):
-    members = killed_keeper(here, mark)
+def test_kill_of_the_parent_ends_child_and_grandchildren(here, mark):
+    members = start_and_kill_parent(here, mark)
     assert len(members) == 3
-    wait_for(lambda: not any(map(runs, members)))
+    wait_for(lambda: not any(map(is_running, members)))
 
 
-def test_a_stopped_child_of_a_killed_keeper_is_swept(here, mark):
-    members = killed_keeper(here, mark, before=lambda members: members[0].send_signal(signal.SIGSTOP))
-    assert all(map(runs, members))
+def test_kill_by_mark_ends_a_stopped_child_of_a_killed_parent(here, mark):
+    members = start_and_kill_parent(here, mark, before=lambda members: members[0].send_signal(signal.SIGSTOP))
+    assert all(map(is_running, members))
     assert kill_by_mark(mark) == 3
-    assert not any(map(runs, members))
+    assert not any(map(is_running, members))
     assert kill_by_mark(mark) == 0
 
 
-def test_stop_ends_the_whole_tree(here, mark):
-    kept = kept_family(here, mark)
+def test_stop_ends_the_process_tree(here, mark):
+    child = start_family(here, mark)
     members = family(here)
-    assert kept.is_alive
-    assert members[0].pid == kept.pid
-    assert kept.stop(grace=5) == -signal.SIGTERM
-    assert not kept.is_alive
-    assert not any(map(runs, members))
+    assert child.is_alive
+    assert members[0].pid == child.pid
+    assert child.stop(grace=5) == -signal.SIGTERM
+    assert not child.is_alive
+    assert not any(map(is_running, members))
 
 
-def test_stop_kills_a_stopped_child_and_one_that_lost_its_parent(here, mark):
-    kept = kept_family(here, mark)
+def test_stop_kills_a_stopped_child_and_orphaned_grandchildren(here, mark):
+    child = start_family(here, mark)
     members = family(here)
-    members[0].kill()  # the grandchildren are init's now, one of them in a session of its own
-    wait_for(lambda: not kept.is_alive)
-    assert all(map(runs, members[1:]))
-    kept.stop(grace=0)
-    assert not any(map(runs, members))
+    members[0].kill()  # init adopts the grandchildren, one of which has its own session
+    wait_for(lambda: not child.is_alive)
+    assert all(map(is_running, members[1:]))
+    child.stop(grace=0)
+    assert not any(map(is_running, members))
     (here / "family").unlink()
 
-    kept = kept_family(here, mark)
+    child = start_family(here, mark)
     members = family(here)
     members[0].send_signal(signal.SIGSTOP)
-    assert kept.stop(grace=0.3) == -signal.SIGKILL
-    assert not any(map(runs, members))
+    assert child.stop(grace=0.3) == -signal.SIGKILL
+    assert not any(map(is_running, members))
 
 
-def test_a_sweep_spares_other_marks_and_its_own_ancestors(here, mark):
+def test_kill_by_mark_spares_other_marks_and_its_ancestors(here, mark):
     other = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | {MARK_ENV: f"{mark}x"}
     )
-    own = f"from pipeline.ops.child_processes import sweep; print(sweep({mark!r}))"
+    own = f"from pipeline.ops.child_processes import kill_by_mark; print(kill_by_mark({mark!r}))"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {own!r}], check=True)"
     try:
         done = subprocess.run(
@@ -151,30 +151,30 @@ def test_a_sweep_spares_other_marks_and_its_own_ancestors(here, mark):
         other.wait()
 
 
-def test_a_child_of_a_kept_keeper_carries_both_marks(here, mark):
-    outer = ChildProcess.start([sys.executable, "-c", KEEPER, str(here), "inner"], here, None, here / "outer.log", mark)
+def test_child_of_a_child_carries_both_marks(here, mark):
+    outer = ChildProcess.start([sys.executable, "-c", PARENT, str(here), "inner"], here, None, here / "outer.log", mark)
     members = family(here)
     assert members[2].environ()[MARK_ENV].split(":")[:3:2] == [mark, "inner"]
     outer.stop(grace=5)
-    wait_for(lambda: not any(map(runs, members)))
+    wait_for(lambda: not any(map(is_running, members)))
 
 
-def test_a_module_runs_with_its_arguments_and_its_output_is_kept(tmp_path, mark):
+def test_module_runs_with_its_arguments_and_its_output_is_logged(tmp_path, mark):
     (tmp_path / "said.py").write_text("import sys; print(__name__, sys.argv[1:]); sys.exit(3)")
-    kept = ChildProcess.start(
+    child = ChildProcess.start(
         [sys.executable, "-m", "pipeline.ops.child_processes", "said", "a", "--b"],
         tmp_path,
         os.environ | {"PYTHONPATH": str(tmp_path)},
         tmp_path / "log",
         mark,
     )
-    assert kept.process.wait(20) == 3
-    kept.stop(0)
-    assert kept.log_path.read_text() == "__main__ ['a', '--b']\n"
-    assert kept.log_path.stat().st_mode & 0o777 == 0o600
+    assert child.process.wait(20) == 3
+    child.stop(0)
+    assert child.log_path.read_text() == "__main__ ['a', '--b']\n"
+    assert child.log_path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_is_cut_while_the_child_writes_on(tmp_path):
+def test_log_is_rotated_while_the_child_writes(tmp_path):
     log = tmp_path / "log"
     with log.open("ab") as file:
         file.write(b"a" * 100 + b"b" * 50)
@@ -186,15 +186,15 @@ def test_a_log_is_cut_while_the_child_writes_on(tmp_path):
     rotate_log(tmp_path / "none", max_bytes=MAX_LOG_BYTES)
 
 
-class Clock:
+class FakeClock:
     now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def test_restarts_wait_longer_each_time_and_a_minute_of_life_makes_good(tmp_path, mark):
-    clock, started = Clock(), []
+def test_restart_delay_doubles_and_is_reset_after_a_minute(tmp_path, mark):
+    clock, started = FakeClock(), []
 
     def start() -> ChildProcess:
         started.append(clock.now)
@@ -202,7 +202,7 @@ def test_restarts_wait_longer_each_time_and_a_minute_of_life_makes_good(tmp_path
             [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, None, tmp_path / "log", mark
         )
 
-    def dies() -> None:
+    def kill_child() -> None:
         restarting.child.process.kill()
         restarting.child.process.wait()
 
@@ -210,7 +210,7 @@ def test_restarts_wait_longer_each_time_and_a_minute_of_life_makes_good(tmp_path
     try:
         restarting.tick()
         for _ in range(4):
-            dies()
+            kill_child()
             while restarting.tick() is None:
                 clock.now += 0.5
         assert started == [0, 0, 1, 3, 7]
@@ -218,7 +218,7 @@ def test_restarts_wait_longer_each_time_and_a_minute_of_life_makes_good(tmp_path
         clock.now += 60
         restarting.tick()
         assert restarting.exit_codes == []
-        dies()
+        kill_child()
         restarting.tick()
         assert started[-1] == 67  # at once again
     finally:
@@ -227,8 +227,8 @@ def test_restarts_wait_longer_each_time_and_a_minute_of_life_makes_good(tmp_path
     assert kill_by_mark(mark) == 0
 
 
-def test_a_program_that_is_not_there_is_tried_again_later(tmp_path, mark):
-    clock = Clock()
+def test_missing_program_is_tried_again_later(tmp_path, mark):
+    clock = FakeClock()
     restarting = RestartingProcess(
         lambda: ChildProcess.start([str(tmp_path / "no")], tmp_path, None, tmp_path / "log", mark), clock=clock
     )

@@ -1,4 +1,4 @@
-"""Folders in one file: what comes out is what went in, or nothing does."""
+"""Archives unpack to what was packed, or are refused."""
 
 import io
 import json
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import NoSpaceError, RunFolderError
 from pipeline.ops.encrypted_archive import CHUNK_BYTES, MANIFEST_NAME, is_encrypted, pack_archive, unpack_archive
-from tests.support.ledger_factory import fill, small_disk
+from tests.support.ledger_factory import fill_disk, mount_small_disk
 
 FILES = [("a.txt", b"alpha", 0o600), ("deep/er/b.bin", bytes(range(256)) * 9000, 0o644), ("empty", b"", 0o755)]
 
 
 @pytest.mark.parametrize("passphrase", [None, "correct horse"])
-def test_there_and_back(tmp_path, passphrase):
+def test_archive_round_trip(tmp_path, passphrase):
     file = pack_archive(tmp_path / "x.tar", iter(FILES), {"kind": "test"}, passphrase)
     assert file.stat().st_mode & 0o777 == 0o600
     assert is_encrypted(file) == (passphrase is not None)
@@ -29,22 +29,22 @@ def test_there_and_back(tmp_path, passphrase):
 
 
 @pytest.mark.parametrize("size", [0, CHUNK_BYTES - 3000, CHUNK_BYTES, 2 * CHUNK_BYTES + 1])
-def test_chunks_of_any_length(tmp_path, size):
+def test_archive_of_any_length(tmp_path, size):
     file = pack_archive(tmp_path / "x", [("f", b"x" * size, 0o600)], {}, "p")
     unpack_archive(file, tmp_path / "out", "p")
     assert (tmp_path / "out" / "f").stat().st_size == size
 
 
-def test_the_passphrase(tmp_path):
+def test_archive_needs_its_passphrase(tmp_path):
     file = pack_archive(tmp_path / "x", FILES, {}, "right")
-    with pytest.raises(RunFolderError, match="the passphrase is wrong, or it is damaged"):
+    with pytest.raises(RunFolderError, match="the passphrase is wrong, or the file is damaged"):
         unpack_archive(file, tmp_path / "out", "wrong")
-    with pytest.raises(RunFolderError, match="protected by a passphrase, and none was given"):
+    with pytest.raises(RunFolderError, match="is encrypted, and no passphrase was given"):
         unpack_archive(file, tmp_path / "out", None)
     assert "right" not in file.read_bytes().decode("latin1")
 
 
-def test_no_file_is_overwritten(tmp_path):
+def test_archive_overwrites_no_file(tmp_path):
     (tmp_path / "x").write_text("precious")
     with pytest.raises(RunFolderError, match="exists and is not overwritten"):
         pack_archive(tmp_path / "x", FILES, {}, None)
@@ -52,7 +52,7 @@ def test_no_file_is_overwritten(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory):
+def encrypted_archive(tmp_path_factory):
     return pack_archive(tmp_path_factory.mktemp("sealed") / "x", FILES, {}, "p").read_bytes()
 
 
@@ -60,19 +60,21 @@ def sealed(tmp_path_factory):
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(data=st.data())
-def test_a_sealed_file_is_whole_or_refused(sealed, tmp_path_factory, data):
+def test_truncated_or_altered_archive_is_refused(encrypted_archive, tmp_path_factory, data):
     place = tmp_path_factory.mktemp("cut")
-    cut = data.draw(st.one_of(st.integers(0, len(sealed) - 20_000), st.just(CHUNK_BYTES + 16 + 40)))
-    (place / "cut").write_bytes(sealed[:cut])
+    cut = data.draw(st.one_of(st.integers(0, len(encrypted_archive) - 20_000), st.just(CHUNK_BYTES + 16 + 40)))
+    (place / "cut").write_bytes(encrypted_archive[:cut])
     with pytest.raises(RunFolderError):
         unpack_archive(place / "cut", place / "out", "p")
-    at = data.draw(st.integers(0, len(sealed) - 20_000))
-    (place / "flipped").write_bytes(sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :])
+    at = data.draw(st.integers(0, len(encrypted_archive) - 20_000))
+    (place / "flipped").write_bytes(
+        encrypted_archive[:at] + bytes([encrypted_archive[at] ^ 1]) + encrypted_archive[at + 1 :]
+    )
     with pytest.raises(RunFolderError):
         unpack_archive(place / "flipped", place / "out2", "p")
 
 
-def test_chunks_do_not_change_places(tmp_path):
+def test_swapped_chunks_are_refused(tmp_path):
     whole = pack_archive(tmp_path / "x", [("f", b"x" * (4 * CHUNK_BYTES), 0o600)], {}, "p").read_bytes()
     head, size = 17 + 16 + 7, CHUNK_BYTES + 16
     one, two = whole[head : head + size], whole[head + size : head + 2 * size]
@@ -82,21 +84,21 @@ def test_chunks_do_not_change_places(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 100, 600, 1500, 5000])
-def test_a_plain_file_cut_short(tmp_path, cut):
+def test_truncated_plain_archive_is_refused(tmp_path, cut):
     whole = pack_archive(tmp_path / "x", FILES, {}, None).read_bytes()
     (tmp_path / "y").write_bytes(whole[:cut])
     with pytest.raises(RunFolderError):
         unpack_archive(tmp_path / "y", tmp_path / "out", None)
 
 
-def test_a_plain_file_whose_content_was_changed(tmp_path):
+def test_altered_plain_archive_is_refused(tmp_path):
     whole = pack_archive(tmp_path / "x", FILES, {}, None).read_bytes()
     (tmp_path / "y").write_bytes(whole.replace(b"alpha", b"omega", 1))
-    with pytest.raises(RunFolderError, match=r"'a\.txt' is not what was saved"):
+    with pytest.raises(RunFolderError, match=r"'a\.txt' differs from what was saved"):
         unpack_archive(tmp_path / "y", tmp_path / "out", None)
 
 
-def forged(file, members, listed=None):
+def write_tar(file, members, listed=None):
     with tarfile.open(file, "w") as tar:
         for member, content in members:
             member.size = len(content)
@@ -108,41 +110,41 @@ def forged(file, members, listed=None):
     return file
 
 
-def link(name, kind):
+def make_special_member(name, kind):
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, "/etc/passwd"
     return member
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil", "a//b", "./a", "..", ".", "a\\..\\b"])
-def test_names_that_lead_out(tmp_path, name):
-    with pytest.raises(RunFolderError, match="points out of the folder"):
-        unpack_archive(forged(tmp_path / "x", [(tarfile.TarInfo(name), b"x")]), tmp_path / "in" / "out", None)
+def test_member_outside_the_folder_is_refused(tmp_path, name):
+    with pytest.raises(RunFolderError, match="is outside the folder"):
+        unpack_archive(write_tar(tmp_path / "x", [(tarfile.TarInfo(name), b"x")]), tmp_path / "in" / "out", None)
     assert not list(tmp_path.rglob("evil"))
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
-def test_only_plain_files(tmp_path, kind):
-    with pytest.raises(RunFolderError, match="is a link or no plain file"):
-        unpack_archive(forged(tmp_path / "x", [(link("a", kind), b"")]), tmp_path / "out", None)
+def test_member_that_is_not_a_regular_file_is_refused(tmp_path, kind):
+    with pytest.raises(RunFolderError, match="is not a regular file"):
+        unpack_archive(write_tar(tmp_path / "x", [(make_special_member("a", kind), b"")]), tmp_path / "out", None)
 
 
-def test_strange_archives(tmp_path):
+def test_duplicate_missing_and_conflicting_members_are_refused(tmp_path):
     twice = [(tarfile.TarInfo("a"), b"1"), (tarfile.TarInfo("a"), b"2")]
-    with pytest.raises(RunFolderError, match="is in it twice"):
-        unpack_archive(forged(tmp_path / "1", twice), tmp_path / "o1", None)
-    with pytest.raises(RunFolderError, match="is not what was saved"):
-        unpack_archive(forged(tmp_path / "2", twice[:1]), tmp_path / "o2", None)
-    with pytest.raises(RunFolderError, match="is not what was saved"):
-        unpack_archive(forged(tmp_path / "3", [], {"gone": "00"}), tmp_path / "o3", None)
+    with pytest.raises(RunFolderError, match="occurs twice"):
+        unpack_archive(write_tar(tmp_path / "1", twice), tmp_path / "o1", None)
+    with pytest.raises(RunFolderError, match="differs from what was saved"):
+        unpack_archive(write_tar(tmp_path / "2", twice[:1]), tmp_path / "o2", None)
+    with pytest.raises(RunFolderError, match="differs from what was saved"):
+        unpack_archive(write_tar(tmp_path / "3", [], {"gone": "00"}), tmp_path / "o3", None)
     inside = [(tarfile.TarInfo("a"), b"1"), (tarfile.TarInfo("a/b"), b"2")]
     with pytest.raises(RunFolderError, match="is damaged"):
-        unpack_archive(forged(tmp_path / "4", inside), tmp_path / "o4", None)
+        unpack_archive(write_tar(tmp_path / "4", inside), tmp_path / "o4", None)
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path):
-    with small_disk(tmp_path) as disk:
-        fill(disk, 8192)
+def test_full_disk_leaves_no_partial_archive(tmp_path):
+    with mount_small_disk(tmp_path) as disk:
+        fill_disk(disk, 8192)
         with pytest.raises(NoSpaceError, match="no space left to write"):
             pack_archive(disk / "x", FILES, {}, "p")
         assert [p.name for p in disk.iterdir()] == ["filling"]

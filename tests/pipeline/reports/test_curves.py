@@ -6,7 +6,7 @@ from pipeline.reports.run import scores as score_figures
 from pipeline.reports.run.curves import CurveSeries, band_edges, mean_over_sites
 
 
-def test_mean_and_band_by_hand():
+def test_mean_and_standard_deviation_band_by_hand():
     # 0.2, 0.4, 0.6: mean 0.4, variance (0.04 + 0 + 0.04) / 3
     series = mean_over_sites("sites", {1: [0.2, 0.4, 0.6], 0: [0.5]})
     deviation = (0.08 / 3) ** 0.5
@@ -19,14 +19,14 @@ def test_mean_and_band_by_hand():
     assert (low[1], high[1]) == pytest.approx((0.4 - 1.96 * deviation, 0.4 + 1.96 * deviation))
 
 
-def test_the_band_is_drawn_as_wide_as_it_is():
+def test_the_width_of_the_plotted_band():
     figure = figures.plot_curves([CurveSeries("s", [0, 1], [0.5, 0.5], [0.1, 0.1])], "Accuracy", "95", percent=True)
     (band,) = figure.axes[0].collections
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((50 - 19.6, 50 + 19.6))
 
 
-def test_stacked_bars_add_up():
+def test_class_count_bars_are_stacked():
     figure = figures.plot_class_counts(["x", "y"], {"a": [3, 4], "b": [0, 5]})
     tops = [bar.get_y() + bar.get_height() for bar in figure.axes[0].patches]
     assert tops == [3, 0, 7, 5]  # class x at a and b, then y on top
@@ -39,7 +39,7 @@ def test_traffic_is_cumulative():
     assert list(down.get_ydata()) == [0, 3, 3]
 
 
-def test_the_strip_tells_not_asked_from_little_done_from_missed():
+def test_straggler_heatmap_distinguishes_not_sampled_partial_and_missing():
     figure = figures.plot_stragglers(["a", "b"], [1, 2], [[1.0, 0.5], [None, 0.2]], {(1, 1)})
     cells = figure.axes[0].images[0].get_array()
     alpha = cells[..., 3]
@@ -54,19 +54,19 @@ def test_many_rounds_share_columns():
 
 
 @pytest.mark.parametrize("size", [2, 12])
-def test_confusion_writes_every_count(size):
+def test_confusion_matrix_shows_every_count(size):
     counts = [[10 * row + column for column in range(size)] for row in range(size)]
     figure = score_figures.plot_confusion_matrix([f"class {at}" for at in range(size)], counts)
     written = [text.get_text().split("\n")[0] for text in figure.axes[0].texts]
     assert written == [str(count) for row in counts for count in row]
 
 
-def test_an_empty_bin_is_no_dot():
+def test_an_empty_reliability_bin_is_not_plotted():
     figure = score_figures.plot_reliability([(0.5, 0.4, 10), (0.9, 0.0, 0)])
     assert len(figure.axes[0].collections[0].get_offsets()) == 1
 
 
-def test_svg_ink_follows_the_page_and_names_stay_as_written():
+def test_svg_uses_current_color_and_keeps_names():
     figure = figures.plot_class_counts(["x"], {f'stroke: {INK_COLOR} id="q" $a$': [1], "東京": [2]})
     svg = to_svg(figure, "one")
     assert svg.count(INK_COLOR) == 1  # the name's own
@@ -82,7 +82,7 @@ def test_two_figures_share_no_id():
     assert first.replace("one-", "two-") == second
 
 
-def test_png_has_its_size_and_no_date(tmp_path):
+def test_png_has_the_right_size_and_no_metadata(tmp_path):
     figure = score_figures.plot_roc([0, 1], [0, 1])
     content = save_png(figure, tmp_path / "deep" / "roc.png").read_bytes()
     assert int.from_bytes(content[16:20]) == round(5.2 * 150)

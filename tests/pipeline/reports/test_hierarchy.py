@@ -2,50 +2,57 @@ import pytest
 
 from pipeline.reports.run.hierarchy import LevelScores, add_hierarchy_section, level_scores
 from pipeline.reports.run.report import write_report
+from tests.support.run_folder_factory import HOSTILE_NAME
 
 SECTION = "Specialisation and generalisation"
-MEMBERS = {"a": "0.0", "b": "0.1"}
+CLUSTER_BY_SITE = {"a": "0.0", "b": "0.1"}
 
 
-def at(value):
+def make_scores(value):
     return {"accuracy": value, "positive_auroc": value}
 
 
-def demlearn(shift=0.0):
-    """Sites 90 and 50 %, groups 80 and 60, the top one 70 and 75; a group in between is left out."""
+def make_demlearn_scores(shift=0.0):
+    """Site models 90 and 50 %, cluster models 80 and 60, the global one 70 and 75; an intermediate cluster is left out."""
     return {
-        "coordinator": at(0.75 + shift),
-        "pooled": at(0.9 + shift),
-        "sites": {"a": at(0.88), "b": at(0.9)},
+        "coordinator": make_scores(0.75 + shift),
+        "pooled": make_scores(0.9 + shift),
+        "sites": {"a": make_scores(0.88), "b": make_scores(0.9)},
         "views": {
-            "group": {"pooled": at(0.8 + shift), "sites": {"a": at(0.7)}},
-            "global": {"pooled": at(0.7 + shift), "sites": {"a": at(0.6)}},
+            "group": {"pooled": make_scores(0.8 + shift), "sites": {"a": make_scores(0.7)}},
+            "global": {"pooled": make_scores(0.7 + shift), "sites": {"a": make_scores(0.6)}},
         },
         "models": {
-            "group/0.0": at(0.5),
-            "group/0.1": at(0.7),
-            "group/0": at(0.0),
-            "site/a": at(0.4),
-            "site/b": at(0.6),
+            "group/0.0": make_scores(0.5),
+            "group/0.1": make_scores(0.7),
+            "group/0": make_scores(0.0),
+            "site/a": make_scores(0.4),
+            "site/b": make_scores(0.6),
         },
     }
 
 
 @pytest.fixture
-def hierarchy(folder):
-    folder.results |= {"positive": None, "strategy": "demlearn", "best_round": 2, "test": demlearn(), "baselines": {}}
-    for entry in folder.rounds[1:]:
-        entry |= {"groups": MEMBERS, "metrics": {"val": demlearn(entry["round"] / 100)}}
-    return folder
+def hierarchy_run(run_folder):
+    run_folder.results |= {
+        "positive": None,
+        "strategy": "demlearn",
+        "best_round": 2,
+        "test": make_demlearn_scores(),
+        "baselines": {},
+    }
+    for entry in run_folder.round_records[1:]:
+        entry |= {"groups": CLUSTER_BY_SITE, "metrics": {"val": make_demlearn_scores(entry["round"] / 100)}}
+    return run_folder
 
 
 @pytest.fixture
-def page_of(section_of):
-    return lambda folder: section_of(add_hierarchy_section, folder)
+def render_page(render_section):
+    return lambda run_folder: render_section(add_hierarchy_section, run_folder)
 
 
-def test_three_levels_by_hand():
-    found = level_scores(demlearn(), MEMBERS, "accuracy")
+def test_scores_of_three_levels_by_hand():
+    found = level_scores(make_demlearn_scores(), CLUSTER_BY_SITE, "accuracy")
     assert found == {
         "site": LevelScores(0.9, pytest.approx(0.5)),
         "group": LevelScores(0.8, pytest.approx(0.6)),
@@ -53,62 +60,67 @@ def test_three_levels_by_hand():
     }
 
 
-def test_areas_of_several_models_are_means_over_sites():
-    found = level_scores(demlearn(), MEMBERS, "positive_auroc")
+def test_rank_based_metrics_of_several_models_are_means_over_sites():
+    found = level_scores(make_demlearn_scores(), CLUSTER_BY_SITE, "positive_auroc")
     assert found["site"].specialization == pytest.approx(0.89)
     assert found["group"].specialization == pytest.approx(0.7)
 
 
-def test_without_models_of_their_own_sites_stand_for_their_groups():
-    scores = {"pooled": at(0.8), "models": {"group/0": at(0.5), "group/1": at(0.6), "group/2": at(0.1)}}
+def test_sites_without_their_own_model_use_their_clusters_model():
+    scores = {
+        "pooled": make_scores(0.8),
+        "models": {"group/0": make_scores(0.5), "group/1": make_scores(0.6), "group/2": make_scores(0.1)},
+    }
     assert level_scores(scores, {"a": "0", "b": "1"}, "accuracy") == {"group": LevelScores(0.8, pytest.approx(0.55))}
 
 
-def test_the_table_the_words_and_both_curves(hierarchy, page_of):
-    page = page_of(hierarchy)
-    assert page.row("Sites' models") == "Sites' models 90.0 % 50.0 % +40.0"
-    assert page.row("Groups' models") == "Groups' models 80.0 % 60.0 % +20.0"
-    assert page.row("Common model") == "Common model 70.0 % 75.0 % −5.0"
-    assert "Best at specialising: sites' models, 90.0 %; at generalising: common model, 75.0 %." in page.texts("p")
-    assert {"specialisation.png", "generalisation.png"} <= {plot.name for plot in (hierarchy.path / "plots").iterdir()}
+def test_table_summary_and_curves_of_levels(hierarchy_run, render_page):
+    page = render_page(hierarchy_run)
+    assert page.row("Site models") == "Site models 90.0 % 50.0 % +40.0"
+    assert page.row("Cluster models") == "Cluster models 80.0 % 60.0 % +20.0"
+    assert page.row("Global model") == "Global model 70.0 % 75.0 % −5.0"
+    assert "Best specialisation: site models, 90.0 %; best generalisation: global model, 75.0 %." in page.texts("p")
+    assert {"specialisation.png", "generalisation.png"} <= {
+        plot.name for plot in (hierarchy_run.path / "plots").iterdir()
+    }
     assert "skewed" not in page.texts("main")[0]
 
 
-def test_a_skewed_study_says_that_the_coordinator_is_not(hierarchy, page_of):
-    hierarchy.study += '[feature_skew]\nname = "plane"\n'
-    assert any("belongs to no site and is not skewed." in words for words in page_of(hierarchy).texts("p"))
+def test_a_study_with_feature_skew_says_that_the_coordinators_set_has_none(hierarchy_run, render_page):
+    hierarchy_run.study_toml += '[feature_skew]\nname = "plane"\n'
+    assert any("not from the sites and has no feature skew." in text for text in render_page(hierarchy_run).texts("p"))
 
 
 @pytest.mark.parametrize("models", [None, {}, {"site/a": {"accuracy": None}}])
-def test_without_further_models_nothing_is_said(hierarchy, page_of, models):
-    hierarchy.results["test"]["models"] = models
-    assert SECTION not in page_of(hierarchy).texts("h2")
+def test_without_further_models_there_is_no_section(hierarchy_run, render_page, models):
+    hierarchy_run.results["test"]["models"] = models
+    assert SECTION not in render_page(hierarchy_run).texts("h2")
 
 
-def test_one_common_model_has_no_levels(page):
-    assert SECTION not in page.texts("h2")
+def test_one_global_model_has_no_levels(report_page):
+    assert SECTION not in report_page.texts("h2")
 
 
-def test_a_run_that_goes_on_has_levels_too(hierarchy, page_of):
-    hierarchy.results = None
-    assert page_of(hierarchy).row("Sites' models") == "Sites' models 92.0 % 50.0 % +42.0"
+def test_an_unfinished_run_has_levels(hierarchy_run, render_page):
+    hierarchy_run.results = None
+    assert render_page(hierarchy_run).row("Site models") == "Site models 92.0 % 50.0 % +42.0"
 
 
-def test_the_sections_stand_in_the_report_in_this_order(hierarchy, read_page, nasty):
-    def renamed(found):
-        return {nasty if site == "b" else site: value for site, value in found.items()}
+def test_order_of_personalization_clusters_and_hierarchy_sections(hierarchy_run, read_page):
+    def rename_site(found):
+        return {HOSTILE_NAME if site == "b" else site: value for site, value in found.items()}
 
-    entries = [hierarchy.results["test"], *(entry["metrics"]["val"] for entry in hierarchy.rounds[1:])]
+    entries = [hierarchy_run.results["test"], *(entry["metrics"]["val"] for entry in hierarchy_run.round_records[1:])]
     for entry in entries:
-        entry["sites"] = renamed(entry["sites"])
-        entry["views"]["global"]["sites"] = {"a": at(0.6), nasty: at(0.9)}
-    for entry in hierarchy.rounds[1:]:
-        entry["groups"] = renamed(entry["groups"])
-        entry["tree"] = {"leaves": ["a", nasty], "merges": [[0, 1, 0.5, 2]]}
-    page = read_page(write_report(hierarchy.write()))
+        entry["sites"] = rename_site(entry["sites"])
+        entry["views"]["global"]["sites"] = {"a": make_scores(0.6), HOSTILE_NAME: make_scores(0.9)}
+    for entry in hierarchy_run.round_records[1:]:
+        entry["groups"] = rename_site(entry["groups"])
+        entry["tree"] = {"leaves": ["a", HOSTILE_NAME], "merges": [[0, 1, 0.5, 2]]}
+    page = read_page(write_report(hierarchy_run.write()))
     titles = page.texts("h2")
     first = titles.index("Results on test data")
-    assert titles[first + 1 : first + 4] == ["Own models and the common one", "Groups", SECTION]
+    assert titles[first + 1 : first + 4] == ["Personalised and global models", "Clusters", SECTION]
     assert page.all("script") == []
-    drawn = page.texts("text")
-    assert any(words.startswith(nasty[:12]) and words.endswith("· 0.1") for words in drawn)
+    texts = page.texts("text")
+    assert any(text.startswith(HOSTILE_NAME[:12]) and text.endswith("· 0.1") for text in texts)

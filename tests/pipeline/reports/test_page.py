@@ -22,7 +22,7 @@ def test_blocks_come_in_order_and_are_escaped(tmp_path, read_page):
     assert found.texts("figcaption") == ["A drawing"]
 
 
-def test_a_plain_string_is_no_drawing():
+def test_svg_given_as_plain_text_is_escaped():
     assert "<svg" not in HtmlPage("x").add_figure("<svg></svg>", "forged").render_html()
 
 
@@ -33,7 +33,7 @@ def test_a_long_captioned_table_starts_folded():
     assert "<summary>" not in HtmlPage("x").add_table([TableColumn("n")], rows, "Marked", highlight=2).render_html()
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     path = write_atomically(tmp_path / "page.html", b"old")
 
     def full(_: int) -> None:
@@ -47,18 +47,18 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [(None, "–"), (0.04, "0.0 s"), (59.97, "1 min 00 s"), (3599.6, "1 h 00 min"), (7500, "2 h 05 min")],
 )
-def test_durations(seconds, words):
-    assert format_duration(seconds) == words
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(None, "–"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB"), (2.5e13, "25.0 TB")]
+    ("count", "text"), [(None, "–"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB"), (2.5e13, "25.0 TB")]
 )
-def test_sizes(count, words):
-    assert format_bytes(count) == words
+def test_sizes(count, text):
+    assert format_bytes(count) == text
 
 
 def test_scores_and_counts():

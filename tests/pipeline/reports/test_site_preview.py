@@ -8,13 +8,13 @@ from pipeline.cli.commands.study import preview_command
 
 
 @pytest.fixture
-def smears(tmp_path):
-    """Six red and six blue images, two sites that see the same."""
-    for label, colour in (("normal", (255, 0, 0)), ("<odd>", (0, 0, 255))):
+def smear_study(tmp_path):
+    """Six red and six blue images at two sites with the same distribution."""
+    for label, color in (("normal", (255, 0, 0)), ("<odd>", (0, 0, 255))):
         (tmp_path / "images" / label).mkdir(parents=True)
         for at in range(6):
-            picture = np.full((32, 32, 3), colour, np.uint8)
-            Image.fromarray(picture).save(tmp_path / "images" / label / f"{at}.png")
+            image = np.full((32, 32, 3), color, np.uint8)
+            Image.fromarray(image).save(tmp_path / "images" / label / f"{at}.png")
     study = tmp_path / "smears.toml"
     study.write_text(
         'name = "smears"\n[data]\nname = "folder"\npath = "images"\nval = 0\ntest = 0.3\n[sites]\ncount = 2\n[model]\nname = "cnn28"\n'
@@ -22,8 +22,8 @@ def smears(tmp_path):
     return study
 
 
-def test_a_preview_of_images(smears, tmp_path, read_page, capsys):
-    preview_command(str(smears), [], None, tmp_path / "new" / "page.html", json=False)
+def test_a_preview_of_images(smear_study, tmp_path, read_page, capsys):
+    preview_command(str(smear_study), [], None, tmp_path / "new" / "page.html", json=False)
     assert "wrote" in capsys.readouterr().out
     page = read_page(tmp_path / "new" / "page.html")
     assert page.texts("h3") == ["site-01", "site-02"]
@@ -32,24 +32,24 @@ def test_a_preview_of_images(smears, tmp_path, read_page, capsys):
     header = page.texts("header")[0]
     assert "simulated sites on this machine" in header
     assert "must not leave the hospital" in header
-    assert "Mean and spread: R" in page.texts("article")[0]
+    assert "Mean and standard deviation: R" in page.texts("article")[0]
     html = (tmp_path / "new" / "page.html").read_text()
     assert "<odd>" not in html
     assert "http" not in html
 
 
-def test_json_has_all_numbers_of_a_site(smears, tmp_path, capsys):
-    preview_command(str(smears), [], None, tmp_path, json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["page"] == str(tmp_path / "preview.html")  # a folder gets preview.html
-    assert found["classes"] == ["<odd>", "normal"]
-    assert found["shape"] == [3, 32, 32]
-    assert list(found["sites"]) == ["site-01", "site-02"]
-    site = found["sites"]["site-01"]
-    assert set(site) == {"counts", "measured_on", "means", "spreads", "acquisition"}
+def test_json_has_the_statistics_of_a_site(smear_study, tmp_path, capsys):
+    preview_command(str(smear_study), [], None, tmp_path, json=True)
+    preview = json.loads(capsys.readouterr().out)
+    assert preview["page"] == str(tmp_path / "preview.html")  # a folder gets preview.html
+    assert preview["classes"] == ["<odd>", "normal"]
+    assert preview["shape"] == [3, 32, 32]
+    assert list(preview["sites"]) == ["site-01", "site-02"]
+    site = preview["sites"]["site-01"]
+    assert set(site) == {"counts", "measured_on", "means", "stds", "acquisition"}
     red = site["counts"]["train"]["normal"] / site["measured_on"]
     assert site["means"] == pytest.approx([red, 0, 1 - red], abs=1e-4)
-    assert site["spreads"] == pytest.approx([(red * (1 - red)) ** 0.5, 0, (red * (1 - red)) ** 0.5], abs=1e-4)
+    assert site["stds"] == pytest.approx([(red * (1 - red)) ** 0.5, 0, (red * (1 - red)) ** 0.5], abs=1e-4)
 
 
 def test_a_preview_of_points(tmp_path, read_page, capsys):
@@ -63,7 +63,7 @@ def test_a_preview_of_points(tmp_path, read_page, capsys):
     assert "must not leave" not in page.texts("header")[0]
 
 
-def test_many_sites_are_measured_but_not_all_shown(tmp_path, read_page, capsys):
+def test_of_many_sites_only_the_first_are_shown(tmp_path, read_page, capsys):
     preview_command("moons-demo", ["sites.count=30"], None, tmp_path / "moons.html", json=False)
     page = read_page(tmp_path / "moons.html")
     assert "The first 8 sites are shown; there are 22 more." in page.texts("main")[0]

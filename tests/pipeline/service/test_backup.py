@@ -28,15 +28,15 @@ from privacy.ledger.receipts import create_receipt_request
 from privacy.ledger.records import DatasetSnapshot, LedgerBudget
 from sites.governance.home import SiteHome
 from sites.privacy.budget_guard import BudgetGuard
-from tests.pipeline.service.conftest import STUDY, World
-from tests.support.ledger_factory import charge
+from tests.support.ledger_factory import make_charge
+from tests.support.service_factory import STUDY_TOML, CoordinatorService
 
 
 def grown(home, rounds):
     """A run of so many rounds, as its process writes it."""
-    folder = RunFolder(home.runs / "run-1")
+    folder = RunFolder(home.runs_folder / "run-1")
     if not folder.path.exists():
-        folder = RunFolder.create(folder.path, parse_study(STUDY, "study", {}))
+        folder = RunFolder.create(folder.path, parse_study(STUDY_TOML, "study", {}))
     for turn in range(len(folder.load_rounds()), rounds):
         folder.next_attempt(turn)
         folder.append_round({"round": turn})
@@ -54,8 +54,8 @@ def site(tmp_path):
         return ask(home)
 
     def ask(home, since=None):
-        public = keys.public_hex(home.key)
-        receipt = LedgerCountersigner(home.receipts, home.key).countersign(
+        public = keys.public_hex(home.signing_key)
+        receipt = LedgerCountersigner(home.receipts_folder, home.signing_key).countersign(
             create_receipt_request(made.ledger, made.agent_key, public, since)
         )
         made.ledger.append(receipt)
@@ -64,8 +64,8 @@ def site(tmp_path):
     return SimpleNamespace(spend=spend, ask=ask, home=made, path=tmp_path / "site")
 
 
-def copied(world, tmp_path, name="copy.tar", passphrase=None):
-    backup_home(world.home.path, tmp_path / name, passphrase)
+def copied(service, tmp_path, name="copy.tar", passphrase=None):
+    backup_home(service.home.path, tmp_path / name, passphrase)
     return tmp_path / name
 
 
@@ -74,25 +74,25 @@ def rows(home, query):
         return database.execute(query).fetchall()
 
 
-def test_what_is_in_it(world: World, site, tmp_path):
-    world.enrol("north")
-    run = grown(world.home, 5)
-    site.spend(world.home)
+def test_what_is_in_it(service: CoordinatorService, site, tmp_path):
+    service.enrol_site("north")
+    run = grown(service.home, 5)
+    site.spend(service.home)
     for name in ("live.json", "ended.json", ".lock", ".x.tmp"):
         (run.path / name).write_text("{}")
     for name in ("kit/startup/server.key", "admin/startup/client.key", "flare/jobs/x", "log/coordinator.jsonl"):
-        (world.home.path / name).parent.mkdir(parents=True, exist_ok=True)
-        (world.home.path / name).write_text("not this")
-    copy = copied(world, tmp_path)
+        (service.home.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (service.home.path / name).write_text("not this")
+    copy = copied(service, tmp_path)
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     about = unpack_archive(copy, tmp_path / "out", None)
     assert (about["kind"], about["name"], about["key"]) == (
         "coordinator",
         "Test Trust",
-        keys.public_hex(world.home.signing_key),
+        keys.public_hex(service.home.signing_key),
     )
     found = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    (receipt,) = world.home.receipts_folder.glob("*.json")
+    (receipt,) = service.home.receipts_folder.glob("*.json")
     assert found == {
         "coordinator.toml",
         "key.pem",
@@ -111,11 +111,11 @@ def test_what_is_in_it(world: World, site, tmp_path):
     assert rows(tmp_path / "out", "SELECT name FROM sites") == [("north",)]
 
 
-def test_a_new_machine_serves_it_and_runs_go_on(world: World, tmp_path):
-    credential = world.enrol("north").token
-    open_one = world.store.accounts.create_invitation("south", 1, "lead")[0]
-    grown(world.home, 3)
-    made = restore_home(copied(world, tmp_path), tmp_path / "new" / "home")
+def test_a_new_machine_serves_it_and_runs_go_on(service: CoordinatorService, tmp_path):
+    credential = service.enrol_site("north").token
+    open_one = service.store.accounts.create_invitation("south", 1, "lead")[0]
+    grown(service.home, 3)
+    made = restore_home(copied(service, tmp_path), tmp_path / "new" / "home")
     assert made.is_database_restored
     assert made.restored_runs == ("run-1",)
     home = CoordinatorHome.open(tmp_path / "new" / "home")
@@ -139,22 +139,22 @@ def test_a_new_machine_serves_it_and_runs_go_on(world: World, tmp_path):
         store.close()
 
 
-def test_beside_a_run_and_a_service_that_go_on(world: World, tmp_path):
+def test_beside_a_run_and_a_service_that_go_on(service: CoordinatorService, tmp_path):
     """Rounds are written, old checkpoints cleared away, transactions made: each copy is of one moment and can go on."""
-    grown(world.home, 1)
+    grown(service.home, 1)
     over = threading.Event()
 
     def work() -> None:
         for count in range(2, 2000):
             if not over.is_set():
-                grown(world.home, count)
-                world.store.record_event("somebody", "something")
+                grown(service.home, count)
+                service.store.record_event("somebody", "something")
 
     worker = threading.Thread(target=work)
     worker.start()
     try:
         for nth in range(12):
-            restore_home(copied(world, tmp_path, f"{nth}.tar"), tmp_path / f"home-{nth}")
+            restore_home(copied(service, tmp_path, f"{nth}.tar"), tmp_path / f"home-{nth}")
             run = RunFolder.open(tmp_path / f"home-{nth}" / "runs" / "run-1")
             last = run.load_checkpoint()[0]["round"]
             assert {r["round"] for r in run.load_rounds()} >= set(range(last + 1))
@@ -165,15 +165,15 @@ def test_beside_a_run_and_a_service_that_go_on(world: World, tmp_path):
     assert last > 0
 
 
-def test_what_is_newer_in_the_home_stays(world: World, site, tmp_path):
-    grown(world.home, 2)
-    site.spend(world.home)
-    copy = copied(world, tmp_path)
-    grown(world.home, 4)
-    last = site.spend(world.home)
-    world.store.accounts.add_user("later", "viewer", "lead")
-    (world.home.path / "coordinator.toml").write_text('name = "Test Trust"\nhost = "new.example"\nport = 8443\n')
-    made = restore_home(copy, world.home.path)
+def test_what_is_newer_in_the_home_stays(service: CoordinatorService, site, tmp_path):
+    grown(service.home, 2)
+    site.spend(service.home)
+    copy = copied(service, tmp_path)
+    grown(service.home, 4)
+    last = site.spend(service.home)
+    service.store.accounts.add_user("later", "viewer", "lead")
+    (service.home.path / "coordinator.toml").write_text('name = "Test Trust"\nhost = "new.example"\nport = 8443\n')
+    made = restore_home(copy, service.home.path)
     assert (
         made.is_database_restored,
         made.restored_runs,
@@ -182,36 +182,36 @@ def test_what_is_newer_in_the_home_stays(world: World, site, tmp_path):
         made.num_files,
     ) == (False, (), 0, 1, 0)
     assert (
-        LedgerCountersigner(world.home.receipts_folder, world.home.signing_key).last_receipt("st-anne", "smears")
+        LedgerCountersigner(service.home.receipts_folder, service.home.signing_key).last_receipt("st-anne", "smears")
         == last
     )
-    assert RunFolder(world.home.runs_folder / "run-1").load_checkpoint()[0] == {"round": 3}
-    assert "later" in [user.name for user in world.store.accounts.list_users()]
-    assert CoordinatorHome.open(world.home.path).host == "new.example"
+    assert RunFolder(service.home.runs_folder / "run-1").load_checkpoint()[0] == {"round": 3}
+    assert "later" in [user.name for user in service.store.accounts.list_users()]
+    assert CoordinatorHome.open(service.home.path).host == "new.example"
 
 
-def test_what_is_lost_or_damaged_comes_back(world: World, site, tmp_path):
-    grown(world.home, 2)
-    site.spend(world.home)
-    copy = copied(world, tmp_path)
-    world.store.close()
-    shutil.rmtree(world.home.runs_folder / "run-1" / "checkpoint")
-    (world.home.path / "hemofed.db").write_bytes(b"not a database at all" * 100)
-    (world.home.path / "web.key").unlink()
-    (receipt,) = world.home.receipts_folder.glob("*.json")
+def test_what_is_lost_or_damaged_comes_back(service: CoordinatorService, site, tmp_path):
+    grown(service.home, 2)
+    site.spend(service.home)
+    copy = copied(service, tmp_path)
+    service.store.close()
+    shutil.rmtree(service.home.runs_folder / "run-1" / "checkpoint")
+    (service.home.path / "hemofed.db").write_bytes(b"not a database at all" * 100)
+    (service.home.path / "web.key").unlink()
+    (receipt,) = service.home.receipts_folder.glob("*.json")
     receipt.write_text("{")
-    made = restore_home(copy, world.home.path)
+    made = restore_home(copy, service.home.path)
     assert (made.is_database_restored, made.restored_runs, made.num_receipts) == (True, ("run-1",), 1)
-    assert RunFolder(world.home.runs_folder / "run-1").load_checkpoint()[0] == {"round": 1}
-    CoordinatorStore(CoordinatorHome.open(world.home.path).database_url).close()
+    assert RunFolder(service.home.runs_folder / "run-1").load_checkpoint()[0] == {"round": 1}
+    CoordinatorStore(CoordinatorHome.open(service.home.path).database_url).close()
 
 
-def test_a_site_that_moved_on_extends_and_one_that_is_behind_is_refused(world: World, site, tmp_path):
-    site.spend(world.home)
+def test_a_site_that_moved_on_extends_and_one_that_is_behind_is_refused(service: CoordinatorService, site, tmp_path):
+    site.spend(service.home)
     shutil.copytree(site.path, tmp_path / "behind")
-    known = site.spend(world.home)
-    copy = copied(world, tmp_path)
-    ahead = site.spend(world.home)
+    known = site.spend(service.home)
+    copy = copied(service, tmp_path)
+    ahead = site.spend(service.home)
     restore_home(copy, tmp_path / "new")
     home = CoordinatorHome.open(tmp_path / "new")
     with pytest.raises(LedgerError, match=f"needs the digests since entry {known.index + 1}"):
@@ -224,37 +224,37 @@ def test_a_site_that_moved_on_extends_and_one_that_is_behind_is_refused(world: W
     assert "older than" in refused["refused"]
 
 
-def test_it_does_so_by_itself_before_it_trains(world: World, site, tmp_path):
-    site.spend(world.home)
-    copy = copied(world, tmp_path)
-    site.spend(world.home)
+def test_it_does_so_by_itself_before_it_trains(service: CoordinatorService, site, tmp_path):
+    site.spend(service.home)
+    copy = copied(service, tmp_path)
+    site.spend(service.home)
     restore_home(copy, tmp_path / "new")
     home = CoordinatorHome.open(tmp_path / "new")
-    site.home.ledger.append(charge(1, 0.5))
+    site.home.ledger.append(make_charge(1, 0.5))
     signer = LedgerCountersigner(home.receipts_folder, home.signing_key)
     BudgetGuard(
         site.home, None, "moons", "0" * 64, signer.countersign, keys.public_hex(home.signing_key)
     )._ensure_receipt()
-    assert signer.last_receipt("st-anne", "smears").index == site.home.ledger.index - 1
+    assert signer.last_receipt("st-anne", "smears").index == site.home.ledger.last_index - 1
 
 
-def test_never_while_it_is_served_nor_over_another(world: World, tmp_path):
-    copy = copied(world, tmp_path)
-    with exclusive_lock(world.home.path), pytest.raises(RunFolderError, match="stop it first"):
-        restore_home(copy, world.home.path)
+def test_never_while_it_is_served_nor_over_another(service: CoordinatorService, tmp_path):
+    copy = copied(service, tmp_path)
+    with exclusive_lock(service.home.path), pytest.raises(RunFolderError, match="stop it first"):
+        restore_home(copy, service.home.path)
     keys.save_key(keys.generate_key(), tmp_path / "other.pem")
     (tmp_path / "other").mkdir()
     (tmp_path / "other.pem").replace(tmp_path / "other" / "key.pem")
     with pytest.raises(RunFolderError, match="another coordinator"):
         restore_home(copy, tmp_path / "other")
     with pytest.raises(RunFolderError, match="lies in the home"):
-        backup_home(world.home.path, world.home.path / "copy.tar")
+        backup_home(service.home.path, service.home.path / "copy.tar")
     assert not [p for p in tmp_path.iterdir() if "restoring" in p.name]
 
 
-def test_commands(world: World, tmp_path, monkeypatch, capsys):
+def test_commands(service: CoordinatorService, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HEMOFED_PASSPHRASE", "correct horse")
-    backup_command(world.home.path, tmp_path / "sealed", encrypt=True, json=True)
+    backup_command(service.home.path, tmp_path / "sealed", encrypt=True, json=True)
     assert json.loads(capsys.readouterr().out)["encrypted"] is True
     assert is_encrypted(tmp_path / "sealed")
     assert b"PRIVATE KEY" not in (tmp_path / "sealed").read_bytes()

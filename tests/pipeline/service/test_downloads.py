@@ -5,59 +5,65 @@ import math
 
 import pytest
 
-from tests.pipeline.service.conftest import beating
+from tests.support.service_factory import make_heartbeat
 
 
 def record(turn, **more):
     return {"round": turn, "metrics": {"val": {"pooled": {"accuracy": 0.5 + turn / 10}}}, "missed": {}} | more
 
 
-def write_rounds(world, run, *records):
-    world.file(run, "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in records).encode())
+def write_rounds(service, run, *records):
+    service.write_run_file(run, "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in records).encode())
 
 
 @pytest.fixture
-def done(world):
+def done(service):
     """A run of three sites in two groups, come to its end."""
-    sites = {name: world.enrol(name) for name in ("a", "b", "c")}
-    run = world.offer()
+    sites = {name: service.enrol_site(name) for name in ("a", "b", "c")}
+    run = service.offer_run()
     for name in ("a", "b"):
-        sites[name].post("/site/beat", beating(world.approval(run)))
-    write_rounds(world, run, record(0), record(1, groups={"a": "0", "b": "1", "c": "1"}), record(2))
+        sites[name].post("/site/heartbeat", make_heartbeat(service.make_approval(run)))
+    write_rounds(service, run, record(0), record(1, groups={"a": "0", "b": "1", "c": "1"}), record(2))
     for name in ("global", "group/0", "group/1", "site/a", "site/b"):
-        world.file(run, f"models/{name}.safetensors", name.encode())
-    world.file(run, "report.html", b"<p>report")
-    world.file(run, "plots/curve.png")
-    world.file(run, "cells/patient.png")
-    world.file(run, "checkpoint/round-2.safetensors")
-    world.file(run, "results.json", json.dumps({"test": {"pooled": {"accuracy": 0.9, "loss": math.nan}}}).encode())
-    world.store.state(run, "finished")
+        service.write_run_file(run, f"models/{name}.safetensors", name.encode())
+    service.write_run_file(run, "report.html", b"<p>report")
+    service.write_run_file(run, "plots/curve.png")
+    service.write_run_file(run, "cells/patient.png")
+    service.write_run_file(run, "checkpoint/round-2.safetensors")
+    service.write_run_file(
+        run, "results.json", json.dumps({"test": {"pooled": {"accuracy": 0.9, "loss": math.nan}}}).encode()
+    )
+    service.store.set_run_state(run, "finished")
     return run, sites
 
 
-def test_rounds_results_and_headline(world, done):
+def test_rounds_results_and_headline(service, done):
     run, _ = done
-    assert [r["round"] for r in world.lead.get(f"/api/runs/{run}/rounds").json()] == [0, 1, 2]
-    assert [r["round"] for r in world.lead.get(f"/api/runs/{run}/rounds?after=1").json()] == [2]
-    assert world.lead.get(f"/api/runs/{run}/rounds?after=x").status_code == 422
-    assert world.lead.get(f"/api/runs/{run}/results").json()["test"]["pooled"]["loss"] is None  # NaN is no JSON
-    assert world.lead.get(f"/api/runs/{run}/privacy").status_code == 404
-    shown = world.lead.get(f"/api/runs/{run}").json()
+    assert [r["round"] for r in service.lead.get(f"/api/runs/{run}/rounds").json()] == [0, 1, 2]
+    assert [r["round"] for r in service.lead.get(f"/api/runs/{run}/rounds?after=1").json()] == [2]
+    assert service.lead.get(f"/api/runs/{run}/rounds?after=x").status_code == 422
+    assert service.lead.get(f"/api/runs/{run}/results").json()["test"]["pooled"]["loss"] is None  # NaN is no JSON
+    assert service.lead.get(f"/api/runs/{run}/privacy").status_code == 404
+    shown = service.lead.get(f"/api/runs/{run}").json()
     assert (shown["round"], shown["headline"]) == (2, {"split": "test", "metric": "accuracy", "value": 0.9})
-    (world.home.runs / run / "results.json").unlink()
-    assert world.lead.get(f"/api/runs/{run}").json()["headline"] == {"split": "val", "metric": "accuracy", "value": 0.7}
+    (service.home.runs_folder / run / "results.json").unlink()
+    assert service.lead.get(f"/api/runs/{run}").json()["headline"] == {
+        "split": "val",
+        "metric": "accuracy",
+        "value": 0.7,
+    }
 
 
-def test_a_round_that_is_being_written_waits(world, done):
+def test_a_round_that_is_being_written_waits(service, done):
     run, _ = done
-    with (world.home.runs / run / "rounds.jsonl").open("a") as file:
+    with (service.home.runs_folder / run / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "met')
-    assert [r["round"] for r in world.lead.get(f"/api/runs/{run}/rounds").json()] == [0, 1, 2]
+    assert [r["round"] for r in service.lead.get(f"/api/runs/{run}/rounds").json()] == [0, 1, 2]
 
 
-def test_the_list_is_all_there_is(world, done):
+def test_the_list_is_all_there_is(service, done):
     run, _ = done
-    listed = {f["path"]: f for f in world.person("viewer").get(f"/api/runs/{run}/files").json()}
+    listed = {f["path"]: f for f in service.add_user("viewer").get(f"/api/runs/{run}/files").json()}
     assert set(listed) == {
         "models/global.safetensors",
         "models/group/0.safetensors",
@@ -70,8 +76,8 @@ def test_the_list_is_all_there_is(world, done):
     }
     assert listed["models/global.safetensors"] == {"path": "models/global.safetensors", "bytes": 6, "kind": "model"}
     for path in listed:
-        told = world.lead.get(f"/api/runs/{run}/files/{path}")
-        assert told.content == (world.home.runs / run / path).read_bytes()
+        response = service.lead.get(f"/api/runs/{run}/files/{path}")
+        assert response.content == (service.home.runs_folder / run / path).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -94,33 +100,33 @@ def test_the_list_is_all_there_is(world, done):
         "models//global.safetensors",
     ],
 )
-def test_what_is_not_listed_is_not_sent(world, done, path):
+def test_what_is_not_listed_is_not_sent(service, done, path):
     run, _ = done
-    (world.home.runs / run / "plots" / "link.png").symlink_to(world.home.token)
-    told = world.lead.get(f"/api/runs/{run}/files/{path}")
+    (service.home.runs_folder / run / "plots" / "link.png").symlink_to(service.home.token_path)
+    response = service.lead.get(f"/api/runs/{run}/files/{path}")
     if path == "":
-        assert told.status_code in (307, 404)
+        assert response.status_code in (307, 404)
     else:
-        assert told.status_code == 404
-    assert world.lead_token not in told.text
+        assert response.status_code == 404
+    assert service.lead_token not in response.text
 
 
-def test_a_report_is_shown_in_a_sandbox_and_the_rest_is_saved(world, done):
+def test_a_report_is_shown_in_a_sandbox_and_the_rest_is_saved(service, done):
     run, _ = done
-    page = world.lead.get(f"/api/runs/{run}/files/report.html")
+    page = service.lead.get(f"/api/runs/{run}/files/report.html")
     assert page.headers["content-type"].startswith("text/html")
     assert "sandbox" in page.headers["content-security-policy"]
     assert "script-src" not in page.headers["content-security-policy"]
     assert page.headers["content-disposition"].startswith("inline")
-    model = world.lead.get(f"/api/runs/{run}/files/models/global.safetensors")
+    model = service.lead.get(f"/api/runs/{run}/files/models/global.safetensors")
     assert model.headers["content-disposition"].startswith("attachment")
     assert page.headers["cache-control"] == model.headers["cache-control"] == "no-store"
 
 
-def test_a_site_gets_the_common_model_and_its_groups(world, done):
+def test_a_site_gets_the_common_model_and_its_groups(service, done):
     run, sites = done
-    (told,) = sites["a"].post("/site/beat", beating()).json()["runs"]
-    assert told == {"id": run, "state": "finished", "models": ["global", "group/0"]}
+    (response,) = sites["a"].post("/site/heartbeat", make_heartbeat()).json()["runs"]
+    assert response == {"id": run, "state": "finished", "models": ["global", "group/0"]}
     assert sites["a"].get(f"/site/runs/{run}/models/global").content == b"global"
     assert sites["a"].get(f"/site/runs/{run}/models/group/0").content == b"group/0"
     assert sites["b"].get(f"/site/runs/{run}/models/group/1").content == b"group/1"
@@ -141,20 +147,20 @@ def test_a_site_gets_the_common_model_and_its_groups(world, done):
         "Global",
     ],
 )
-def test_a_site_gets_nothing_else(world, done, name):
+def test_a_site_gets_nothing_else(service, done, name):
     run, sites = done
     assert sites["a"].get(f"/site/runs/{run}/models/{name}").status_code == 404
 
 
-def test_who_did_not_approve_gets_no_model(world, done):
+def test_who_did_not_approve_gets_no_model(service, done):
     run, sites = done
-    (told,) = sites["c"].post("/site/beat", beating()).json()["runs"]
-    assert told["models"] == []
+    (response,) = sites["c"].post("/site/heartbeat", make_heartbeat()).json()["runs"]
+    assert response["models"] == []
     assert sites["c"].get(f"/site/runs/{run}/models/global").status_code == 404
 
 
-def test_a_site_outside_of_the_run_gets_nothing(world, done):
+def test_a_site_outside_of_the_run_gets_nothing(service, done):
     run, _ = done
-    late = world.enrol("d")
-    assert late.post("/site/beat", beating()).json()["runs"] == []
+    late = service.enrol_site("d")
+    assert late.post("/site/heartbeat", make_heartbeat()).json()["runs"] == []
     assert late.get(f"/site/runs/{run}/models/global").status_code == 404

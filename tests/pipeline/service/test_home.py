@@ -11,26 +11,28 @@ from pipeline.service.storage.store import CoordinatorStore
 from privacy.ledger import keys
 
 
-def test_all_is_there_and_secrets_are_the_owners(built):
-    home = CoordinatorHome.open(built)
+def test_all_is_there_and_secrets_are_the_owners(coordinator_home):
+    home = CoordinatorHome.open(coordinator_home)
     assert (home.name, home.host, home.port, home.url) == ("Test Trust", "localhost", 8443, "https://localhost:8443")
     for name in ("key.pem", "ca.key", "web.key", "lead.token", "hemofed.db"):
-        assert (built / name).stat().st_mode & 0o777 == 0o600, name
-    assert built.stat().st_mode & 0o777 == 0o700
+        assert (coordinator_home / name).stat().st_mode & 0o777 == 0o600, name
+    assert coordinator_home.stat().st_mode & 0o777 == 0o700
     assert len(keys.public_hex(home.signing_key)) == 64
-    ssl.create_default_context(cafile=str(built / "ca.pem")).load_cert_chain(built / "web.crt", built / "web.key")
-    assert not list(built.parent.glob(".home*")), "a draft was left behind"
+    ssl.create_default_context(cafile=str(coordinator_home / "ca.pem")).load_cert_chain(
+        coordinator_home / "web.crt", coordinator_home / "web.key"
+    )
+    assert not list(coordinator_home.parent.glob(".home*")), "a draft was left behind"
 
 
-def test_the_leads_token_opens_and_is_not_in_the_database(built):
-    home = CoordinatorHome.open(built)
+def test_the_leads_token_opens_and_is_not_in_the_database(coordinator_home):
+    home = CoordinatorHome.open(coordinator_home)
     token = home.token_path.read_text().strip()
     store = CoordinatorStore(home.database_url)
     user = store.accounts.find_user(token)
     store.close()
     assert user is not None
     assert (user.name, user.role) == ("lead", "lead")
-    assert token.encode() not in b"".join(p.read_bytes() for p in built.glob("hemofed.db*"))
+    assert token.encode() not in b"".join(p.read_bytes() for p in coordinator_home.glob("hemofed.db*"))
 
 
 def test_a_home_is_never_made_over_something(tmp_path):
@@ -51,10 +53,10 @@ def test_names_that_would_break_files_are_refused(tmp_path, name, host, port):
     assert not (tmp_path / "home").exists()
 
 
-def test_what_is_missing_is_named(built, tmp_path):
+def test_what_is_missing_is_named(coordinator_home, tmp_path):
     with pytest.raises(RunFolderError, match="coordinator init"):
         CoordinatorHome.open(tmp_path)
-    shutil.copytree(built, tmp_path / "home")
+    shutil.copytree(coordinator_home, tmp_path / "home")
     (tmp_path / "home" / "ca.key").unlink()
     with pytest.raises(RunFolderError, match=r"lacks ca\.key"):
         CoordinatorHome.open(tmp_path / "home")

@@ -48,22 +48,22 @@ def test_rounds_come_once_in_order_and_then_the_end():
             ("finished", 4, None),
         ]
     )
-    told = list(
+    response = list(
         parsed(asyncio.run(gather(EventStream(poll_seconds=0).stream_run(fake.run, fake.rounds, -1, lambda: True))))
     )
-    assert [data["round"] for name, data, _ in told if name == "round"] == [0, 1, 2, 3]
-    assert [id for name, _, id in told if name == "round"] == ["0", "1", "2", "3"]
-    assert [data["state"] for name, data, _ in told if name == "run"] == ["running", "finished"]
-    assert [data for name, data, _ in told if name == "live"] == [{"round": 2}, {"round": 3}, None]
-    assert [name for name, _, _ in told][-1] == "end"
+    assert [data["round"] for name, data, _ in response if name == "round"] == [0, 1, 2, 3]
+    assert [id for name, _, id in response if name == "round"] == ["0", "1", "2", "3"]
+    assert [data["state"] for name, data, _ in response if name == "run"] == ["running", "finished"]
+    assert [data for name, data, _ in response if name == "live"] == [{"round": 2}, {"round": 3}, None]
+    assert [name for name, _, _ in response][-1] == "end"
 
 
 def test_who_comes_back_gets_only_what_is_new():
     fake = Fake([("finished", 5, None)])
-    told = list(
+    response = list(
         parsed(asyncio.run(gather(EventStream(poll_seconds=0).stream_run(fake.run, fake.rounds, 2, lambda: True))))
     )
-    assert [data["round"] for name, data, _ in told if name == "round"] == [3, 4]
+    assert [data["round"] for name, data, _ in response if name == "round"] == [3, 4]
 
 
 def test_silence_is_filled_and_the_unwelcome_are_let_go():
@@ -73,10 +73,10 @@ def test_silence_is_filled_and_the_unwelcome_are_let_go():
         asked.append(1)
         return len(asked) < 3
 
-    told = asyncio.run(
+    response = asyncio.run(
         gather(EventStream(poll_seconds=0, keep_alive_seconds=0.0).stream_run(fake.run, fake.rounds, -1, welcome))
     )
-    assert told[1:] == [KEEP_ALIVE_COMMENT] * 3
+    assert response[1:] == [KEEP_ALIVE_COMMENT] * 3
     assert len(asked) == 3
 
 
@@ -100,7 +100,11 @@ def test_only_what_changed_is_sent():
         looks.append(next(sites, ["a", "b"]))
         return looks[-1]
 
-    told = asyncio.run(
+    response = asyncio.run(
         gather(EventStream(poll_seconds=0).stream_changes({"runs": lambda: [], "sites": look}, lambda: True), most=3)
     )
-    assert [(name, data) for name, data, _ in parsed(told)] == [("runs", []), ("sites", ["a"]), ("sites", ["a", "b"])]
+    assert [(name, data) for name, data, _ in parsed(response)] == [
+        ("runs", []),
+        ("sites", ["a"]),
+        ("sites", ["a", "b"]),
+    ]

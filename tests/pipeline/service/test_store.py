@@ -10,14 +10,14 @@ from pipeline.service.runtime.run_states import LIFECYCLE_STATES, RUN_ACTIONS, I
 from pipeline.service.storage.accounts import EnrolmentRefusal, EnrolmentRequest
 from pipeline.service.storage.store import CoordinatorStore
 from privacy.ledger.records import LedgerReceipt
-from tests.pipeline.service.conftest import Clock
+from tests.support.service_factory import FakeClock
 
 DIGEST = "d" * 64
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -42,15 +42,15 @@ def store(tmp_path, clock):
 
 def approve(store, site, hours=1.0, digest=DIGEST):
     now = store.clock()
-    return store.approve("r", site, digest, now, now + timedelta(hours=hours), "officer")
+    return store.record_approval("r", site, digest, now, now + timedelta(hours=hours), "officer")
 
 
 def test_all_approvals_begin_a_run(store):
     for site in "ab":
         assert approve(store, site)
-        assert store.run("r").state == "offered"
+        assert store.find_run("r").state == "offered"
     assert approve(store, "c")
-    run = store.run("r")
+    run = store.find_run("r")
     assert (run.state, run.started, run.sites) == ("starting", store.clock(), ["a", "b", "c"])
     assert store.approved_sites("r") == {"a", "b", "c"}
 
@@ -67,37 +67,37 @@ def test_an_approval_ends_by_time_by_withdrawal_and_by_leaving(store, clock):
     approve(store, "a", hours=1)
     approve(store, "b", hours=3)
     assert store.approved_sites("r") == {"a", "b"}
-    clock.pass_by(hours=2)
+    clock.advance(hours=2)
     assert store.approved_sites("r") == {"b"}
     assert store.record_withdrawal("r", "b", clock())
     assert store.approved_sites("r") == set()
-    clock.pass_by(minutes=1)
+    clock.advance(minutes=1)
     approve(store, "b")
     assert store.approved_sites("r") == {"b"}
-    assert store.leave("b")
+    assert store.record_departure("b")
     assert store.approved_sites("r") == set()
 
 
 def test_an_old_approval_told_again_does_not_undo_a_withdrawal(store, clock):
     first = clock()
     approve(store, "a")
-    clock.pass_by(minutes=1)
+    clock.advance(minutes=1)
     store.record_withdrawal("r", "a", clock())
-    store.approve("r", "a", DIGEST, first, None, "officer")
+    store.record_approval("r", "a", DIGEST, first, None, "officer")
     assert store.approved_sites("r") == set()
 
 
 def test_an_approval_of_something_else_is_none(store):
     assert not approve(store, "a", digest="e" * 64)
-    assert not store.approve("other", "a", DIGEST, store.clock(), None, "")
+    assert not store.record_approval("other", "a", DIGEST, store.clock(), None, "")
     assert store.approved_sites("r") == set()
 
 
 def test_an_approval_under_an_old_key_counts_no_more(store):
     approve(store, "a")
-    assert store.leave("a", "lead", removed=True)
+    assert store.record_departure("a", "lead", removed=True)
     token, _ = store.accounts.create_invitation("a", 1, "lead")
-    assert isinstance(store.accounts.enrol(token, EnrolmentRequest("a", "9" * 64, "f" * 64, "1")), str)
+    assert isinstance(store.accounts.enrol_site(token, EnrolmentRequest("a", "9" * 64, "f" * 64, "1")), str)
     assert store.approved_sites("r") == set()
     assert not approve(store, "a"), "the offer names the old key"
 
@@ -108,7 +108,7 @@ def test_of_two_that_race_with_one_invitation_one_gets_in(store):
 
     def enrol(number):
         gate.wait()
-        got.append(store.accounts.enrol(token, EnrolmentRequest("d", f"{number:064x}", "f" * 64, "1")))
+        got.append(store.accounts.enrol_site(token, EnrolmentRequest("d", f"{number:064x}", "f" * 64, "1")))
 
     threads = [threading.Thread(target=enrol, args=(100 + n,)) for n in range(6)]
     for thread in threads:
@@ -139,39 +139,42 @@ MOVES = {
 def test_every_action_in_every_state(store, action, state):
     for site in "abc":
         approve(store, site)
-    store.state("r", state)
-    told = []
+    store.set_run_state("r", state)
+    response = []
     if state in MOVES[action]:
-        run = store.apply_action("r", action, "lead", tell=lambda row: told.append(row.want))
-        assert (run.state, told) == (MOVES[action][state], [RUN_ACTIONS[action].desired_state])
+        run = store.apply_action("r", action, "lead", on_change=lambda row: response.append(row.desired_state))
+        assert (run.state, response) == (MOVES[action][state], [RUN_ACTIONS[action].desired_state])
     elif state in RUN_ACTIONS[action].no_op_states:
-        assert (store.act("r", action, "lead", tell=lambda row: told.append(row.want)).state, told) == (state, [])
+        assert (
+            store.apply_action("r", action, "lead", on_change=lambda row: response.append(row.desired_state)).state,
+            response,
+        ) == (state, [])
     else:
         with pytest.raises(InvalidStateError, match=f"r is {state}"):
             store.apply_action("r", action, "lead")
-        assert store.run("r").state == state
+        assert store.find_run("r").state == state
 
 
 def test_a_run_that_was_stopped_before_it_began_is_offered_again(store):
     store.apply_action("r", "stop", "lead")
-    assert store.run("r").finished is not None
+    assert store.find_run("r").finished is not None
     assert store.apply_action("r", "resume", "lead").state == "offered"
-    assert store.run("r").finished is None
+    assert store.find_run("r").finished is None
 
 
 def test_a_slow_supervisor_does_not_undo_what_a_lead_asked(store):
-    store.state("r", "running")
+    store.set_run_state("r", "running")
     store.apply_action("r", "stop", "lead")
-    assert not store.state("r", "running", only=["starting", "waiting"])
-    assert store.run("r").state == "stopping"
-    assert store.state("r", "stopped", "as asked", only=["stopping"])
-    assert (store.run("r").reason, store.run("r").want) == ("as asked", "stop")
+    assert not store.set_run_state("r", "running", expected_states=["starting", "waiting"])
+    assert store.find_run("r").state == "stopping"
+    assert store.set_run_state("r", "stopped", "as asked", expected_states=["stopping"])
+    assert (store.find_run("r").reason, store.find_run("r").desired_state) == ("as asked", "stop")
 
 
 def test_the_journal_says_who_did_what(store):
     approve(store, "a")
     store.apply_action("r", "stop", "eva")
-    assert [(e.who, e.what) for e in store.events(3)] == [
+    assert [(e.actor, e.action) for e in store.list_events(3)] == [
         ("lead", "run offered"),
         ("a", "approved"),
         ("eva", "run stopped"),
@@ -184,11 +187,11 @@ def test_receipts_are_noted_once(store):
     )
     store.record_receipt(receipt)
     store.record_receipt(receipt)
-    assert [(r.site, r.index) for r in store.receipts()] == [("a", 3)]
+    assert [(r.site, r.index) for r in store.list_receipts()] == [("a", 3)]
 
 
 def test_unknown_names_are_told_with_the_cure(store):
     with pytest.raises(RunFolderError, match="coordinator status"):
-        store.want("nothing", "run")
+        store.set_desired_state("nothing", "run")
     with pytest.raises(RunFolderError, match="coordinator invite"):
-        store.seen("nobody", {})
+        store.record_heartbeat("nobody", {})

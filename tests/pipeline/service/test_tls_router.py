@@ -19,7 +19,7 @@ from pipeline.service.runtime.tls_router import (
     TlsRouter,
     parse_alpn_protocols,
 )
-from tests.support.fake_coordinator import authority, served, wait_for
+from tests.support.fake_coordinator import certificate_authority, serve_tls, wait_for
 
 BIG = bytes(range(256)) * 4096 * 28  # 28 MB, as a model has
 NOWHERE = ("127.0.0.1", 1)
@@ -81,9 +81,9 @@ def test_every_cut_or_changed_extension_is_refused_or_read_but_never_crashes():
 @pytest.fixture
 def flare(tmp_path):
     """A gRPC server that wants a client's certificate and turns its bytes round."""
-    certificate, key = authority().server(tmp_path)
+    certificate, key = certificate_authority().write_server_certificate(tmp_path)
     credentials = grpc.ssl_server_credentials(
-        [(key.read_bytes(), certificate.read_bytes())], authority().pem.encode(), require_client_auth=True
+        [(key.read_bytes(), certificate.read_bytes())], certificate_authority().pem.encode(), require_client_auth=True
     )
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     server = grpc.server(futures.ThreadPoolExecutor(4), options=options)
@@ -91,7 +91,7 @@ def flare(tmp_path):
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", {"turn": turn})])
     port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
-    client = grpc.ssl_channel_credentials(authority().pem.encode(), key.read_bytes(), certificate.read_bytes())
+    client = grpc.ssl_channel_credentials(certificate_authority().pem.encode(), key.read_bytes(), certificate.read_bytes())
     yield port, client, options
     server.stop(0).wait()
 
@@ -114,13 +114,13 @@ def test_grpc_and_https_share_a_port(tmp_path, flare, front):
 
     @app.post("/turn")
     async def turn(request: Request) -> int:
-        seen.append((request.client.host, both.peer(request.client.port)))
+        seen.append((request.client.host, both.peer_address(request.client.port)))
         return len(await request.body())
 
     port, credentials, options = flare
-    with served(app, tmp_path) as web:
+    with serve_tls(app, tmp_path) as web:
         both = front(web, port)
-        context = ssl.create_default_context(cadata=authority().pem)
+        context = ssl.create_default_context(cadata=certificate_authority().pem)
         with grpc.secure_channel(f"localhost:{both.port}", credentials, options) as channel:
             call = channel.unary_unary("/test/turn")
             with httpx.Client(base_url=f"https://localhost:{both.port}", verify=context) as client:
@@ -129,7 +129,7 @@ def test_grpc_and_https_share_a_port(tmp_path, flare, front):
                 assert client.post("/turn", content=b"").json() == 0
                 assert seen == [("127.0.0.1", "127.0.0.1")] * 2
                 assert both.num_connections == 2
-        wait_for(lambda: both.connections == 0)
+        wait_for(lambda: both.num_connections == 0)
         assert both.peer_address(1) is None
         assert both._peer_by_port == {}
 
@@ -138,10 +138,13 @@ def test_a_foreign_certificate_is_not_hidden_by_the_front(flare, front):
     """The front ends no TLS: the gRPC server itself refuses a client without a certificate."""
     port, _, options = flare
     both = front(flare=port)
-    bare = grpc.ssl_channel_credentials(authority().pem.encode())
-    with grpc.secure_channel(f"localhost:{both.port}", bare, options) as channel, pytest.raises(grpc.RpcError) as told:
+    bare = grpc.ssl_channel_credentials(certificate_authority().pem.encode())
+    with (
+        grpc.secure_channel(f"localhost:{both.port}", bare, options) as channel,
+        pytest.raises(grpc.RpcError) as response,
+    ):
         channel.unary_unary("/test/turn")(b"x", timeout=5)
-    assert told.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert response.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
 def talk(port: int, data: bytes, seconds: float = 10) -> bytes:
@@ -176,14 +179,14 @@ def test_a_slow_hello_is_given_up(front, monkeypatch):
 
 def test_connections_of_an_address_are_limited_and_free_again(front):
     with socket.create_server(("127.0.0.1", 0)) as web:
-        both = front(web.getsockname()[1], per_address=2)
+        both = front(web.getsockname()[1], max_per_address=2)
         whole = hello(None)
         held = [socket.create_connection(("127.0.0.1", both.port)) for _ in range(2)]
-        wait_for(lambda: both.connections == 2)
+        wait_for(lambda: both.num_connections == 2)
         assert talk(both.port, b"") == b""
         for one in held:
             one.close()
-        wait_for(lambda: both.connections == 0)
+        wait_for(lambda: both.num_connections == 0)
         with socket.create_connection(("127.0.0.1", both.port)) as again:
             again.sendall(whole)
             with web.accept()[0] as inside:
@@ -223,7 +226,7 @@ def test_half_a_close_passes_and_a_slow_reader_holds_the_sender_back(front):
                 inside.shutdown(socket.SHUT_WR)
                 assert client.recv(100) == b"heard all"
                 assert client.recv(100) == b""
-        wait_for(lambda: both.connections == 0)
+        wait_for(lambda: both.num_connections == 0)
 
 
 def test_stopping_closes_what_is_open(front):

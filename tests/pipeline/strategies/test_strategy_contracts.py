@@ -1,4 +1,4 @@
-"""What an author of a strategy can get wrong is said in a sentence, when it happens."""
+"""A strategy or plugin that breaks its contract raises StrategyContractError with the cure."""
 
 import sys
 from dataclasses import dataclass
@@ -16,54 +16,55 @@ from pipeline.strategies.base import GlobalModelState, Strategy
 
 
 @dataclass(frozen=True)
-class WithSpeed(GlobalModelState):
+class StateWithSpeed(GlobalModelState):
     speed: torch.Tensor
 
 
-class Base(Strategy):
+class BrokenStrategy(Strategy):
     name: Literal["broken"] = "broken"
 
 
-class ForgotState(Base):
-    def init_state(self, start, plan):
-        return WithSpeed(start.weights, start.norm_stats, torch.zeros(1))
+class ForgotStateType(BrokenStrategy):
+    def init_state(self, initial_model, context):
+        return StateWithSpeed(initial_model.weights, initial_model.norm_stats, torch.zeros(1))
 
 
-class StartIsFine(Base):
+class ForgotReturn(BrokenStrategy):
     state_type: ClassVar[type] = GlobalModelState
 
-    def run_round(self, state, sites, ask, plan) -> Any:
-        ask.aggregate({site: self.train_payload(state, site) for site in sites})
+    def run_round(self, state, clients, requests, context) -> Any:
+        requests.aggregate({site: self.train_payload(state, site) for site in clients})
 
 
-class LooksAtEach(Base):
-    def run_round(self, state, sites, ask, plan):
-        ask.collect({site: self.train_payload(state, site) for site in sites})
+class CollectsWithoutVisibility(BrokenStrategy):
+    def run_round(self, state, clients, requests, context):
+        requests.collect({site: self.train_payload(state, site) for site in clients})
         return state
 
 
-class AsksTwice(Base):
-    def run_round(self, state, sites, ask, plan):
+class RequestsTwice(BrokenStrategy):
+    def run_round(self, state, clients, requests, context):
         for _ in range(2):
-            ask.aggregate({site: self.train_payload(state, site) for site in sites})
+            requests.aggregate({site: self.train_payload(state, site) for site in clients})
         return state
 
 
-class WrongKey(Base):
-    def run_round(self, state, sites, ask, plan):
+class WrongKey(BrokenStrategy):
+    def run_round(self, state, clients, requests, context):
         return GlobalModelState(
-            ask.aggregate({site: self.train_payload(state, site) for site in sites}).mean("deltas"), state.stats
+            requests.aggregate({site: self.train_payload(state, site) for site in clients}).mean("deltas"),
+            state.norm_stats,
         )
 
 
-class ForgotFrom(Base):
-    def client_train(self, message, memory, plan):
+class ForgotYieldFrom(BrokenStrategy):
+    def client_train(self, message, client_state, context):
         yield run_training(TrainJob(message.vectors["weights"], epochs=1))
-        return ClientUpdate(), memory
+        return ClientUpdate(), client_state
 
 
-class ForgotMemory(Base):
-    def client_train(self, message, memory, plan):
+class ForgotClientState(BrokenStrategy):
+    def client_train(self, message, client_state, context):
         yield from run_training(TrainJob(message.vectors["weights"], epochs=1))
         return ClientUpdate()
 
@@ -71,29 +72,32 @@ class ForgotMemory(Base):
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (ForgotState, "broken.start returned a WithSpeed, but the class says state = Global"),
-        (StartIsFine, "broken.round returned a NoneType"),
-        (LooksAtEach, "its `sees` has to say 'each'"),
-        (AsksTwice, "a round makes one ask"),
-        (WrongKey, "no site sent 'deltas' as a mean; its Update holds ['delta', 'stats']"),
-        (ForgotFrom, "yielded a generator, which is no job; is it `yield from`?"),
-        (ForgotMemory, "ends with `return Update(...), memory`"),
+        (
+            ForgotStateType,
+            "broken.init_state returned a StateWithSpeed, but the class says state_type = GlobalModelState",
+        ),
+        (ForgotReturn, "broken.run_round returned a NoneType"),
+        (CollectsWithoutVisibility, "its `visibility` must be 'each'"),
+        (RequestsTwice, "a round makes one request"),
+        (WrongKey, "no client sent 'deltas' to be averaged; its ClientUpdate holds ['delta', 'stats']"),
+        (ForgotYieldFrom, "yielded a generator, which is no job; is it `yield from`?"),
+        (ForgotClientState, "ends with `return ClientUpdate(...), client_state`"),
     ],
 )
-def test_slips_are_named(moons, go, strategy, message):
+def test_broken_strategies_are_refused_with_the_cure(moons, go, strategy, message):
     study = moons(rounds=2).model_copy(update={"strategy": strategy()})
     with pytest.raises(StrategyContractError) as error:
         go(study)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("value", "message"), [({1: 2}, "texts for keys"), (object(), "cannot be checkpointed")])
-def test_a_state_holds_what_a_checkpoint_can(value, message):
+@pytest.mark.parametrize(("value", "message"), [({1: 2}, "strings as keys"), (object(), "cannot be checkpointed")])
+def test_states_that_cannot_be_checkpointed_are_refused(value, message):
     with pytest.raises(StrategyContractError, match=message):
         serialize_state({"x": value}, "state", {})
 
 
-def plugin(tmp_path, monkeypatch, code: str, value: str) -> None:
+def install_plugin(tmp_path, monkeypatch, code: str, value: str) -> None:
     """A package installed outside, as pip would leave it."""
     (tmp_path / "outsider.py").write_text(code)
     info = tmp_path / "outsider-1.0.dist-info"
@@ -106,45 +110,45 @@ def plugin(tmp_path, monkeypatch, code: str, value: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh_choices():
+def no_cached_components():
     registered_components.cache_clear()
     yield
     registered_components.cache_clear()
 
 
-GOOD = """
+PLUGIN_CODE = """
 from typing import Literal
-from pipeline.strategies.base import Strategy
+from pipeline.strategies import Strategy
 class Outside(Strategy):
     name: Literal["outside"] = "outside"
 """
 
 
-def test_a_plugin_is_found_and_its_version_is_part_of_the_hash(tmp_path, monkeypatch, moons):
-    before = moons().hash
-    plugin(tmp_path, monkeypatch, GOOD, "outsider:Outside")
+def test_plugin_is_registered_and_its_version_is_part_of_the_study_hash(tmp_path, monkeypatch, moons):
+    hash_before = moons().hash
+    install_plugin(tmp_path, monkeypatch, PLUGIN_CODE, "outsider:Outside")
     assert "outside" in registered_components("strategies")
-    assert moons().hash == before  # a study that does not use it is the same study
-    with_it = moons(strategy="outside").hash
+    assert moons().hash == hash_before  # a study that does not use it is the same study
+    plugin_hash = moons(strategy="outside").hash
     (tmp_path / "outsider-1.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: outsider\nVersion: 1.1\n"
     )
-    assert moons(strategy="outside").hash != with_it
+    assert moons(strategy="outside").hash != plugin_hash
 
 
 @pytest.mark.parametrize(
     ("code", "value", "message"),
     [
         (
-            GOOD.replace('"outside"', '"fedavg"'),
+            PLUGIN_CODE.replace('"outside"', '"fedavg"'),
             "outsider:Outside",
             "the name 'fedavg' is taken by pipeline.strategies.fedavg",
         ),
         ("import nothing_of_that_name", "outsider:Outside", "the plugin outsider:Outside cannot be loaded"),
-        ("Outside = 3", "outsider:Outside", "is no component"),
+        ("Outside = 3", "outsider:Outside", "is not a component"),
     ],
 )
-def test_a_bad_plugin_is_named(tmp_path, monkeypatch, code, value, message):
-    plugin(tmp_path, monkeypatch, code, value)
+def test_broken_plugin_is_refused(tmp_path, monkeypatch, code, value, message):
+    install_plugin(tmp_path, monkeypatch, code, value)
     with pytest.raises(StrategyContractError, match=message):
         registered_components("strategies")

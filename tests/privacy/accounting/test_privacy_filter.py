@@ -1,4 +1,4 @@
-"""The filter holds: by hand, against an adversary who adapts, and over random schedules."""
+"""The privacy filter by hand, against an adaptive adversary, and over random schedules."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ OTHER = PlannedSpending("other", 2.0, 0.2, 5, 20)  # epsilon 5 by itself
 PLANS = {plan.study_hash: plan for plan in (MODEST, OTHER)}
 
 
-def take(
+def charge_rounds(
     plans: dict[str, PlannedSpending], names: list[str], budget: FilterBudget
 ) -> tuple[list[PlanCharge], list[FilterDecision]]:
-    """A full turn of each of the named plans; only what is allowed is charged."""
+    """Requests a full round of each named study; only allowed ones are charged."""
     history, decisions = [], []
     for name in names:
-        wanted = PlanCharge(name, plans[name].round_event)
-        decisions.append(check_charge(history, plans, wanted, budget))
-        history += [wanted] * decisions[-1].is_allowed
+        requested = PlanCharge(name, plans[name].round_event)
+        decisions.append(check_charge(history, plans, requested, budget))
+        history += [requested] * decisions[-1].is_allowed
     return history, decisions
 
 
-def by_hand(events: list[DpEvent], eps: float, budget: FilterBudget) -> float:
+def filter_delta_by_hand(events: list[DpEvent], eps: float, budget: FilterBudget) -> float:
     """Delta at `eps` by the condition at the top of privacy/accounting/privacy_filter.py, order by order."""
     scale = math.log(1 / budget.delta) / (budget.initial_epsilon or budget.epsilon)
     gaps = np.gradient(np.log(RDP_ORDERS - 1))
@@ -64,7 +64,7 @@ def by_hand(events: list[DpEvent], eps: float, budget: FilterBudget) -> float:
     return 1 / total
 
 
-def hockey_stick(eps: np.ndarray, noise: float, rate: float) -> np.ndarray:
+def step_delta(eps: np.ndarray, noise: float, rate: float) -> np.ndarray:
     """Exact delta of one step for any epsilon, also below 0; a unit is removed."""
     above = np.exp(eps) > 1 - rate
     cut = noise**2 * np.log(np.where(above, np.exp(eps) - 1 + rate, 1.0) / rate) + 0.5
@@ -72,11 +72,11 @@ def hockey_stick(eps: np.ndarray, noise: float, rate: float) -> np.ndarray:
     return np.where(above, tail, -np.expm1(eps))
 
 
-def test_one_plan_is_charged_as_the_tightest_accountant_says() -> None:
-    history, decisions = take(PLANS, ["modest"] * 20, BUDGET)
+def test_one_study_is_charged_by_the_tightest_accountant() -> None:
+    history, decisions = charge_rounds(PLANS, ["modest"] * 20, BUDGET)
     assert len(history) == 20
-    for turn, decision in enumerate(decisions, 1):
-        assert decision.epsilon_after == compute_privacy_spent([DpEvent(4.0, 0.1, 10 * turn)], 1e-5).epsilon
+    for num_rounds, decision in enumerate(decisions, 1):
+        assert decision.epsilon_after == compute_privacy_spent([DpEvent(4.0, 0.1, 10 * num_rounds)], 1e-5).epsilon
         assert decision.epsilon_left == 8.0 - decision.epsilon_after
         assert decision.accountant == "pld"
     assert compute_spent(history, PLANS, BUDGET) == compute_privacy_spent([MODEST.total_event], 1e-5)
@@ -84,25 +84,27 @@ def test_one_plan_is_charged_as_the_tightest_accountant_says() -> None:
 
 
 @pytest.mark.parametrize("budget", [BUDGET, FilterBudget(3.0, 1e-6), FilterBudget(8.0, 1e-5, initial_epsilon=2.0)])
-def test_several_plans_are_charged_by_the_filter(budget: FilterBudget) -> None:
+def test_several_studies_are_charged_by_the_rdp_filter(budget: FilterBudget) -> None:
     history = [PlanCharge(plan.study_hash, plan.round_event) for plan in (MODEST, OTHER, OTHER)]
     found = compute_spent(history, PLANS, budget)
     events = [event for _, event in history]
     assert found.accountant == RDP_FILTER
     assert (
-        by_hand(events, found.epsilon, budget)
+        filter_delta_by_hand(events, found.epsilon, budget)
         <= budget.delta
-        < by_hand(events, found.epsilon - 1.01 * EPSILON_GRID, budget)
+        < filter_delta_by_hand(events, found.epsilon - 1.01 * EPSILON_GRID, budget)
     )
     assert found.epsilon > compute_privacy_spent(events, budget.delta, "rdp").epsilon
 
 
-def test_the_filter_costs_little_at_the_budget() -> None:
-    events = [MODEST.total_event, replace(OTHER, turns=60).total_event]
+def test_rdp_filter_costs_little_at_the_budget() -> None:
+    events = [MODEST.total_event, replace(OTHER, max_participations=60).total_event]
     best = compute_privacy_spent(events, 1e-5, "rdp").epsilon
-    turns = [PlanCharge("modest", MODEST.round_event)] * 20 + [PlanCharge("other", OTHER.round_event)] * 60
+    charges = [PlanCharge("modest", MODEST.round_event)] * 20 + [PlanCharge("other", OTHER.round_event)] * 60
     assert (
-        best < compute_spent(turns, {"modest": MODEST, "other": replace(OTHER, turns=60)}, BUDGET).epsilon < 1.07 * best
+        best
+        < compute_spent(charges, {"modest": MODEST, "other": replace(OTHER, max_participations=60)}, BUDGET).epsilon
+        < 1.07 * best
     )
 
 
@@ -110,8 +112,8 @@ def test_the_filter_costs_little_at_the_budget() -> None:
     ("budget", "first", "rate"),
     [(FilterBudget(2.0, 1e-2), 1.5, 0.1), (FilterBudget(4.0, 1e-3), 1.2, 0.2)],
 )
-def test_an_adversary_who_adapts_gains_nothing(budget: FilterBudget, first: float, rate: float) -> None:
-    """Seeing the first answer, they ask what then tells most, as sharply as the filter lets them."""
+def test_adaptive_adversary_stays_within_delta(budget: FilterBudget, first: float, rate: float) -> None:
+    """The adversary sees the first release and chooses the most revealing second one that the filter allows."""
 
     def sharpest(rate: float) -> float:
         def allowed(noise: float) -> bool:
@@ -131,23 +133,23 @@ def test_an_adversary_who_adapts_gains_nothing(budget: FilterBudget, first: floa
     answer = np.linspace(1 - 12 * first, 1 + 12 * first, 20_001)
     density = np.exp(-((answer - 1) ** 2) / (2 * first**2)) / (first * math.sqrt(2 * math.pi))
     left = budget.epsilon - (answer - 0.5) / first**2
-    second = np.maximum(hockey_stick(left, sharpest(1.0), 1.0), hockey_stick(left, sharpest(rate), rate))
+    second = np.maximum(step_delta(left, sharpest(1.0), 1.0), step_delta(left, sharpest(rate), rate))
     delta = float((density * second).sum() * (answer[1] - answer[0]))
     assert budget.delta / 20 < delta < budget.delta
 
 
 @pytest.mark.parametrize("eps", [1.0, 6.0])
-def test_a_plan_that_fits_only_tightly_ends_within_the_budget_to_the_last_turn(eps: float) -> None:
+def test_exclusive_study_spends_the_budget_to_its_last_round(eps: float) -> None:
     budget = FilterBudget(eps, 1e-5)
     tight = PlannedSpending("tight", calibrate_noise_multiplier(eps, 1e-5, 0.1, 300), 0.1, 10, 30)
-    plans = {"tight": tight, "modest": replace(MODEST, noise=20.0)}
+    plans = {"tight": tight, "modest": replace(MODEST, noise_multiplier=20.0)}
     assert needs_exclusive_use(tight, budget)
     assert not needs_exclusive_use(plans["modest"], budget)
-    history, decisions = take(plans, ["tight"] * 31, budget)
+    history, decisions = charge_rounds(plans, ["tight"] * 31, budget)
     assert [decision.is_allowed for decision in decisions] == [True] * 30 + [False]
     assert 0.995 * eps < decisions[-1].epsilon_after <= eps
-    assert "all its 30 turns" in decisions[-1].reason
-    longer = plans | {"tight": replace(tight, turns=31)}
+    assert "all its 30 rounds" in decisions[-1].reason
+    longer = plans | {"tight": replace(tight, max_participations=31)}
     refused = check_charge(history, longer, PlanCharge("tight", tight.round_event), budget)
     assert not refused.is_allowed
     reached = compute_privacy_spent([DpEvent(tight.noise_multiplier, 0.1, 310)], 1e-5).epsilon
@@ -156,24 +158,24 @@ def test_a_plan_that_fits_only_tightly_ends_within_the_budget_to_the_last_turn(e
     assert refused.epsilon_after == before
 
 
-def test_a_plan_that_fits_only_tightly_has_the_data_for_itself() -> None:
+def test_exclusive_study_excludes_other_studies() -> None:
     tight = PlannedSpending("tight", calibrate_noise_multiplier(8.0, 1e-5, 0.1, 300), 0.1, 10, 30)
     plans = PLANS | {"tight": tight}
-    history, (first, second) = take(plans, ["tight", "modest"], BUDGET)
+    history, (first, second) = charge_rounds(plans, ["tight", "modest"], BUDGET)
     assert first.is_allowed
     assert not second.is_allowed
-    assert second.reason.startswith("plan tight has charged, and needs the data set for itself")
-    history, (first, second) = take(plans, ["modest", "tight"], BUDGET)
+    assert second.reason.startswith("study tight has charged, and needs exclusive use of the data set")
+    history, (first, second) = charge_rounds(plans, ["modest", "tight"], BUDGET)
     assert first.is_allowed
     assert not second.is_allowed
-    assert second.reason.startswith("plan tight needs the data set for itself")
+    assert second.reason.startswith("study tight needs exclusive use of the data set")
     assert "modest has charged before" in second.reason
     assert len(history) == 1
 
 
-def test_two_plans_in_sequence_until_the_budget_is_spent() -> None:
+def test_two_studies_in_sequence_until_the_budget_is_spent() -> None:
     budget = FilterBudget(6.0, 1e-5)
-    history, decisions = take(PLANS, ["modest"] * 20 + ["other"] * 20 + ["modest"], budget)
+    history, decisions = charge_rounds(PLANS, ["modest"] * 20 + ["other"] * 20 + ["modest"], budget)
     granted = [decision.is_allowed for decision in decisions]
     assert granted[:21] == [True] * 21
     assert granted == sorted(granted, reverse=True)
@@ -186,29 +188,29 @@ def test_two_plans_in_sequence_until_the_budget_is_spent() -> None:
     assert all(a.epsilon_after <= b.epsilon_after for a, b in pairwise(decisions))
 
 
-def test_plans_that_take_turns_spend_the_same_in_any_order() -> None:
-    mixed, _ = take(PLANS, ["modest", "other"] * 5, BUDGET)
-    sorted_, _ = take(PLANS, ["modest"] * 5 + ["other"] * 5, BUDGET)
+def test_interleaved_studies_spend_the_same_in_any_order() -> None:
+    mixed, _ = charge_rounds(PLANS, ["modest", "other"] * 5, BUDGET)
+    sorted_, _ = charge_rounds(PLANS, ["modest"] * 5 + ["other"] * 5, BUDGET)
     assert len(mixed) == len(sorted_) == 10
     assert compute_spent(mixed, PLANS, BUDGET) == compute_spent(sorted_, PLANS, BUDGET)
 
 
-def test_partial_work_and_repeated_turns_count_as_they_are() -> None:
+def test_partial_work_and_repeated_rounds_count() -> None:
     history = [PlanCharge("modest", DpEvent(4.0, 0.1, steps)) for steps in (10, 3, 10, 10)]
     assert compute_spent(history, PLANS, BUDGET) == compute_privacy_spent([DpEvent(4.0, 0.1, 33)], 1e-5)
-    few = {"modest": replace(MODEST, turns=4)}
+    few = {"modest": replace(MODEST, max_participations=4)}
     refused = check_charge(history, few, PlanCharge("modest", DpEvent(4.0, 0.1, 1)), BUDGET)
-    assert "used all its 4 turns" in refused.reason
+    assert "used all its 4 rounds" in refused.reason
 
 
 @pytest.mark.parametrize(
     ("plan", "event", "says"),
     [
-        ("stranger", DpEvent(4.0, 0.1, 10), "plan stranger has made no commitment"),
-        ("modest", DpEvent(3.9, 0.1, 10), "noise 4 at rate 0.1, not to 3.9 at 0.1"),
-        ("modest", DpEvent(4.0, 0.2, 10), "noise 4 at rate 0.1, not to 4 at 0.2"),
-        ("modest", DpEvent(4.0, 0.1, 11), "1 to 10 steps a turn, not to 11"),
-        ("modest", DpEvent(4.0, 0.1, 0), "1 to 10 steps a turn, not to 0"),
+        ("stranger", DpEvent(4.0, 0.1, 10), "study stranger has made no commitment"),
+        ("modest", DpEvent(3.9, 0.1, 10), "noise multiplier 4 at sampling rate 0.1, not to 3.9 at 0.1"),
+        ("modest", DpEvent(4.0, 0.2, 10), "noise multiplier 4 at sampling rate 0.1, not to 4 at 0.2"),
+        ("modest", DpEvent(4.0, 0.1, 11), "1 to 10 steps per round, not to 11"),
+        ("modest", DpEvent(4.0, 0.1, 0), "1 to 10 steps per round, not to 0"),
     ],
 )
 def test_charges_outside_the_commitment_are_refused(plan: str, event: DpEvent, says: str) -> None:
@@ -221,7 +223,7 @@ def test_charges_outside_the_commitment_are_refused(plan: str, event: DpEvent, s
         compute_spent([*history, PlanCharge(plan, event)], PLANS, BUDGET)
 
 
-def test_a_plan_without_noise_is_never_allowed() -> None:
+def test_study_without_noise_is_never_allowed() -> None:
     plans = {"bare": PlannedSpending("bare", 0.0, 0.1, 1, 1)}
     decision = check_charge([], plans, PlanCharge("bare", plans["bare"].round_event), BUDGET)
     assert not decision.is_allowed
@@ -230,13 +232,15 @@ def test_a_plan_without_noise_is_never_allowed() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(0.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (1.0, 1e-5, 0.0)])
-def test_bad_budgets_are_refused(wrong: tuple[float, ...]) -> None:
+def test_invalid_budgets_are_refused(wrong: tuple[float, ...]) -> None:
     with pytest.raises(BudgetError, match="a budget's"):
         FilterBudget(*wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"turns": 0}, {"steps_per_turn": 0}, {"rate": 0.0}, {"noise": -1.0}])
-def test_bad_commitments_are_refused(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"max_participations": 0}, {"steps_per_round": 0}, {"sampling_rate": 0.0}, {"noise_multiplier": -1.0}]
+)
+def test_invalid_commitments_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BudgetError):
         replace(MODEST, **wrong)
 
@@ -246,7 +250,7 @@ KINDS = st.sampled_from([(0.7, 0.01), (1.5, 0.05), (1.5, 0.3), (5.0, 0.3), (5.0,
 
 @st.composite
 def schedules(draw: st.DrawFn) -> tuple[dict[str, PlannedSpending], list[PlanCharge], FilterBudget]:
-    """Plans that come and go, with partial work, repeated turns and charges nobody committed to."""
+    """Interleaved studies with partial work, repeated rounds and charges outside their commitment."""
     plans = {
         name: PlannedSpending(name, *draw(KINDS), draw(st.sampled_from([5, 10])), draw(st.integers(1, 8)))
         for name in "abc"[: draw(st.integers(1, 3))]
@@ -262,21 +266,21 @@ def schedules(draw: st.DrawFn) -> tuple[dict[str, PlannedSpending], list[PlanCha
 
 @settings(max_examples=500, deadline=None)
 @given(schedules())
-def test_no_schedule_ever_exceeds_its_budget(
+def test_no_schedule_exceeds_its_budget(
     schedule: tuple[dict[str, PlannedSpending], list[PlanCharge], FilterBudget],
 ) -> None:
     plans, charges, budget = schedule
     history: list[PlanCharge] = []
     reached = 0.0
-    for wanted in charges:
-        decision = check_charge(history, plans, wanted, budget)
+    for requested in charges:
+        decision = check_charge(history, plans, requested, budget)
         assert decision.epsilon_after >= reached
         assert decision.epsilon_left == pytest.approx(budget.epsilon - decision.epsilon_after)
         if decision.is_allowed:
-            history.append(wanted)
+            history.append(requested)
         else:
             assert decision.epsilon_after == reached
-            assert decision == check_charge(history, plans, wanted, budget)
+            assert decision == check_charge(history, plans, requested, budget)
         reached = decision.epsilon_after
         assert reached == compute_spent(history, plans, budget).epsilon <= budget.epsilon
     names = {charge.study_hash for charge in history}
@@ -288,5 +292,5 @@ def test_no_schedule_ever_exceeds_its_budget(
             (plans[name].noise_multiplier, plans[name].sampling_rate)
         }
     if len(names) > 1:
-        assert by_hand(events, budget.epsilon, budget) <= budget.delta * (1 + 1e-9)
+        assert filter_delta_by_hand(events, budget.epsilon, budget) <= budget.delta * (1 + 1e-9)
         assert not any(needs_exclusive_use(plans[name], budget) for name in names)

@@ -1,4 +1,4 @@
-"""One-run audits: the bound by hand and by simulation; canaries are found in plain training, and not beyond epsilon in DP."""
+"""Canary audits: the bound by hand and by simulation, plain training, and training with DP."""
 
 import math
 
@@ -43,11 +43,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def network():
+def make_network():
     return MLP(hidden=(64,)).init_network(SHAPE, CLASSES, 0)
 
 
-def test_all_right_without_delta_by_hand():
+def test_epsilon_lower_bound_with_all_guesses_right_by_hand():
     """q^r = 0.05, epsilon = log(q / (1 - q))"""
     q = 0.05 ** (1 / 40)
     assert epsilon_lower_bound(40, 40, 100, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-6)
@@ -55,7 +55,7 @@ def test_all_right_without_delta_by_hand():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.floats(0.5, 1), st.sampled_from([0.8, 0.95, 0.99]))
-def test_without_delta_the_tail_at_the_bound_is_the_error(guesses, share, confidence):
+def test_binomial_tail_at_the_bound_is_the_error(guesses, share, confidence):
     correct = round(share * guesses)
     found = epsilon_lower_bound(guesses, correct, 300, 0.0, confidence)
     at = lambda epsilon: stats.binom.sf(correct - 1, guesses, 1 / (1 + math.exp(-epsilon)))  # noqa: E731
@@ -65,7 +65,7 @@ def test_without_delta_the_tail_at_the_bound_is_the_error(guesses, share, confid
         assert at(0.0) >= (1 - confidence) * (1 - 1e-9)
 
 
-def test_the_part_of_delta_by_hand():
+def test_p_value_with_delta_by_hand():
     """W ~ Binomial(3, 1/2): P[W = 2] = P[W = 1] = 3/8, P[W = 0] = 1/8; best is i = 1 or 2, both 3/8."""
     assert p_value(3, 3, 10, 0.0, 0.01) == pytest.approx(1 / 8 + 2 * 10 * 0.01 * 3 / 8)
     assert p_value(3, 0, 10, 0.0, 0.01) == 1
@@ -79,13 +79,13 @@ def test_delta_lowers_the_bound():
 
 
 @pytest.mark.parametrize(("guesses", "correct", "m"), [(10, 11, 20), (30, 20, 20), (5, -1, 20)])
-def test_impossible_counts_are_refused(guesses, correct, m):
-    with pytest.raises(DataError, match="cannot be"):
+def test_impossible_guess_counts_are_refused(guesses, correct, m):
+    with pytest.raises(DataError, match="is impossible"):
         epsilon_lower_bound(guesses, correct, m, 0.0)
 
 
-def answered(m, epsilon, seed):
-    """Randomised response, which is exactly epsilon-DP: a score of +-1, right with chance e^epsilon / (1 + e^epsilon)."""
+def randomized_response(m, epsilon, seed):
+    """Randomized response, which is exactly epsilon-DP: a score of +-1, right with chance e^epsilon / (1 + e^epsilon)."""
     g = torch.Generator().manual_seed(seed)
     included = torch.rand(m, generator=g) < 0.5
     right = torch.rand(m, generator=g) < 1 / (1 + math.exp(-epsilon))
@@ -93,10 +93,10 @@ def answered(m, epsilon, seed):
 
 
 @pytest.mark.parametrize("sides", [[100], None])
-def test_the_bound_holds_in_95_of_100_audits_and_says_something(sides):
+def test_epsilon_lower_bound_holds_in_95_of_100_audits(sides):
     found = np.array(
         [
-            evaluate_guesses(*answered(400, 1.5, seed), 0.0, guesses_per_side=sides).epsilon_lower_bound
+            evaluate_guesses(*randomized_response(400, 1.5, seed), 0.0, guesses_per_side=sides).epsilon_lower_bound
             for seed in range(400)
         ]
     )
@@ -104,8 +104,8 @@ def test_the_bound_holds_in_95_of_100_audits_and_says_something(sides):
     assert found.mean() > 0.8
 
 
-def test_the_best_of_many_numbers_of_guesses_has_to_be_paid_for():
-    """Scores that know nothing: tried one by one without correction, some number of guesses looks good too often."""
+def test_several_numbers_of_guesses_are_corrected():
+    """With random scores and no correction, some number of guesses refutes epsilon 0 too often."""
     tried, naive, honest = [5, 10, 20, 40, 60, 80, 100], 0, 0
     for seed in range(200):
         g = torch.Generator().manual_seed(seed)
@@ -134,7 +134,7 @@ def test_numbers_of_guesses_beyond_the_canaries_are_refused():
         evaluate_guesses(torch.rand(7), torch.ones(8).bool(), 0.0)
 
 
-def test_coins_are_fair_secret_and_new_every_time():
+def test_canary_coins_are_fair_and_fresh():
     thrown = []
     for entropy in (None, None, SecureRandom(bytes(32)), SecureRandom(bytes(32))):
         audit_canaries(
@@ -146,7 +146,7 @@ def test_coins_are_fair_secret_and_new_every_time():
     assert torch.equal(thrown[2], thrown[3])
 
 
-def test_canaries_are_units_of_noise_with_labels_in_turn():
+def test_canaries_are_random_units_with_consecutive_labels():
     found = make_canaries((3, 12, 20), 4, 50, examples_per_unit=3, seed=1)
     assert found.x.shape == (150, 3, 12, 20)
     assert (found.num_units, found.unit_index.tolist()[:4]) == (50, [0, 0, 0, 1])
@@ -162,22 +162,22 @@ def test_canaries_are_units_of_noise_with_labels_in_turn():
     assert make_canaries((2,), 2, 5).x.shape == (10, 2)  # no images
 
 
-def test_labels_in_turn_keep_the_units_gradients_apart():
-    module = network()
+def test_consecutive_labels_separate_unit_gradients():
+    module = make_network()
     turns = make_canaries(SHAPE, CLASSES, 32)
     same = CanaryUnits(turns.x, turns.y.view(-1, 2)[:, :1].expand(-1, 2).flatten(), turns.unit_index, 2)
 
-    def alike(canaries):
+    def mean_similarity(canaries):
         directions = _gradient_directions(module, canaries, 1.0)
         assert torch.allclose(directions.norm(dim=1), torch.ones(32), atol=1e-5)
         return float((directions @ directions.T - torch.eye(32)).abs().mean())
 
-    assert alike(turns) < 0.7 * alike(same)
+    assert mean_similarity(turns) < 0.7 * mean_similarity(same)
 
 
 @pytest.fixture(scope="module")
 def module():
-    return network()
+    return make_network()
 
 
 @pytest.fixture(scope="module")
@@ -185,26 +185,26 @@ def canaries():
     return make_canaries(SHAPE, CLASSES, 128, seed=2)
 
 
-def trained(module, canaries, lr, optimiser="sgd", turns=4, batch=16):
-    """The plain loop at one site with fifty images of its own."""
+def make_training(module, canaries, lr, optimizer="sgd", num_rounds=4, batch_size=16):
+    """Sequential training of one site with fifty images of its own."""
     g = torch.Generator().manual_seed(4)
     x = torch.cat([canaries.x, torch.rand(50, *SHAPE, generator=g)])
     y = torch.cat([canaries.y, torch.randint(0, CLASSES, (50,), generator=g)])
     spec = ParameterSpec.from_module(module)
-    start = spec.read_state(network()).weights
+    start = spec.read_state(make_network()).weights
 
     def train(included):
-        rows = torch.cat([canaries.rows(included), torch.arange(len(canaries.y), len(y))])
-        recipe = TrainingConfig(batch, optimiser, 0.0, 0.0, lambda turn: lr)
-        build = lambda: network()  # noqa: E731
+        rows = torch.cat([canaries.included_rows(included), torch.arange(len(canaries.y), len(y))])
+        recipe = TrainingConfig(batch_size, optimizer, 0.0, 0.0, lambda round_number: lr)
+        build = lambda: make_network()  # noqa: E731
         loop = SequentialTrainer(
             TrainerContext(
                 build, spec, ExamplePool(x, y, x.device), {"a": SplitIndices(rows, rows, rows)}, recipe, CLASSES, 0
             )
         )
         seen, weights = [], start
-        for turn in range(turns):
-            fitted = loop.run([TrainRequest("a", turn, 0, TrainJob(weights, epochs=1))])[0]
+        for round_number in range(num_rounds):
+            fitted = loop.run([TrainRequest("a", round_number, 0, TrainJob(weights, epochs=1))])[0]
             assert isinstance(fitted, TrainResult)
             seen.append((weights, fitted.weights))
             weights = fitted.weights
@@ -213,17 +213,17 @@ def trained(module, canaries, lr, optimiser="sgd", turns=4, batch=16):
     return train
 
 
-def test_plain_training_is_found_out(module, canaries):
-    train = trained(module, canaries, 0.5, batch=None)
+def test_canaries_refute_privacy_of_plain_training(module, canaries):
+    train = make_training(module, canaries, 0.5, batch_size=None)
     found = audit_canaries(train, gradient_score(module, canaries), 128, 1e-5, secure_random=SecureRandom(bytes(32)))
     assert found.epsilon_lower_bound > 2
     assert found.num_correct > 0.95 * found.num_guesses
     assert found.epsilon_lower_bound <= found.max_epsilon_lower_bound
 
 
-def test_also_with_adam_and_less_by_the_loss_alone(module, canaries):
+def test_canary_scores_with_adam_and_by_loss_alone(module, canaries):
     included = torch.rand(128, generator=torch.Generator().manual_seed(1)) < 0.5
-    turns = trained(module, canaries, 0.001, "adam", turns=15)(included)
+    turns = make_training(module, canaries, 0.001, "adam", num_rounds=15)(included)
     black, white = loss_score(module, canaries), gradient_score(module, canaries)
     alone, both = (
         evaluate_guesses(score(turns), included, 1e-5).epsilon_lower_bound
@@ -232,9 +232,9 @@ def test_also_with_adam_and_less_by_the_loss_alone(module, canaries):
     assert both > 2 > alone > 0.5
 
 
-def test_canaries_that_nobody_trained_on_are_not_found(module, canaries):
-    """The coins fall, and nobody heeds them."""
-    turns = trained(module, canaries, 0.5, batch=None)(torch.zeros(128).bool())
+def test_untrained_canaries_are_not_found(module, canaries):
+    """The coins decide nothing here."""
+    turns = make_training(module, canaries, 0.5, batch_size=None)(torch.zeros(128).bool())
     for score in (gradient_score(module, canaries), loss_score(module, canaries)):
         scores = score(turns)
         audits = [
@@ -251,17 +251,17 @@ def gaussian_epsilon(mu, delta):
     return optimize.brentq(lambda e: spent(e) - delta, 0, 100)
 
 
-def noisy(module, canaries, noise, turns, seed):
-    """Full-batch descent on clipped unit gradients with noise: `turns` Gaussian mechanisms."""
+def make_noisy_training(module, canaries, noise_multiplier, num_rounds, seed):
+    """Full-batch descent on clipped unit gradients with noise: `num_rounds` Gaussian mechanisms."""
     spec = ParameterSpec.from_module(module)
 
     def train(included):
         g = torch.Generator().manual_seed(seed)
-        weights, seen = spec.read_state(network()).weights, []
-        for _ in range(turns):
+        weights, seen = spec.read_state(make_network()).weights, []
+        for _ in range(num_rounds):
             spec.write_state(module, ModelState(weights, torch.zeros(0)))
             unit = _gradient_directions(module, canaries, 1.0)  # of length 1: clipped to 1
-            total = unit[included].sum(0) + noise * torch.randn(spec.num_parameters, generator=g)
+            total = unit[included].sum(0) + noise_multiplier * torch.randn(spec.num_parameters, generator=g)
             seen.append((weights, weights - 0.01 * total))
             weights = seen[-1][1]
         return seen
@@ -269,32 +269,36 @@ def noisy(module, canaries, noise, turns, seed):
     return train
 
 
-def bounds(module, canaries, noise, turns, delta, audits):
+def audit_noisy_training(module, canaries, noise_multiplier, num_rounds, delta, audits):
     score = gradient_score(module, canaries)
     return [
         audit_canaries(
-            noisy(module, canaries, noise, turns, n), score, 128, delta, secure_random=SecureRandom(bytes([n]) * 32)
+            make_noisy_training(module, canaries, noise_multiplier, num_rounds, n),
+            score,
+            128,
+            delta,
+            secure_random=SecureRandom(bytes([n]) * 32),
         ).epsilon_lower_bound
         for n in range(audits)
     ]
 
 
-def test_a_noisy_sum_is_not_found_out_beyond_its_epsilon(module, canaries):
-    """Six audits stay below epsilon, and together show that the attack sees something."""
+def test_canary_bound_stays_below_epsilon_of_noisy_training(module, canaries):
+    """Six audits stay below epsilon, and their mean shows that the attack works."""
     epsilon = gaussian_epsilon(math.sqrt(3), 1e-5)
     assert 8 < epsilon < 9
-    found = bounds(module, canaries, 1.0, 3, 1e-5, 6)
+    found = audit_noisy_training(module, canaries, 1.0, 3, 1e-5, 6)
     assert max(found) <= epsilon
     assert np.mean(found) > 0.3
 
 
-def test_less_noise_is_found_out_more(module, canaries):
-    little, much = (np.mean(bounds(module, canaries, noise, 2, 0.0, 2)) for noise in (0.2, 5.0))
+def test_canary_bound_grows_with_less_noise(module, canaries):
+    little, much = (np.mean(audit_noisy_training(module, canaries, noise, 2, 0.0, 2)) for noise in (0.2, 5.0))
     assert little > 1.5
     assert much < 0.2
 
 
-def test_a_turn_without_a_step_counts_nothing(module, canaries):
+def test_round_without_a_step_does_not_change_the_score(module, canaries):
     spec = ParameterSpec.from_module(module)
     w = spec.read_state(module).weights
     step = F.normalize(torch.randn(spec.num_parameters, generator=torch.Generator().manual_seed(0)), dim=0)
@@ -303,7 +307,7 @@ def test_a_turn_without_a_step_counts_nothing(module, canaries):
     assert not score([(w, w)]).any()
 
 
-def test_a_score_is_the_canarys_own_part_of_the_update(module, canaries):
+def test_gradient_score_is_the_canarys_part_of_the_update(module, canaries):
     """An update made of three canaries' gradients alone points to these three."""
     spec = ParameterSpec.from_module(module)
     w = spec.read_state(module).weights

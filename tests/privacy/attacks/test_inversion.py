@@ -1,4 +1,4 @@
-"""Gradient inversion: exact where algebra reaches, recognisable in a convolutional network, nothing with noise or in a sum."""
+"""Gradient inversion: exact by algebra, recognizable in a convolutional network, defeated by noise and sums."""
 
 import io
 import math
@@ -59,27 +59,27 @@ def small(cells):
 
 
 def one_step(model, x, y, lr):
-    """What a coordinator sees of a site that takes one step on its only image."""
-    shape, build = tuple(x.shape[1:]), lambda: model.make(tuple(x.shape[1:]), CLASSES, 0)
+    """(module, gradient, shape) that a coordinator sees of a site with one step on its only image."""
+    shape, build = tuple(x.shape[1:]), lambda: model.init_network(tuple(x.shape[1:]), CLASSES, 0)
     module, row = build(), torch.zeros(1, dtype=torch.int64)
-    recipe = TrainingConfig(None, "sgd", 0.0, 0.0, lambda turn: lr)
-    bench = TrainerContext(
+    training_config = TrainingConfig(None, "sgd", 0.0, 0.0, lambda round_number: lr)
+    context = TrainerContext(
         build,
         ParameterSpec.from_module(module),
         ExamplePool(x, y, x.device),
         {"a": SplitIndices(row, row, row)},
-        recipe,
+        training_config,
         CLASSES,
         0,
     )
-    before = bench.spec.read_state(module).weights.clone()
-    fitted = SequentialTrainer(bench).run([TrainRequest("a", 0, 0, TrainJob(before, steps=1))])[0]
+    before = context.spec.read_state(module).weights.clone()
+    fitted = SequentialTrainer(context).run([TrainRequest("a", 0, 0, TrainJob(before, steps=1))])[0]
     assert isinstance(fitted, TrainResult)
     return module, gradient_from_update(before, fitted.weights, lr), shape
 
 
 @pytest.mark.parametrize("model", [MLP(), TwoNN(hidden=(32, 16))])
-def test_a_dense_first_layer_gives_the_image_away(cells, model):
+def test_dense_first_layer_reveals_the_image(cells, model):
     x, y = cells
     module, seen, shape = one_step(model, x[:1], y[:1], 0.1)
     found = invert_gradient(module, seen, None, shape)
@@ -89,20 +89,20 @@ def test_a_dense_first_layer_gives_the_image_away(cells, model):
 
 
 @pytest.mark.parametrize("label", [0, 4, 11])
-def test_the_label_shows_in_the_bias(small, label):
+def test_bias_gradient_reveals_the_label(small, label):
     x, _ = small
     module, seen, _ = one_step(CNN28(), x[:1], torch.tensor([label]), 0.1)
     assert infer_label(module, seen) == label
 
 
-def test_a_head_without_bias_does_not_tell_the_label():
+def test_head_without_bias_does_not_reveal_the_label():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3, bias=False))
     with pytest.raises(ModelError, match="give the label"):
         infer_label(module, torch.ones(12))
 
 
 @pytest.mark.parametrize(("side", "channels"), [(48, 32), (72, 64)])
-def test_activations_follow_exactly_from_one_examples_gradient(cells, side, channels):
+def test_activations_follow_exactly_from_one_gradient(cells, side, channels):
     """48 pixels: the third convolution has 6 x 6 positions and 64 filters; at 72 (9 x 9) only the fourth has fewer."""
     x, y = cells
     x = F.interpolate(x[2:3], side, mode="bilinear")
@@ -117,7 +117,7 @@ def test_activations_follow_exactly_from_one_examples_gradient(cells, side, chan
     assert all(p.grad is None or not p.grad.any() for p in module.parameters())
 
 
-def test_the_dense_layer_of_a_small_network_tells_its_input(small):
+def test_dense_layer_of_a_small_network_reveals_its_input(small):
     x, y = small
     module, seen, shape = one_step(CNN28(), x[:1], y[:1], 0.1)
     found = recover_activation(module, seen, shape)
@@ -127,7 +127,7 @@ def test_the_dense_layer_of_a_small_network_tells_its_input(small):
     assert torch.allclose(fed()[0], found.value, atol=1e-2)
 
 
-def test_two_examples_or_some_noise_end_the_algebra(cells):
+def test_two_examples_or_noise_defeat_analytic_inversion(cells):
     x, y = cells
     module = CNN72().init_network((3, 48, 48), CLASSES, 0)
     for update in (
@@ -138,7 +138,7 @@ def test_two_examples_or_some_noise_end_the_algebra(cells):
         assert recover_activation(module, update, (3, 48, 48)) is None
 
 
-def test_layers_come_in_the_order_of_use():
+def test_layer_gradients_are_in_forward_order():
     class Backwards(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -155,8 +155,8 @@ def test_layers_come_in_the_order_of_use():
     assert found[1].weight_gradient.flatten().tolist() == list(range(16))  # its own part of the gradient
 
 
-def test_a_convolutional_network_gives_a_recognisable_image(cells):
-    """The mean cell is what anyone has without an attack."""
+def test_convolutional_network_reveals_a_recognizable_image(cells):
+    """The mean cell is known without an attack."""
     x, y = cells
     module, seen, shape = one_step(CNN72(), x[:1], y[:1], 0.05)
     found = invert_gradient(module, seen, None, shape, steps=600)
@@ -167,7 +167,7 @@ def test_a_convolutional_network_gives_a_recognisable_image(cells):
     assert alike.ssim > mean.ssim + 0.1
 
 
-def test_also_after_training(small):
+def test_inversion_after_training(small):
     """Weights that have moved, normalisations included."""
     x, y = small
     module = CNN28().init_network((3, 28, 28), CLASSES, 0)
@@ -180,8 +180,8 @@ def test_also_after_training(small):
     assert image_similarity(x[0], found.image).correlation > 0.9
 
 
-def test_by_the_gradient_alone_where_algebra_finds_nothing():
-    """No biases and a wide kernel: only matching gradients is left, and it finds a simple image."""
+def test_inversion_by_gradient_matching():
+    """Without biases and with a wide kernel only gradient matching works; it finds a simple image."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(
         torch.nn.Conv2d(1, 8, 3, padding=1, bias=False),
@@ -214,8 +214,8 @@ def test_noise_and_sums_hide_the_image(small):
     assert Image.open(io.BytesIO(shown.to_png())).size[0] > 1000
 
 
-def test_the_noise_of_the_exhibit_is_clipped_gradient_plus_noise(small, monkeypatch):
-    """What is attacked under DP has the length that clipping and noise give it."""
+def test_dp_update_of_the_figure_is_clipped_and_noised(small, monkeypatch):
+    """The attacked DP update has the length that clipping and noise give it."""
     x, y = small
     module = CNN28().init_network((3, 28, 28), CLASSES, 0)
     asked = []
@@ -224,7 +224,7 @@ def test_the_noise_of_the_exhibit_is_clipped_gradient_plus_noise(small, monkeypa
         asked.append(update)
         return invert_gradient(module, update, label, shape, 1, **how)
 
-    monkeypatch.setattr("privacy.attacks.inversion_figure.invert", spy)
+    monkeypatch.setattr("privacy.attacks.inversion_figure.invert_gradient", spy)
     make_inversion_figure(module, x[:3], y[:3], x[8:].mean(0), 0.5, 2.0, secure_random=SecureRandom(bytes(32)))
     mine = compute_gradient(module, x[:1], y[:1])
     noise = SecureRandom(bytes(32)).normal(mine.shape)
@@ -235,12 +235,12 @@ def test_the_noise_of_the_exhibit_is_clipped_gradient_plus_noise(small, monkeypa
     )
 
 
-def test_networks_that_cannot_tell_light_from_dark(small):
+def test_brightness_invariant_networks(small):
     assert is_brightness_invariant(CNN28().init_network((3, 28, 28), CLASSES, 0), (3, 28, 28))
     assert not is_brightness_invariant(MLP().init_network((3, 28, 28), CLASSES, 0), (3, 28, 28))
 
 
-def test_brightness_is_the_starts_where_the_network_hides_it(small):
+def test_initial_brightness_is_kept_if_the_network_hides_it(small):
     x, y = small
     module = CNN28().init_network((3, 28, 28), CLASSES, 0)
     seen = compute_gradient(module, x[:1], y[:1])
@@ -272,7 +272,7 @@ def test_ssim_of_one_window_by_hand():
     assert found.correlation == pytest.approx(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
-def test_likeness_at_its_ends(cells):
+def test_image_similarity_at_its_ends(cells):
     x = cells[0][0]
     same = image_similarity(x, x)
     assert same.ssim == pytest.approx(1)
@@ -280,11 +280,11 @@ def test_likeness_at_its_ends(cells):
     noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
     assert image_similarity(x, noise).ssim < 0.1
     assert image_similarity(x, 0.5 * x + 0.1).correlation == pytest.approx(1)  # brightness and contrast apart
-    with pytest.raises(DataError, match="alike"):
+    with pytest.raises(DataError, match="of equal shape"):
         image_similarity(x, x[:, :40])
 
 
-def test_a_panel_shows_the_images_in_their_order():
+def test_image_row_shows_the_images_in_order():
     red, grey = torch.zeros(3, 4, 4), torch.full((1, 4, 4), 0.5)
     red[0] = 1
     shown = np.asarray(Image.open(io.BytesIO(render_image_row([red, grey], ["one", "two"]))).convert("RGB"))
@@ -293,7 +293,7 @@ def test_a_panel_shows_the_images_in_their_order():
     assert shown[middle, shown.shape[1] * 3 // 4].tolist() == pytest.approx([127, 127, 127], abs=2)
 
 
-def test_the_update_is_the_gradient(small):
+def test_update_divided_by_lr_is_the_gradient(small):
     x, y = small
     module, seen, _ = one_step(CNN28(), x[:1], y[:1], 0.1)
     spec = ParameterSpec.from_module(module)

@@ -1,4 +1,4 @@
-"""Membership inference: agrees with scikit-learn, finds members of an overfitted model, and nobody in an untrained one."""
+"""Membership inference against scikit-learn and scipy, on an overfitted and on an untrained model."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ few = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=30)
 
 @settings(max_examples=60, deadline=None)
 @given(few, few)
-def test_auc_is_scikit_learns_also_with_ties(members, others):
+def test_auc_equals_scikit_learn_with_ties(members, others):
     found = evaluate_membership(torch.tensor(members), torch.tensor(others))
     truth = [1] * len(members) + [0] * len(others)
     assert found.auc == pytest.approx(roc_auc_score(truth, [-v for v in members + others]))
@@ -32,7 +32,7 @@ def test_auc_is_scikit_learns_also_with_ties(members, others):
 
 @settings(max_examples=60, deadline=None)
 @given(few, few)
-def test_hits_at_a_rate_of_false_alarms_are_on_the_curve(members, others):
+def test_tpr_at_fpr_is_on_the_roc_curve(members, others):
     found = evaluate_membership(torch.tensor(members), torch.tensor(others), false_positive_rates=(0.5, 0.2, 0.05))
     fpr, tpr, _ = roc_curve(
         [1] * len(members) + [0] * len(others), [-v for v in members + others], drop_intermediate=False
@@ -42,7 +42,7 @@ def test_hits_at_a_rate_of_false_alarms_are_on_the_curve(members, others):
         assert hits == pytest.approx(tpr[fpr <= rate + 1e-9].max())
 
 
-def test_by_hand():
+def test_membership_result_by_hand():
     found = evaluate_membership(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0]), "patient")
     assert found.auc == pytest.approx(5 / 6)  # of six pairs only (2, 1.5) is in the wrong order
     assert found.advantage == pytest.approx(2 / 3)  # threshold 1: two of three members, none of the others
@@ -51,7 +51,7 @@ def test_by_hand():
     assert average_by_unit(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 3, 7])).tolist() == [2.0, 3.5]
 
 
-def test_about_95_of_100_intervals_hold_the_truth_also_for_clustered_cells():
+def test_auc_interval_covers_95_percent_with_clustered_cells():
     """Forty patients of fifteen cells that are nearly alike: an interval over cells would hold it in less than half."""
     truth = stats.norm.cdf(0.8 / np.sqrt(2))
     held = fooled = 0
@@ -68,7 +68,7 @@ def test_about_95_of_100_intervals_hold_the_truth_also_for_clustered_cells():
     assert fooled < 100
 
 
-def test_without_units_the_interval_is_delongs():
+def test_auc_interval_without_units_is_delongs():
     """By the definition: variances of the placements, on the log-odds."""
     g = torch.Generator().manual_seed(1)
     a, b = torch.randn(60, generator=g) - 0.5, torch.randn(50, generator=g)
@@ -80,7 +80,7 @@ def test_without_units_the_interval_is_delongs():
     assert [found.auc_low, found.auc_high] == pytest.approx(expected, abs=1e-4)
 
 
-def test_perfect_order_of_few_is_no_certainty():
+def test_auc_interval_of_a_perfect_order():
     found = evaluate_membership(torch.arange(20.0), 100 + torch.arange(30.0))
     assert (found.auc, found.auc_high) == (1, 1)
     assert found.auc_low == pytest.approx(0.025 ** (1 / 20))  # 20 separate pairs, all in order
@@ -108,7 +108,7 @@ def overfitted(one_thread):
     return untrained, module, x, y
 
 
-def test_an_overfitted_model_gives_its_members_away(overfitted):
+def test_membership_of_an_overfitted_model(overfitted):
     _, module, x, y = overfitted
     all_losses = compute_losses(module, x, y)
     found = evaluate_membership(all_losses[:40], all_losses[40:])
@@ -124,7 +124,7 @@ def test_an_overfitted_model_gives_its_members_away(overfitted):
     assert epsilon_lower_bound(all_losses[:40], all_losses[40:], 1e-5) > 0.5
 
 
-def test_a_model_that_never_saw_them_does_not(overfitted):
+def test_membership_of_an_untrained_model(overfitted):
     untrained, _, x, y = overfitted
     all_losses = compute_losses(untrained, x, y)
     found = evaluate_membership(all_losses[:40], all_losses[40:])
@@ -132,7 +132,7 @@ def test_a_model_that_never_saw_them_does_not(overfitted):
     assert epsilon_lower_bound(all_losses[:40], all_losses[40:], 1e-5) < 0.3
 
 
-def test_difference_to_a_reference_removes_what_is_hard_for_anyone():
+def test_reference_model_removes_example_difficulty():
     g = torch.Generator().manual_seed(0)
     hard = 3 * torch.randn(200, generator=g)
     reference = hard + 0.3 * torch.randn(200, generator=g)
@@ -143,7 +143,7 @@ def test_difference_to_a_reference_removes_what_is_hard_for_anyone():
     assert raw.auc < 0.7 < 0.8 < calibrated.auc
 
 
-def test_losses_in_chunks_are_those_of_the_whole(overfitted, monkeypatch):
+def test_losses_in_batches(overfitted, monkeypatch):
     _, module, x, y = overfitted
     whole = F.cross_entropy(module(x), y, reduction="none").detach()
     monkeypatch.setattr("privacy.attacks.membership.BATCH_SIZE", 7)
@@ -151,15 +151,15 @@ def test_losses_in_chunks_are_those_of_the_whole(overfitted, monkeypatch):
     assert len(compute_losses(module, x[:0], y[:0])) == 0
 
 
-def test_bounds_of_a_rate_are_scipys():
+def test_clopper_pearson_equals_scipy():
     for hits, n in ((0, 9), (3, 9), (9, 9), (70, 100)):
         low, high = clopper_pearson(hits, n, 0.975)
         exact = stats.binomtest(hits, n).proportion_ci(0.95, "exact")
         assert (low, high) == pytest.approx((exact.low, exact.high))
 
 
-def test_epsilon_holds_for_answers_of_known_privacy():
-    """Randomised response: a member's score is low with chance q, another's with 1 - q, which is log(q / (1 - q))-DP."""
+def test_epsilon_lower_bound_of_randomized_response():
+    """Randomized response: a member's score is low with chance q, another's with 1 - q, which is log(q / (1 - q))-DP."""
     epsilon = 1.5
     q = 1 / (1 + np.exp(-epsilon))
     rng = np.random.default_rng(0)
@@ -181,6 +181,6 @@ def test_delta_lowers_the_bound():
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(0), torch.tensor([1.0, float("nan")])])
-def test_losses_that_are_none_are_refused(bad):
-    with pytest.raises(DataError, match="others"):
+def test_invalid_losses_are_refused(bad):
+    with pytest.raises(DataError, match="nonmembers"):
         evaluate_membership(torch.ones(5), bad)

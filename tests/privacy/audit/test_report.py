@@ -42,7 +42,7 @@ def test_a_run_without_privacy_says_so(audited):
     assert "Mean training loss" in text
     assert {row["by"] for row in facts["disclosures"]} == {"unprotected"}
     html = write_report(folder.path).read_text("utf-8")
-    assert "Nothing protects the people behind the images" in html
+    assert "This run has no formal privacy protection" in html
 
 
 def test_the_command_says_so_too_and_does_not_fail(audited, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Keys: files that only their owner reads, fingerprints, and signatures bound to one value and one purpose."""
+"""Key files with access for their owner only, fingerprints, and signatures of one value for one purpose."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from privacy.ledger.keys import (
     save_key,
     sign,
 )
-from tests.support.ledger_factory import fill, small_disk
+from tests.support.ledger_factory import fill_disk, mount_small_disk
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -34,29 +34,29 @@ JSON = st.recursive(
 )
 
 
-def mode(path):
+def file_mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.mark.parametrize("passphrase", [None, "köstlich und lang"])
-def test_a_key_comes_back_as_it_was_saved(tmp_path, passphrase):
+def test_saved_key_is_loaded_again(tmp_path, passphrase):
     key = generate_key()
     path = save_key(key, tmp_path / "site" / "agent.pem", passphrase)
-    assert mode(path) == 0o600
+    assert file_mode(path) == 0o600
     assert public_bytes(load_key(path, passphrase)) == public_bytes(key)
     assert (b"ENCRYPTED" in path.read_bytes()) is (passphrase is not None)
 
 
-def test_a_loose_umask_does_not_loosen_the_file(tmp_path):
+def test_key_file_mode_does_not_depend_on_umask(tmp_path):
     old = os.umask(0)
     try:
         path = save_key(generate_key(), tmp_path / "agent.pem")
     finally:
         os.umask(old)
-    assert mode(path) == 0o600
+    assert file_mode(path) == 0o600
 
 
-def test_openssl_reads_what_we_save(tmp_path):
+def test_openssl_reads_the_key_file(tmp_path):
     """Another implementation finds the same public key in the file."""
     key = generate_key()
     path = save_key(key, tmp_path / "agent.pem", "secret words")
@@ -68,7 +68,7 @@ def test_openssl_reads_what_we_save(tmp_path):
     assert said.stdout[-32:] == public_bytes(key)
 
 
-def test_a_key_is_never_overwritten(tmp_path):
+def test_key_file_is_never_overwritten(tmp_path):
     path = save_key(generate_key(), tmp_path / "agent.pem")
     before = path.read_bytes()
     with pytest.raises(KeyFileError, match="not overwritten"):
@@ -77,7 +77,7 @@ def test_a_key_is_never_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("loose", [0o640, 0o604, 0o620, 0o610, 0o666])
-def test_a_key_that_others_may_use_is_refused_with_the_cure(tmp_path, loose):
+def test_key_file_with_access_for_others_is_refused(tmp_path, loose):
     path = save_key(generate_key(), tmp_path / "agent.pem")
     path.chmod(loose)
     with pytest.raises(KeyFileError, match=rf"mode 0{loose:o}\): chmod 600 {path}"):
@@ -86,7 +86,7 @@ def test_a_key_that_others_may_use_is_refused_with_the_cure(tmp_path, loose):
     load_key(path)
 
 
-def test_wrong_and_missing_passphrases_are_told_apart(tmp_path):
+def test_wrong_and_missing_passphrases_have_different_messages(tmp_path):
     locked, plain = (
         save_key(generate_key(), tmp_path / "locked.pem", "right"),
         save_key(generate_key(), tmp_path / "plain.pem"),
@@ -102,7 +102,7 @@ def test_wrong_and_missing_passphrases_are_told_apart(tmp_path):
 @pytest.mark.parametrize(
     "text", [b"", b"\x00\xff" * 40, b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
 )
-def test_a_damaged_file_is_named(tmp_path, text):
+def test_damaged_key_file_is_named(tmp_path, text):
     path = tmp_path / "agent.pem"
     path.touch(0o600)
     path.write_bytes(text)
@@ -110,7 +110,7 @@ def test_a_damaged_file_is_named(tmp_path, text):
         load_key(path)
 
 
-def test_a_cut_file_is_damaged_wherever_it_is_cut(tmp_path):
+def test_cut_key_file_is_refused(tmp_path):
     whole = save_key(generate_key(), tmp_path / "whole.pem").read_bytes()
     path = tmp_path / "cut.pem"
     path.touch(0o600)
@@ -120,7 +120,7 @@ def test_a_cut_file_is_damaged_wherever_it_is_cut(tmp_path):
             load_key(path)
 
 
-def test_other_files_are_no_keys(tmp_path):
+def test_other_files_are_refused_as_keys(tmp_path):
     with pytest.raises(KeyFileError, match="there is no key at"):
         load_key(tmp_path / "nowhere.pem")
     with pytest.raises(KeyFileError, match="cannot be read: Is a directory"):
@@ -133,15 +133,15 @@ def test_other_files_are_no_keys(tmp_path):
         load_key(other)
 
 
-def test_a_full_disk_leaves_no_half_key(tmp_path):
-    with small_disk(tmp_path) as disk:
-        fill(disk)
+def test_full_disk_leaves_no_partial_key(tmp_path):
+    with mount_small_disk(tmp_path) as disk:
+        fill_disk(disk)
         with pytest.raises(NoSpaceError, match=r"agent\.pem"):
             save_key(generate_key(), disk / "agent.pem")
         assert not (disk / "agent.pem").exists()
 
 
-def test_a_fingerprint_is_eight_groups_of_four():
+def test_fingerprint_is_eight_groups_of_four():
     public = bytes(range(32))
     groups = fingerprint(public).split("-")
     assert [len(group) for group in groups] == [4] * 8
@@ -154,17 +154,17 @@ def test_canonical_json_by_hand():
 
 
 @given(JSON)
-def test_canonical_json_survives_a_journey(value):
+def test_canonical_json_round_trip(value):
     assert canonical_json(json.loads(canonical_json(value))) == canonical_json(value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, [-math.inf]])
-def test_what_is_no_number_is_not_signed(value):
+def test_nan_and_infinity_are_not_signed(value):
     with pytest.raises(ValueError, match="JSON compliant"):
         sign(generate_key(), "entry", value)
 
 
-def test_a_signature_is_for_one_key_one_purpose_and_one_value():
+def test_signature_is_for_one_key_purpose_and_value():
     key, other = generate_key(), generate_key()
     signature = sign(key, "entry", {"x": 1})
     assert is_valid_signature(public_hex(key), "entry", {"x": 1}, signature)
@@ -173,7 +173,7 @@ def test_a_signature_is_for_one_key_one_purpose_and_one_value():
     assert not is_valid_signature(public_hex(key), "entry", {"x": 1.0}, signature)
 
 
-def test_a_signature_has_one_spelling():
+def test_signature_has_one_spelling():
     key = generate_key()
     signature = sign(key, "entry", "x")
     for other in (signature.upper(), f" {signature}", signature[:-2], signature + "00", "", "zz" * 64):

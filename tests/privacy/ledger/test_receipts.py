@@ -1,4 +1,4 @@
-"""Receipts: backups do not refund, chains must extend, keys change with proof, and answers may be lost on their way."""
+"""Receipts: no refund by a restored backup, digest chains, key changes with proof, and lost replies."""
 
 import shutil
 from dataclasses import replace
@@ -11,119 +11,122 @@ from privacy.ledger.entry import LedgerPosition, chain_hash, sign_decision, sign
 from privacy.ledger.keys import generate_key, is_valid_signature, public_hex, sign
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.receipts import ReceiptRequest, check_receipt, create_receipt_request
-from privacy.ledger.records import DatasetSnapshot, LedgerReceipt
+from privacy.ledger.records import LedgerReceipt
 from privacy.ledger.signatures import fingerprint_of
 from privacy.ledger.summary import continuation_records
 from privacy.ledger.verify import verify_ledger
-from tests.support.ledger_factory import World, a_year, charge, fill, small_disk
-
-DATA = DatasetSnapshot(fingerprint="sha256:9c0d", num_units=812, num_examples=20140)
-WHO = ("st-anne", "smears-2019-2024")
+from tests.support.ledger_factory import (
+    DATASET,
+    DATASET_ID,
+    SITE,
+    LedgerParties,
+    create_long_ledger,
+    fill_disk,
+    make_charge,
+    mount_small_disk,
+)
 
 
 @pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
+def parties(tmp_path):
+    return LedgerParties(tmp_path)
 
 
-def ask(world, ledger, key=None, since=None):
-    return create_receipt_request(ledger, key or world.agent, public_hex(world.coordinator), since)
+def change_and_sign(request, key, **change):
+    assert set(change) <= set(ReceiptRequest.model_fields)
+    changed = request.model_copy(update=change)
+    return changed.model_copy(update={"signature": sign(key, "request", changed.signed_content())})
 
 
-def resigned(asked, key, **change):
-    changed = asked.model_copy(update=change)
-    return changed.model_copy(update={"signature": sign(key, "request", changed.statement())})
+def line_of(entry):
+    return entry.to_line().decode().strip()
 
 
-def text(entry):
-    return entry.line().decode().strip()
-
-
-def test_a_receipt_is_for_the_head(world):
-    ledger = world.create()
-    ledger.append(charge(0, 0.5))
-    receipt = world.desk.countersign(ask(world, ledger))
-    assert (receipt.site, receipt.dataset_id, receipt.index, receipt.head) == (*WHO, 1, ledger.head)
-    assert is_valid_signature(public_hex(world.coordinator), "receipt", receipt.statement(), receipt.signature)
-    check_receipt(receipt, ledger, public_hex(world.coordinator))
+def test_receipt_is_for_the_head(parties):
+    ledger = parties.create_ledger()
+    ledger.append(make_charge(0, 0.5))
+    receipt = parties.countersigner.countersign(parties.make_request(ledger))
+    assert (receipt.site, receipt.dataset_id, receipt.index, receipt.head) == (SITE, DATASET_ID, 1, ledger.head)
+    assert is_valid_signature(public_hex(parties.coordinator), "receipt", receipt.signed_content(), receipt.signature)
+    check_receipt(receipt, ledger, public_hex(parties.coordinator))
     ledger.append(receipt)
-    assert verify_ledger(world.path, receipt, {public_hex(world.coordinator)}).is_valid
+    assert verify_ledger(parties.path, receipt, {public_hex(parties.coordinator)}).is_valid
 
 
-def test_the_coordinator_sees_digests_and_keys_only(world):
-    ledger = world.create()
-    ledger.append(DATA)
-    ledger.append(charge(0, 0.5))
-    sent = ask(world, ledger).model_dump_json()
+def test_receipt_request_holds_digests_and_key_changes_only(parties):
+    ledger = parties.create_ledger()
+    ledger.append(DATASET)
+    ledger.append(make_charge(0, 0.5))
+    sent = parties.make_request(ledger).model_dump_json()
     assert "sha256:9c0d" not in sent
     assert "anaemia" not in sent
-    assert ReceiptRequest.model_validate_json(sent) == ask(world, ledger)
+    assert ReceiptRequest.model_validate_json(sent) == parties.make_request(ledger)
 
 
-def test_a_request_goes_on_from_the_last_receipt(world):
-    ledger = world.create()
-    world.train(ledger, 0, 0.5)
-    ledger.append(charge(1, 0.9))
-    asked = ask(world, ledger)
-    assert (asked.since_index, asked.index, len(asked.digests), asked.key_change_lines) == (2, 3, 2, ())
-    world.receipt(ledger)
-    assert verify_ledger(world.path).unreceipted_indices == ()
+def test_receipt_request_starts_after_the_last_receipt(parties):
+    ledger = parties.create_ledger()
+    parties.charge_round(ledger, 0, 0.5)
+    ledger.append(make_charge(1, 0.9))
+    request = parties.make_request(ledger)
+    assert (request.since_index, request.index, len(request.digests), request.key_change_lines) == (2, 3, 2, ())
+    parties.append_receipt(ledger)
+    assert verify_ledger(parties.path).unreceipted_indices == ()
 
 
-def test_a_year_of_receipts(world):
-    """With two rotations, a revocation and a new officer on the way."""
-    last = a_year(world)
-    assert world.desk.last(*WHO) == last
-    assert world.desk.last("elsewhere", WHO[1]) is None
+def test_receipts_of_a_long_ledger(parties):
+    """With two rotations, a revocation and a new officer."""
+    last = create_long_ledger(parties)
+    assert parties.countersigner.last_receipt(SITE, DATASET_ID) == last
+    assert parties.countersigner.last_receipt("elsewhere", DATASET_ID) is None
 
 
-# What a site may not do
+# Requests that are refused
 
 
-def test_a_restored_backup_is_refused(world):
-    ledger = world.create()
-    world.train(ledger, 0, 0.5)
-    backup = world.path.read_bytes()
-    world.train(ledger, 1, 0.9)
-    world.path.write_bytes(backup)
-    ledger = world.reopen()
+def test_restored_backup_is_refused(parties):
+    ledger = parties.create_ledger()
+    parties.charge_round(ledger, 0, 0.5)
+    backup = parties.path.read_bytes()
+    parties.charge_round(ledger, 1, 0.9)
+    parties.path.write_bytes(backup)
+    ledger = parties.open_ledger()
     with pytest.raises(
         LedgerError, match=r"older than, or another than, the one receipted at entry 3. A restored backup does"
     ):
-        world.desk.countersign(ask(world, ledger))
-    for turn in range(3):  # nor when it has grown longer than the lost one
-        ledger.append(DATA.model_copy(update={"units": turn}))
-    ledger.append(charge(1, 0.9))
+        parties.countersigner.countersign(parties.make_request(ledger))
+    for n in range(3):  # also when it has grown longer than the lost one
+        ledger.append(DATASET.model_copy(update={"num_units": n}))
+    ledger.append(make_charge(1, 0.9))
     with pytest.raises(LedgerError, match="restore the newest copy"):
-        world.desk.countersign(ask(world, ledger))
-    assert world.desk.last(*WHO).index == 3
+        parties.countersigner.countersign(parties.make_request(ledger))
+    assert parties.countersigner.last_receipt(SITE, DATASET_ID).index == 3
 
 
-def test_a_ledger_made_anew_is_refused(world, tmp_path):
+def test_second_ledger_of_the_same_keys_is_refused(parties, tmp_path):
     """The same keys, the same data set, nothing spent."""
-    world.train(world.create(), 0, 0.5)
-    fresh = World(tmp_path / "fresh", world.agent, world.officer, world.coordinator).create()
+    parties.charge_round(parties.create_ledger(), 0, 0.5)
+    fresh = LedgerParties(tmp_path / "fresh", parties.agent, parties.officer, parties.coordinator).create_ledger()
     with pytest.raises(LedgerError, match="another than, the one receipted"):
-        world.desk.countersign(ask(world, fresh))
+        parties.countersigner.countersign(parties.make_request(fresh))
 
 
-def test_two_ends_of_one_ledger_get_one_receipt(world):
-    ledger = world.create()
-    world.receipt(ledger)
-    whole = world.path.read_bytes()
-    ledger.append(charge(0, 0.5))
-    world.desk.countersign(ask(world, ledger))
-    world.path.write_bytes(whole)
-    other = world.reopen()
-    other.append(charge(0, 0.1))
+def test_forked_ledger_gets_one_receipt(parties):
+    ledger = parties.create_ledger()
+    parties.append_receipt(ledger)
+    whole = parties.path.read_bytes()
+    ledger.append(make_charge(0, 0.5))
+    parties.countersigner.countersign(parties.make_request(ledger))
+    parties.path.write_bytes(whole)
+    other = parties.open_ledger()
+    other.append(make_charge(0, 0.1))
     with pytest.raises(LedgerError, match="another than"):
-        world.desk.countersign(ask(world, other))
+        parties.countersigner.countersign(parties.make_request(other))
 
 
-def test_digests_must_lead_to_the_head(world):
-    ledger = world.create()
-    ledger.append(DATA)
-    good = ask(world, ledger)
+def test_digests_must_lead_to_the_head(parties):
+    ledger = parties.create_ledger()
+    ledger.append(DATASET)
+    good = parties.make_request(ledger)
     wrong = [
         {"head": "ab" * 32},
         {"digests": good.digests[:1]},
@@ -131,111 +134,121 @@ def test_digests_must_lead_to_the_head(world):
         {"digests": ()},
         {"digests": good.digests[::-1]},
         {"index": 2},
-        {"shown": ()},
-        {"ledger": "00" * 32},
+        {"key_change_lines": ()},
+        {"ledger_id": "00" * 32},
         {"site": "elsewhere"},
-        {"since": 1, "digests": good.digests[1:]},
+        {"since_index": 1, "digests": good.digests[1:]},
     ]
     for change in wrong:
         with pytest.raises(LedgerError):
-            world.desk.countersign(resigned(good, world.agent, **change))
-    assert world.desk.last(*WHO) is None
-    assert world.desk.last("elsewhere", WHO[1]) is None
-    world.desk.countersign(good)
+            parties.countersigner.countersign(change_and_sign(good, parties.agent, **change))
+    assert parties.countersigner.last_receipt(SITE, DATASET_ID) is None
+    assert parties.countersigner.last_receipt("elsewhere", DATASET_ID) is None
+    parties.countersigner.countersign(good)
 
 
-def test_a_ledger_that_opens_late_is_refused(world):
-    data = sign_entry(DATA, [], world.agent, None, world.clock())
+def test_ledger_whose_opened_record_is_not_first_is_refused(parties):
+    data = sign_entry(DATASET, [], parties.agent, None, parties.clock())
     late = sign_entry(
-        world.opening(), [data], world.agent, sign_decision(world.officer, world.opening()), world.clock()
+        parties.make_opening(),
+        [data],
+        parties.agent,
+        sign_decision(parties.officer, parties.make_opening()),
+        parties.clock(),
     )
-    sent = {"since": 0, "index": 1, "head": late.hash, "digests": (data.digest, late.digest), "shown": (text(late),)}
-    asked = resigned(ask(world, world.create()), world.agent, ledger=late.hash, **sent)
+    sent = {
+        "since_index": 0,
+        "index": 1,
+        "head": late.hash,
+        "digests": (data.digest, late.digest),
+        "key_change_lines": (line_of(late),),
+    }
+    request = change_and_sign(parties.make_request(parties.create_ledger()), parties.agent, ledger_id=late.hash, **sent)
     with pytest.raises(LedgerError, match="entry 1 opens a ledger"):
-        world.desk.countersign(asked)
+        parties.countersigner.countersign(request)
 
 
-def test_only_the_agent_asks(world):
-    ledger = world.create()
-    good = ask(world, ledger)
-    for key in (generate_key(), world.officer, world.coordinator):
+def test_receipt_request_needs_the_agents_signature(parties):
+    ledger = parties.create_ledger()
+    good = parties.make_request(ledger)
+    for key in (generate_key(), parties.officer, parties.coordinator):
         with pytest.raises(LedgerError, match="not signed by the agent's key"):
-            world.desk.countersign(ask(world, ledger, key))
+            parties.countersigner.countersign(parties.make_request(ledger, key))
     with pytest.raises(LedgerError, match="not signed by the agent's key"):
-        world.desk.countersign(good.model_copy(update={"key": "someone"}))
-    receipt = world.desk.countersign(good)
-    with pytest.raises(LedgerError, match="not signed"):  # nor for the same head again
-        world.desk.countersign(ask(world, ledger, generate_key()))
-    assert world.desk.countersign(good) == receipt
+        parties.countersigner.countersign(good.model_copy(update={"agent_fingerprint": "someone"}))
+    receipt = parties.countersigner.countersign(good)
+    with pytest.raises(LedgerError, match="not signed"):  # also for the same head again
+        parties.countersigner.countersign(parties.make_request(ledger, generate_key()))
+    assert parties.countersigner.countersign(good) == receipt
 
 
-# What may go wrong on the way
+# Lost replies and damaged records
 
 
-def test_a_lost_answer_is_given_again(world):
-    ledger = world.create()
-    ledger.append(charge(0, 0.5))
-    first = world.desk.countersign(ask(world, ledger))
-    assert world.desk.countersign(ask(world, world.reopen())) == first
+def test_lost_receipt_is_sent_again(parties):
+    ledger = parties.create_ledger()
+    ledger.append(make_charge(0, 0.5))
+    first = parties.countersigner.countersign(parties.make_request(ledger))
+    assert parties.countersigner.countersign(parties.make_request(parties.open_ledger())) == first
 
 
-def test_after_a_lost_answer_the_ledger_may_have_grown(world):
-    ledger = world.create()
-    world.receipt(ledger)
-    ledger.append(charge(0, 0.5))
-    world.desk.countersign(ask(world, ledger))  # never arrives
-    ledger.append(DATA)
-    asked = ask(world, ledger)
-    assert asked.since_index == 1
-    assert world.desk.countersign(asked).index == 3
+def test_ledger_may_grow_after_a_lost_receipt(parties):
+    ledger = parties.create_ledger()
+    parties.append_receipt(ledger)
+    ledger.append(make_charge(0, 0.5))
+    parties.countersigner.countersign(parties.make_request(ledger))  # the reply is lost
+    ledger.append(DATASET)
+    request = parties.make_request(ledger)
+    assert request.since_index == 1
+    assert parties.countersigner.countersign(request).index == 3
 
 
-def test_a_coordinator_that_lost_its_record_is_told_all(world):
-    ledger = world.create()
-    world.train(ledger, 0, 0.5)
-    shutil.rmtree(world.folder / "coordinator")
+def test_coordinator_without_record_needs_all_digests(parties):
+    ledger = parties.create_ledger()
+    parties.charge_round(ledger, 0, 0.5)
+    shutil.rmtree(parties.folder / "coordinator")
     with pytest.raises(LedgerError, match="needs the digests since entry 0, not 2"):
-        world.desk.countersign(ask(world, ledger))
-    assert world.desk.countersign(ask(world, ledger, since=0)).index == 2
+        parties.countersigner.countersign(parties.make_request(ledger))
+    assert parties.countersigner.countersign(parties.make_request(ledger, since_index=0)).index == 2
 
 
-def test_a_damaged_record_is_not_a_first_contact(world):
-    ledger = world.create()
-    world.receipt(ledger)
-    (file,) = (world.folder / "coordinator").glob("*.json")
+def test_damaged_coordinator_record_is_refused(parties):
+    ledger = parties.create_ledger()
+    parties.append_receipt(ledger)
+    (file,) = (parties.folder / "coordinator").glob("*.json")
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(LedgerError, match="is damaged; restore its newest copy"):
-        world.desk.countersign(ask(world, ledger))
+        parties.countersigner.countersign(parties.make_request(ledger))
 
 
-def test_what_cannot_be_remembered_is_not_signed(tmp_path):
-    with small_disk(tmp_path) as disk:
-        world = World(tmp_path / "site")
-        ledger = world.create()
-        desk = LedgerCountersigner(disk / "coordinator", world.coordinator)
-        first = desk.countersign(ask(world, ledger))
-        ledger.append(DATA)
-        fill(disk)
+def test_receipt_is_not_signed_on_a_full_disk(tmp_path):
+    with mount_small_disk(tmp_path) as disk:
+        parties = LedgerParties(tmp_path / "site")
+        ledger = parties.create_ledger()
+        desk = LedgerCountersigner(disk / "coordinator", parties.coordinator)
+        first = desk.countersign(parties.make_request(ledger))
+        ledger.append(DATASET)
+        fill_disk(disk)
         with pytest.raises(NoSpaceError):
-            desk.countersign(ask(world, ledger))
-        assert desk.last_receipt(*WHO) == first
+            desk.countersign(parties.make_request(ledger))
+        assert desk.last_receipt(SITE, DATASET_ID) == first
 
 
-def test_two_coordinators_each_remember_their_own(world):
-    ledger = world.create()
-    world.train(ledger, 0, 0.5)
+def test_two_coordinators_keep_their_own_receipts(parties):
+    ledger = parties.create_ledger()
+    parties.charge_round(ledger, 0, 0.5)
     other = generate_key()
-    desk = LedgerCountersigner(world.folder / "other", other)
-    receipt = desk.countersign(create_receipt_request(ledger, world.agent, public_hex(other)))
+    desk = LedgerCountersigner(parties.folder / "other", other)
+    receipt = desk.countersign(create_receipt_request(ledger, parties.agent, public_hex(other)))
     ledger.append(receipt)
-    assert ask(world, ledger).since_index == 2
-    assert create_receipt_request(ledger, world.agent, public_hex(other)).since_index == 3
-    assert verify_ledger(world.path, receipt).is_valid
-    assert verify_ledger(world.path, world.desk.last(*WHO)).is_valid
-    unrecorded = world.desk.countersign(ask(world, ledger))
-    ledger.append(DATA)
-    ledger.append(desk.countersign(create_receipt_request(ledger, world.agent, public_hex(other))))
-    assert "does not hold that receipt" in verify_ledger(world.path, unrecorded).problems[0]
+    assert parties.make_request(ledger).since_index == 2
+    assert create_receipt_request(ledger, parties.agent, public_hex(other)).since_index == 3
+    assert verify_ledger(parties.path, receipt).is_valid
+    assert verify_ledger(parties.path, parties.countersigner.last_receipt(SITE, DATASET_ID)).is_valid
+    unrecorded = parties.countersigner.countersign(parties.make_request(ledger))
+    ledger.append(DATASET)
+    ledger.append(desk.countersign(create_receipt_request(ledger, parties.agent, public_hex(other))))
+    assert "does not hold that receipt" in verify_ledger(parties.path, unrecorded).problems[0]
 
 
 # The site's side
@@ -244,139 +257,145 @@ def test_two_coordinators_each_remember_their_own(world):
 @pytest.mark.parametrize(
     "change", [{"index": 0}, {"head": "00" * 32}, {"site": "elsewhere"}, {"time": "2031"}, {"signature": "00" * 64}]
 )
-def test_a_receipt_is_checked_before_it_is_believed(world, change):
-    ledger = world.create()
-    ledger.append(DATA)
-    receipt = world.desk.countersign(ask(world, ledger))
+def test_changed_receipt_is_refused_at_the_site(parties, change):
+    ledger = parties.create_ledger()
+    ledger.append(DATASET)
+    receipt = parties.countersigner.countersign(parties.make_request(ledger))
     with pytest.raises(LedgerError, match="is not for"):
-        check_receipt(LedgerReceipt(**(receipt.model_dump() | change)), ledger, public_hex(world.coordinator))
+        check_receipt(LedgerReceipt(**(receipt.model_dump() | change)), ledger, public_hex(parties.coordinator))
     with pytest.raises(LedgerError, match="the coordinator's key is"):
         check_receipt(receipt, ledger, public_hex(generate_key()))
 
 
-# Keys
+# Key changes
 
 
-def test_officers_may_be_expected(world):
-    ledger = world.create()
-    asked = ask(world, ledger)
-    officer = fingerprint_of(public_hex(world.officer))
+def test_officer_fingerprints_may_be_expected(parties):
+    ledger = parties.create_ledger()
+    request = parties.make_request(ledger)
+    officer = fingerprint_of(public_hex(parties.officer))
     for expected in ({}, {"elsewhere": officer}, {"st-anne": fingerprint_of(public_hex(generate_key()))}):
-        with pytest.raises(LedgerError, match="not the one expected; hear the fingerprint from the officer"):
-            LedgerCountersigner(world.folder / "strict", world.coordinator, expected).countersign(asked)
-    LedgerCountersigner(world.folder / "strict", world.coordinator, {"st-anne": officer}).countersign(asked)
+        with pytest.raises(
+            LedgerError, match="not the expected one; compare the fingerprint with the officer by telephone"
+        ):
+            LedgerCountersigner(parties.folder / "strict", parties.coordinator, expected).countersign(request)
+    LedgerCountersigner(parties.folder / "strict", parties.coordinator, {"st-anne": officer}).countersign(request)
 
 
-def test_a_rotation_is_proven(world):
-    ledger = world.create()
-    world.receipt(ledger)
-    old, new = world.agent, generate_key()
-    ledger.rotate(new)
-    asked = ask(world, ledger, new)
-    assert len(asked.key_change_lines) == 1
+def test_key_rotation_needs_its_entry(parties):
+    ledger = parties.create_ledger()
+    parties.append_receipt(ledger)
+    old, new = parties.agent, generate_key()
+    ledger.rotate_agent_key(new)
+    request = parties.make_request(ledger, new)
+    assert len(request.key_change_lines) == 1
     with pytest.raises(LedgerError, match="not signed by the agent's key"):
-        world.desk.countersign(resigned(asked, new, shown=()))
+        parties.countersigner.countersign(change_and_sign(request, new, key_change_lines=()))
     with pytest.raises(LedgerError, match="not signed by the agent's key"):
-        world.desk.countersign(ask(world, ledger, old))
-    assert world.desk.countersign(asked).index == 2
+        parties.countersigner.countersign(parties.make_request(ledger, old))
+    assert parties.countersigner.countersign(request).index == 2
 
 
-def test_a_shown_entry_must_be_the_one_in_the_ledger(world):
-    ledger = world.create()
-    world.receipt(ledger)
+def test_shown_entry_must_be_the_one_in_the_ledger(parties):
+    ledger = parties.create_ledger()
+    parties.append_receipt(ledger)
     thief, new = generate_key(), generate_key()
-    other = World(world.folder / "other", world.agent, world.officer)
-    foreign = other.create()
-    foreign.append(DATA)
+    other = LedgerParties(parties.folder / "other", parties.agent, parties.officer)
+    foreign = other.create_ledger()
+    foreign.append(DATASET)
     foreign.rotate_agent_key(thief)
-    ledger.rotate(new)
+    ledger.rotate_agent_key(new)
     with pytest.raises(LedgerError, match="entry 2 as shown is not the one in the ledger"):
-        world.desk.countersign(
-            resigned(ask(world, ledger, new), thief, shown=ask(other, foreign, thief).key_change_lines[1:])
+        parties.countersigner.countersign(
+            change_and_sign(
+                parties.make_request(ledger, new),
+                thief,
+                key_change_lines=other.make_request(foreign, thief).key_change_lines[1:],
+            )
         )
 
 
-def test_a_thief_without_the_officer_cannot_bring_in_a_key(world):
-    """He writes a good chain by hand, with a `lost` rotation that the officer never signed."""
-    ledger = world.create()
-    world.receipt(ledger)
-    thief, real = generate_key(), World(world.folder / "copy", world.agent, world.officer)
+def test_forged_lost_key_rotation_is_refused(parties):
+    """The thief forges a valid chain with a rotation of reason "lost" that the officer never signed."""
+    ledger = parties.create_ledger()
+    parties.append_receipt(ledger)
+    thief, real = generate_key(), LedgerParties(parties.folder / "copy", parties.agent, parties.officer)
     real.path.parent.mkdir()
-    real.path.write_bytes(world.path.read_bytes())
-    entry = Ledger.open(real.path).rotate_agent_key(thief, world.officer)
-    for officer in (None, replace(entry.officer_decision, signature="00" * 64)):
-        forged = replace(entry, officer=officer, hash="")
+    real.path.write_bytes(parties.path.read_bytes())
+    entry = Ledger.open(real.path).rotate_agent_key(thief, parties.officer)
+    for decision in (None, replace(entry.officer_decision, signature="00" * 64)):
+        forged = replace(entry, officer_decision=decision, hash="")
         forged = replace(forged, hash=chain_hash(forged.previous_hash, forged.digest))
         forged = replace(forged, signature=sign(thief, "entry", forged.hash))
-        asked = ask(world, ledger, thief)
-        asked = resigned(
-            asked,
+        request = parties.make_request(ledger, thief)
+        request = change_and_sign(
+            request,
             thief,
             index=2,
             head=forged.hash,
-            digests=(asked.digests[0], forged.digest),
-            shown=(text(forged),),
+            digests=(request.digests[0], forged.digest),
+            key_change_lines=(line_of(forged),),
         )
-        with pytest.raises(LedgerError, match=r"entry 2 .*(his signature is missing|signature does not fit)"):
-            world.desk.countersign(asked)
+        with pytest.raises(LedgerError, match=r"entry 2 .*(signature is missing|signature is not valid)"):
+            parties.countersigner.countersign(request)
 
 
-def test_a_revoked_key_gets_no_receipt(world):
-    ledger = world.create()
-    world.receipt(ledger)
-    thief = world.agent
-    ledger.revoke_agent_key(world.officer, after=1)
+def test_revoked_key_gets_no_receipt(parties):
+    ledger = parties.create_ledger()
+    parties.append_receipt(ledger)
+    thief = parties.agent
+    ledger.revoke_agent_key(parties.officer, last_trusted_index=1)
     with pytest.raises(LedgerError, match="is revoked"):
-        world.desk.countersign(ask(world, ledger, thief))
-    world.agent = generate_key()
-    ledger.rotate(world.agent, world.officer)
-    world.receipt(ledger)
+        parties.countersigner.countersign(parties.make_request(ledger, thief))
+    parties.agent = generate_key()
+    ledger.rotate_agent_key(parties.agent, parties.officer)
+    parties.append_receipt(ledger)
     with pytest.raises(LedgerError, match="not signed by the agent's key"):
-        world.desk.countersign(ask(world, ledger, thief))
+        parties.countersigner.countersign(parties.make_request(ledger, thief))
 
 
-def test_the_officer_takes_a_ledger_back_from_a_thief(world, tmp_path):
-    """The thief had a copy and the key, and got receipts for it. The site's own ledger is refused from then on."""
-    ledger = world.create()
-    world.train(ledger, 0, 0.5)
-    copy = World(tmp_path / "thief", world.agent, coordinator=world.coordinator)
+def test_officer_continues_a_ledger_after_a_key_theft(parties, tmp_path):
+    """A thief with a copy and the key got receipts for it, so the site's own ledger is refused."""
+    ledger = parties.create_ledger()
+    parties.charge_round(ledger, 0, 0.5)
+    copy = LedgerParties(tmp_path / "thief", parties.agent, coordinator=parties.coordinator)
     copy.folder.mkdir()
-    copy.path.write_bytes(world.path.read_bytes())
-    taken = Ledger.open(copy.path, world.agent, world.clock)
+    copy.path.write_bytes(parties.path.read_bytes())
+    taken = Ledger.open(copy.path, parties.agent, parties.clock)
     thief = generate_key()
     taken.rotate_agent_key(thief)
-    world.desk.countersign(ask(world, taken, thief))
-    ledger.append(charge(1, 0.9))
-    with pytest.raises(LedgerError, match="the officer opens a new ledger that continues") as told:
-        world.desk.countersign(ask(world, ledger))
-    end = world.desk.last(*WHO)
-    assert f"continues ledger {ledger.id} from entry {end.index}, head {end.head}" in str(told.value)
+    parties.countersigner.countersign(parties.make_request(taken, thief))
+    ledger.append(make_charge(1, 0.9))
+    with pytest.raises(LedgerError, match="the officer opens a new ledger that continues") as raised:
+        parties.countersigner.countersign(parties.make_request(ledger))
+    end = parties.countersigner.last_receipt(SITE, DATASET_ID)
+    assert f"continues ledger {ledger.id} from entry {end.index}, head {end.head}" in str(raised.value)
 
-    there, carried = continuation_records(ledger.entries(), LedgerPosition(end.index, end.head), note="key stolen")
-    after = World(tmp_path / "after", officer=world.officer, coordinator=world.coordinator)
-    fresh = after.create(continues=there)
-    fresh.append(carried, world.officer)
-    assert world.desk.countersign(ask(after, fresh)).index == 1
+    previous, carried = continuation_records(ledger.entries(), LedgerPosition(end.index, end.head), note="key stolen")
+    successor = LedgerParties(tmp_path / "after", officer=parties.officer, coordinator=parties.coordinator)
+    fresh = successor.create_ledger(previous_ledger=previous)
+    fresh.append(carried, parties.officer)
+    assert parties.countersigner.countersign(successor.make_request(fresh)).index == 1
     assert [c.total_epsilon for c in fresh.list_charges()] == [0.5, 0.9]
     with pytest.raises(LedgerError, match="another than"):
-        world.desk.countersign(ask(world, taken, thief))
+        parties.countersigner.countersign(parties.make_request(taken, thief))
 
 
-def test_a_continuation_is_the_officers(world, tmp_path):
-    """By another officer only if his fingerprint is expected; and only from the last receipt."""
-    ledger = world.create()
-    world.train(ledger, 0, 0.5)
-    end = world.desk.last(*WHO)
-    there, _ = continuation_records(ledger.entries(), end)
+def test_continuation_needs_the_expected_officer_and_the_last_receipt(parties, tmp_path):
+    """Another officer's fingerprint must be expected, and the continuation must start at the last receipt."""
+    ledger = parties.create_ledger()
+    parties.charge_round(ledger, 0, 0.5)
+    end = parties.countersigner.last_receipt(SITE, DATASET_ID)
+    previous, _ = continuation_records(ledger.entries(), end)
     early, _ = continuation_records(ledger.entries(), LedgerPosition(0, ledger.id))
-    stale = World(tmp_path / "stale", officer=world.officer)
+    stale = LedgerParties(tmp_path / "stale", officer=parties.officer)
     with pytest.raises(LedgerError, match="another than"):
-        world.desk.countersign(ask(world, stale.create(continues=early), stale.agent))
-    other = World(tmp_path / "other")
-    fresh = other.create(continues=there)
-    with pytest.raises(LedgerError, match="if that is lost, hear the new fingerprint from him and expect it"):
-        world.desk.countersign(ask(world, fresh, other.agent))
-    told = LedgerCountersigner(
-        world.folder / "coordinator", world.coordinator, {"st-anne": fingerprint_of(public_hex(other.officer))}
+        parties.countersigner.countersign(parties.make_request(stale.create_ledger(previous_ledger=early), stale.agent))
+    other = LedgerParties(tmp_path / "other")
+    fresh = other.create_ledger(previous_ledger=previous)
+    with pytest.raises(LedgerError, match="if the old key is lost, compare the new fingerprint with the"):
+        parties.countersigner.countersign(parties.make_request(fresh, other.agent))
+    expecting = LedgerCountersigner(
+        parties.folder / "coordinator", parties.coordinator, {"st-anne": fingerprint_of(public_hex(other.officer))}
     )
-    assert told.countersign(ask(world, fresh, other.agent)).index == 0
+    assert expecting.countersign(parties.make_request(fresh, other.agent)).index == 0

@@ -1,4 +1,4 @@
-"""Audits: a thousand manipulations are found, what the key's holder can do and cannot, exports, and what needs help."""
+"""Verification: a thousand manipulations, forgeries by the holder of the agent's key, anchors, and exports."""
 
 import json
 import random
@@ -14,34 +14,35 @@ from privacy.ledger.ledger import Ledger
 from privacy.ledger.records import AgentKeyRevoked, DatasetSnapshot
 from privacy.ledger.signatures import lost_key_rotation
 from privacy.ledger.verify import export_ledger, verify_ledger
-from tests.support.ledger_factory import World, a_year, charge
+from tests.support.ledger_factory import DATASET_ID, SITE, LedgerParties, create_long_ledger, make_charge
 
-THOUSAND = 1000
+NUM_MANIPULATIONS = 1000
 
 
 @pytest.fixture(scope="module")
-def year(tmp_path_factory):
-    world = World(tmp_path_factory.mktemp("year"))
-    return world, a_year(world)
+def long_ledger(tmp_path_factory):
+    """(parties, last receipt)"""
+    parties = LedgerParties(tmp_path_factory.mktemp("long"))
+    return parties, create_long_ledger(parties)
 
 
-def entries_of(data):
+def parse_entries(data):
     return [parse_entry_line(line) for line in data.split(b"\n")[:-1]]
 
 
-def bytes_of(entries):
-    return b"".join(entry.line() for entry in entries)
+def to_bytes(entries):
+    return b"".join(entry.to_line() for entry in entries)
 
 
-def raws_of(data):
+def parse_lines(data):
     return [json.loads(line) for line in data.split(b"\n")[:-1]]
 
 
-def lines_of(raws):
+def to_lines(raws):
     return b"".join(canonical_json(raw) + b"\n" for raw in raws)
 
 
-# Manipulations by somebody without the site's keys: (data, dice) -> other data
+# Manipulations without the site's keys: (data, rng) -> changed data
 
 
 def leaves(value, path=()):
@@ -53,156 +54,156 @@ def leaves(value, path=()):
             yield from leaves(part, (*path, key))
 
 
-def other(value, dice):
+def change_value(value, rng):
     if isinstance(value, bool) or value is None:
-        return dice.choice([0, "", {}, [None]])
+        return rng.choice([0, "", {}, [None]])
     if isinstance(value, int):
-        return dice.choice([value + 1, value - 1, float(value), str(value), value * 10 + 7])
+        return rng.choice([value + 1, value - 1, float(value), str(value), value * 10 + 7])
     if isinstance(value, float):
-        return dice.choice([value * 0.5, value + 1e-12 * max(1, value), -value, round(value) + 2, repr(value)])
-    if dice.random() < 0.1:
-        return dice.choice([None, 5, [value], {"": value}])
-    at = dice.randrange(len(value) + 1)
-    letter = dice.choice("0123456789abcdef é-")
-    changed = dice.choice(
+        return rng.choice([value * 0.5, value + 1e-12 * max(1, value), -value, round(value) + 2, repr(value)])
+    if rng.random() < 0.1:
+        return rng.choice([None, 5, [value], {"": value}])
+    at = rng.randrange(len(value) + 1)
+    letter = rng.choice("0123456789abcdef é-")
+    changed = rng.choice(
         [value[:at] + letter + value[at:], value[:at] + letter + value[at + 1 :], value[:at], value.upper()]
     )
     return changed if changed != value else value + letter
 
 
-def edited(data, dice):
-    raws = raws_of(data)
-    raw = dice.choice(raws)
-    path = dice.choice(list(leaves(raw)))
+def edit_value(data, rng):
+    raws = parse_lines(data)
+    raw = rng.choice(raws)
+    path = rng.choice(list(leaves(raw)))
     for key in path[:-1]:
         raw = raw[key]
-    raw[path[-1]] = other(raw[path[-1]], dice)
-    return lines_of(raws)
+    raw[path[-1]] = change_value(raw[path[-1]], rng)
+    return to_lines(raws)
 
 
-def edited_and_chained(data, dice):
-    """Hashes are for everyone: only the signatures are in the way."""
-    entries = entries_of(data)
-    at = dice.randrange(len(entries))
-    path = dice.choice([p for p in leaves(entries[at].body) if p])
+def edit_and_rechain(data, rng):
+    """Anyone can recompute the hashes; only the signatures are missing."""
+    entries = parse_entries(data)
+    at = rng.randrange(len(entries))
+    path = rng.choice([p for p in leaves(entries[at].body) if p])
     body = json.loads(canonical_json(entries[at].body))
     part = body
     for key in path[:-1]:
         part = part[key]
-    part[path[-1]] = other(part[path[-1]], dice)
-    return bytes_of(rechained([*entries[:at], replace(entries[at], body=body), *entries[at + 1 :]], at))
+    part[path[-1]] = change_value(part[path[-1]], rng)
+    return to_bytes(rechain([*entries[:at], replace(entries[at], body=body), *entries[at + 1 :]], at))
 
 
-def rechained(entries, start):
+def rechain(entries, start):
     done = entries[:start]
     for index, entry in enumerate(entries[start:], start=start):
         before = done[-1].hash if done else "0" * 64
-        moved = replace(entry, index=index, before=before)
+        moved = replace(entry, index=index, previous_hash=before)
         done.append(replace(moved, hash=chain_hash(before, moved.digest)))
     return done
 
 
-def flipped(data, dice):
-    at = dice.randrange(len(data))
-    return data[:at] + bytes([data[at] ^ (1 << dice.randrange(8))]) + data[at + 1 :]
+def flip_bit(data, rng):
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
 
 
-def dropped(data, dice):
-    raws = raws_of(data)
-    for _ in range(dice.randint(1, 4)):
-        del raws[dice.randrange(len(raws))]
-    return lines_of(raws)
+def drop_lines(data, rng):
+    raws = parse_lines(data)
+    for _ in range(rng.randint(1, 4)):
+        del raws[rng.randrange(len(raws))]
+    return to_lines(raws)
 
 
-def dropped_and_chained(data, dice):
-    entries = entries_of(data)
-    at = dice.randrange(len(entries))
-    return bytes_of(rechained([*entries[:at], *entries[at + 1 :]], at))
+def drop_and_rechain(data, rng):
+    entries = parse_entries(data)
+    at = rng.randrange(len(entries))
+    return to_bytes(rechain([*entries[:at], *entries[at + 1 :]], at))
 
 
-def reordered(data, dice):
-    raws = raws_of(data)
-    one, two = dice.sample(range(len(raws)), 2)
+def swap_lines(data, rng):
+    raws = parse_lines(data)
+    one, two = rng.sample(range(len(raws)), 2)
     raws[one], raws[two] = raws[two], raws[one]
-    return lines_of(raws)
+    return to_lines(raws)
 
 
-def renumbered(data, dice):
-    raws = json.loads(json.dumps(raws_of(data)))
-    one, two = dice.sample(range(len(raws)), 2)
+def swap_and_renumber(data, rng):
+    raws = json.loads(json.dumps(parse_lines(data)))
+    one, two = rng.sample(range(len(raws)), 2)
     raws[one], raws[two] = raws[two] | {"index": one}, raws[one] | {"index": two}
-    return lines_of(raws)
+    return to_lines(raws)
 
 
-def doubled(data, dice):
-    raws = raws_of(data)
-    raws.insert(dice.randrange(len(raws) + 1), dice.choice(raws))
-    return lines_of(raws)
+def duplicate_line(data, rng):
+    raws = parse_lines(data)
+    raws.insert(rng.randrange(len(raws) + 1), rng.choice(raws))
+    return to_lines(raws)
 
 
-def inserted(data, dice):
-    """A well-made entry by a foreign key, with what comes after it chained to it or left alone."""
-    entries = entries_of(data)
-    at = dice.randrange(len(entries) + 1)
+def insert_foreign_entry(data, rng):
+    """A well-formed entry by a foreign key; the entries after it are rechained or unchanged."""
+    entries = parse_entries(data)
+    at = rng.randrange(len(entries) + 1)
     key = generate_key()
     now = datetime.fromisoformat(entries[max(0, at - 1)].time)
-    body = dice.choice([charge(7, 0.01), DatasetSnapshot(fingerprint="x", num_units=1, num_examples=1)])
+    body = rng.choice([make_charge(7, 0.01), DatasetSnapshot(fingerprint="x", num_units=1, num_examples=1)])
     new = sign_entry(body, entries[:at], key, None, now)
     rest = [*entries[:at], new, *entries[at:]]
-    return bytes_of(rechained(rest, at + 1) if dice.random() < 0.5 else rest)
+    return to_bytes(rechain(rest, at + 1) if rng.random() < 0.5 else rest)
 
 
-def cut(data, dice):
-    return data[: dice.randrange(len(data))]
+def cut_bytes(data, rng):
+    return data[: rng.randrange(len(data))]
 
 
-def cut_after_an_entry(data, dice):
-    return lines_of(raws_of(data)[: -dice.randint(1, 30)])
+def cut_lines(data, rng):
+    return to_lines(parse_lines(data)[: -rng.randint(1, 30)])
 
 
-def swapped_signatures(data, dice):
-    raws = raws_of(data)
-    one, two = dice.sample(raws, 2)
+def swap_signatures(data, rng):
+    raws = parse_lines(data)
+    one, two = rng.sample(raws, 2)
     one["signature"], two["signature"] = two["signature"], one["signature"]
-    return lines_of(raws)
+    return to_lines(raws)
 
 
-def swapped_decisions(data, dice):
-    raws = raws_of(data)
-    one, two = dice.sample([raw for raw in raws if raw["officer"]], 2)
-    one["officer"], two["officer"] = two["officer"], one["officer"]
-    return lines_of(raws)
+def swap_decisions(data, rng):
+    raws = parse_lines(data)
+    one, two = rng.sample([raw for raw in raws if raw["officer_decision"]], 2)
+    one["officer_decision"], two["officer_decision"] = two["officer_decision"], one["officer_decision"]
+    return to_lines(raws)
 
 
-def undecided(data, dice):
-    raws = raws_of(data)
-    dice.choice([raw for raw in raws if raw["officer"]])["officer"] = None
-    return lines_of(raws)
+def remove_decision(data, rng):
+    raws = parse_lines(data)
+    rng.choice([raw for raw in raws if raw["officer_decision"]])["officer_decision"] = None
+    return to_lines(raws)
 
 
-def signed_by_another(data, dice):
-    raws = raws_of(data)
-    raw, key = dice.choice(raws), generate_key()
+def sign_with_foreign_key(data, rng):
+    raws = parse_lines(data)
+    raw, key = rng.choice(raws), generate_key()
     raw["signature"] = sign(key, "entry", raw["hash"])
-    if dice.random() < 0.5:
-        raw["key"] = fingerprint(public_bytes(key))
-    return lines_of(raws)
+    if rng.random() < 0.5:
+        raw["key_fingerprint"] = fingerprint(public_bytes(key))
+    return to_lines(raws)
 
 
-def other_fields(data, dice):
-    raws = raws_of(data)
-    raw = dice.choice(raws)
-    if dice.random() < 0.5:
+def change_fields(data, rng):
+    raws = parse_lines(data)
+    raw = rng.choice(raws)
+    if rng.random() < 0.5:
         raw["note"] = "harmless"
     else:
-        del raw[dice.choice(list(raw))]
-    return lines_of(raws)
+        del raw[rng.choice(list(raw))]
+    return to_lines(raws)
 
 
-def respelt(data, dice):
+def respell_json(data, rng):
     """The same JSON, written another way."""
     lines = data.split(b"\n")[:-1]
-    at = dice.randrange(len(lines))
+    at = rng.randrange(len(lines))
     ways = [
         lines[at] + b" ",
         b" " + lines[at],
@@ -211,57 +212,57 @@ def respelt(data, dice):
         lines[at][:-1] + b',"kind":"charge"}',
         b"",
     ]
-    lines[at] = dice.choice(ways)
+    lines[at] = rng.choice(ways)
     return b"\n".join(lines) + b"\n"
 
 
-WAYS = (
-    edited,
-    edited_and_chained,
-    flipped,
-    dropped,
-    dropped_and_chained,
-    reordered,
-    renumbered,
-    doubled,
-    inserted,
-    cut,
-    cut_after_an_entry,
-    swapped_signatures,
-    swapped_decisions,
-    undecided,
-    signed_by_another,
-    other_fields,
-    respelt,
+MANIPULATIONS = (
+    edit_value,
+    edit_and_rechain,
+    flip_bit,
+    drop_lines,
+    drop_and_rechain,
+    swap_lines,
+    swap_and_renumber,
+    duplicate_line,
+    insert_foreign_entry,
+    cut_bytes,
+    cut_lines,
+    swap_signatures,
+    swap_decisions,
+    remove_decision,
+    sign_with_foreign_key,
+    change_fields,
+    respell_json,
 )
 
 
-SHORTER = (dropped, dropped_and_chained, cut, cut_after_an_entry)  # if at the end, found by an anchor alone
+SHORTENING = (drop_lines, drop_and_rechain, cut_bytes, cut_lines)  # at the end only an anchor finds it
 
 
-def test_a_thousand_manipulations_are_found(year, tmp_path):
-    world, anchor = year
-    good, file = world.path.read_bytes(), tmp_path / "ledger.jsonl"
-    assert verify_ledger(world.path, anchor).is_valid
+def test_verify_finds_a_thousand_manipulations(long_ledger, tmp_path):
+    parties, anchor = long_ledger
+    good, file = parties.path.read_bytes(), tmp_path / "ledger.jsonl"
+    assert verify_ledger(parties.path, anchor).is_valid
     missed = []
-    for trial in range(THOUSAND):
-        way = WAYS[trial % len(WAYS)] if trial % 3 else edited
+    for trial in range(NUM_MANIPULATIONS):
+        way = MANIPULATIONS[trial % len(MANIPULATIONS)] if trial % 3 else edit_value
         bad = way(good, random.Random(trial))
         assert bad != good
         file.write_bytes(bad)
-        if verify_ledger(file, anchor if way in SHORTER else None).is_valid:
+        if verify_ledger(file, anchor if way in SHORTENING else None).is_valid:
             missed.append((trial, way.__name__))
     assert missed == []
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in SHORTER])
-def test_a_manipulated_ledger_is_neither_opened_nor_mended(year, tmp_path, way):
-    world, _ = year
+@pytest.mark.parametrize("way", [way for way in MANIPULATIONS if way not in SHORTENING])
+def test_manipulated_ledger_is_neither_opened_nor_repaired(long_ledger, tmp_path, way):
+    parties, _ = long_ledger
     file = tmp_path / "ledger.jsonl"
     for trial in range(5):
-        file.write_bytes(bad := way(world.path.read_bytes(), random.Random(trial)))
+        file.write_bytes(bad := way(parties.path.read_bytes(), random.Random(trial)))
         with pytest.raises(LedgerError):
-            Ledger.open(file, world.agent)
+            Ledger.open(file, parties.agent)
         assert file.read_bytes() == bad
 
 
@@ -277,10 +278,10 @@ def test_a_manipulated_ledger_is_neither_opened_nor_mended(year, tmp_path, way):
         b"[" * 100_000,
         b'{"a":"\\ud800"}\n',
         b"{}\n" * 3,
-        b'{"format":"hemofed-ledger-export/1"}\n',
+        b'{"format":"hemofed-ledger-export/2"}\n',
     ],
 )
-def test_junk_is_no_ledger_and_no_crash(tmp_path, junk):
+def test_verify_rejects_junk_without_a_crash(tmp_path, junk):
     file = tmp_path / "ledger.jsonl"
     file.write_bytes(junk)
     verdict = verify_ledger(file)
@@ -288,125 +289,129 @@ def test_junk_is_no_ledger_and_no_crash(tmp_path, junk):
     assert verdict.entries == ()
 
 
-@pytest.mark.parametrize("part", ["key", "seen", "signature"])
+@pytest.mark.parametrize("part", ["key_fingerprint", "seen_head", "signature"])
 @pytest.mark.parametrize("value", [5, None, ["00"], {}])
-def test_an_officers_part_of_another_type_is_no_crash(year, tmp_path, part, value):
-    raws = raws_of(year[0].path.read_bytes())
-    raws[2]["officer"][part] = value
-    (tmp_path / "l").write_bytes(lines_of(raws))
+def test_officer_decision_of_a_wrong_type_is_no_crash(long_ledger, tmp_path, part, value):
+    raws = parse_lines(long_ledger[0].path.read_bytes())
+    raws[2]["officer_decision"][part] = value
+    (tmp_path / "l").write_bytes(to_lines(raws))
     verdict = verify_ledger(tmp_path / "l")
     assert len(verdict.entries) == 2
-    assert "line 3: it is no entry" in verdict.problems[0]
+    assert "line 3: it is not an entry" in verdict.problems[0]
 
 
-def test_a_problem_names_the_entry_once(year, tmp_path):
-    world, anchor = year
-    raws = raws_of(world.path.read_bytes())
-    raws[6]["body"]["epsilon"] = 0.01
-    (tmp_path / "l").write_bytes(lines_of(raws))
+def test_problem_names_the_entry_once(long_ledger, tmp_path):
+    parties, anchor = long_ledger
+    raws = parse_lines(parties.path.read_bytes())
+    raws[6]["body"]["total_epsilon"] = 0.01
+    (tmp_path / "l").write_bytes(to_lines(raws))
     assert verify_ledger(tmp_path / "l", anchor).problems == (
-        "entry 6: its hash does not fit what it says; it was edited",
+        "entry 6: its hash does not match its contents; it was edited",
     )
 
 
-# The holder of the agent's key
+# Forgeries with the agent's key
 
 
-def held(folder, change):
-    """Everything from the first changed entry on written anew, in good order, with the agent's own key."""
-    world = World(folder)
-    ledger = world.create()
-    for turn in range(3):
-        world.train(ledger, turn, 0.5 + turn)
-    anchor = world.desk.last_receipt("st-anne", "smears-2019-2024")
-    ledger.append(charge(3, 3.5))
+def forge_with_agent_key(folder, change):
+    """(entries, last receipt): a valid chain with changed entries, signed with the agent's own key."""
+    parties = LedgerParties(folder)
+    ledger = parties.create_ledger()
+    for round_number in range(3):
+        parties.charge_round(ledger, round_number, 0.5 + round_number)
+    anchor = parties.countersigner.last_receipt(SITE, DATASET_ID)
+    ledger.append(make_charge(3, 3.5))
     entries = change(ledger.entries())
     forged: list[LedgerEntry] = []
-    for entry in rechained(entries, 0):
+    for entry in rechain(entries, 0):
         before = forged[-1].hash if forged else entry.previous_hash
-        fresh = replace(entry, before=before)
+        fresh = replace(entry, previous_hash=before)
         fresh = replace(fresh, hash=chain_hash(before, fresh.digest))
-        forged.append(replace(fresh, signature=sign(world.agent, "entry", fresh.hash)))
+        forged.append(replace(fresh, signature=sign(parties.agent, "entry", fresh.hash)))
     return forged, anchor
 
 
-def cheaper(index):
+def reduce_epsilon(index):
     return lambda entries: [
-        replace(e, body=dict(e.body) | {"epsilon": 0.1}) if e.index == index else e for e in entries
+        replace(e, body=dict(e.body) | {"total_epsilon": 0.1}) if e.index == index else e for e in entries
     ]
 
 
-def test_the_holder_cannot_rewrite_what_was_receipted(tmp_path):
-    forged, anchor = held(tmp_path, cheaper(3))
+def test_agent_key_cannot_rewrite_receipted_entries(tmp_path):
+    forged, anchor = forge_with_agent_key(tmp_path, reduce_epsilon(3))
     assert any("entry 4: is a receipt for an entry 3" in problem for problem in verify_ledger(forged).problems)
-    assert any("written anew" in problem for problem in verify_ledger(forged, anchor).problems)
+    assert any("were rewritten" in problem for problem in verify_ledger(forged, anchor).problems)
 
 
-def test_dropping_the_receipts_too_takes_an_anchor_to_find(tmp_path):
-    """One charge of four is left. Nothing inside shows it; the coordinator's receipt does."""
-    forged, anchor = held(tmp_path, lambda entries: [entries[0], entries[1]])
+def test_dropped_receipts_are_found_with_an_anchor(tmp_path):
+    """One charge of four is left. Only the coordinator's receipt shows it."""
+    forged, anchor = forge_with_agent_key(tmp_path, lambda entries: [entries[0], entries[1]])
     assert verify_ledger(forged).is_valid
     assert not verify_ledger(forged, anchor).is_valid
 
 
-def test_what_came_after_the_last_receipt_the_holder_can_rewrite(tmp_path):
-    """As `verify` says. Nothing may be trained on it: it has no receipt."""
-    forged, anchor = held(tmp_path, cheaper(7))
+def test_agent_key_can_rewrite_entries_after_the_last_receipt(tmp_path):
+    """As documented in verify.py. Such a charge permits no training, because it has no receipt."""
+    forged, anchor = forge_with_agent_key(tmp_path, reduce_epsilon(7))
     verdict = verify_ledger(forged, anchor)
     assert verdict.is_valid
     assert verdict.unreceipted_indices == (7,)
     assert verdict.last_receipt == anchor
 
 
-def test_the_holder_cannot_misnumber_or_unchain(tmp_path):
-    world = World(tmp_path)
-    (first,) = world.create().entries()
+def test_wrong_index_or_previous_hash_is_found(tmp_path):
+    parties = LedgerParties(tmp_path)
+    (first,) = parties.create_ledger().entries()
     data = DatasetSnapshot(fingerprint="x", num_units=1, num_examples=1)
     for before, words in (
-        ([first, first], "stands where entry 1 should"),
-        ([replace(first, hash="ab" * 32)], "does not follow"),
+        ([first, first], "is in the place of entry 1"),
+        ([replace(first, hash="ab" * 32)], "its previous hash is not"),
     ):
-        entry = sign_entry(data, before, world.agent, None, world.clock())
+        entry = sign_entry(data, before, parties.agent, None, parties.clock())
         assert [words in problem for problem in verify_ledger([first, entry]).problems] == [True]
 
 
-def test_what_does_not_start_with_open_is_no_ledger(tmp_path):
-    """Each entry would be in good order otherwise; but nobody says whose keys count."""
-    world = World(tmp_path)
+def test_ledger_must_start_with_opened(tmp_path):
+    """The entries are valid otherwise, but no record says which keys count."""
+    parties = LedgerParties(tmp_path)
     entries = []
     for n in range(3):
         entries.append(
             sign_entry(
-                DatasetSnapshot(fingerprint="x", num_units=n, num_examples=1), entries, world.agent, None, world.clock()
+                DatasetSnapshot(fingerprint="x", num_units=n, num_examples=1),
+                entries,
+                parties.agent,
+                None,
+                parties.clock(),
             )
         )
-    assert verify_ledger(entries).problems == ("entry 0: a ledger starts with `open`",)
+    assert verify_ledger(entries).problems == ("entry 0: a ledger starts with `opened`",)
 
 
-def test_an_opening_is_decided_for_a_new_ledger(tmp_path):
-    world = World(tmp_path)
-    decision = sign_decision(world.officer, world.opening(), seen_head="ab" * 32)
-    entry = sign_entry(world.opening(), [], world.agent, decision, world.clock())
+def test_opening_decision_must_be_for_a_new_ledger(tmp_path):
+    parties = LedgerParties(tmp_path)
+    decision = sign_decision(parties.officer, parties.make_opening(), seen_head="ab" * 32)
+    entry = sign_entry(parties.make_opening(), [], parties.agent, decision, parties.clock())
     assert verify_ledger([entry]).problems == ("entry 0: the officer's signature is not for a new ledger",)
 
 
-def test_a_forged_rotation_brings_no_key_into_force(tmp_path):
-    world, thief = World(tmp_path), generate_key()
-    entries = world.create().entries()
+def test_forged_rotation_changes_no_key(tmp_path):
+    parties, thief = LedgerParties(tmp_path), generate_key()
+    entries = parties.create_ledger().entries()
     for body in (lost_key_rotation(thief), DatasetSnapshot(fingerprint="x", num_units=1, num_examples=1)):
-        entries.append(sign_entry(body, entries, thief, None, world.clock()))
+        entries.append(sign_entry(body, entries, thief, None, parties.clock()))
     problems = verify_ledger(entries).problems
     assert len(problems) == 2
-    assert "entry 1: `rotate` is for the officer to decide" in problems[0]
+    assert "entry 1: `agent_key_rotated` is for the officer to decide" in problems[0]
     assert "entry 2: is signed by key" in problems[1]
 
 
 # Anchors, coordinators and exports
 
 
-def test_a_cut_tail_needs_an_anchor(year):
-    world, anchor = year
-    entries = entries_of(world.path.read_bytes())
+def test_cut_end_is_found_with_an_anchor(long_ledger):
+    parties, anchor = long_ledger
+    entries = parse_entries(parties.path.read_bytes())
     cut_off = entries[:-2]
     assert verify_ledger(cut_off).is_valid
     assert "its end was cut off" in verify_ledger(cut_off, anchor).problems[0]
@@ -417,63 +422,63 @@ def test_a_cut_tail_needs_an_anchor(year):
     assert "does not hold that receipt" in verify_ledger(entries[:-1], anchor).problems[0]
 
 
-def test_an_anchor_must_be_a_receipt_of_this_ledger(year):
-    world, anchor = year
+def test_anchor_must_be_a_receipt_of_this_ledger(long_ledger):
+    parties, anchor = long_ledger
     forged = anchor.model_copy(update={"time": "2031-01-01T00:00:00.000+00:00"})
-    assert "does not fit its receipt" in verify_ledger(world.path, forged).problems[0]
+    assert "on the receipt is not valid" in verify_ledger(parties.path, forged).problems[0]
     elsewhere = anchor.model_copy(update={"site": "elsewhere"})
-    assert "is a receipt for elsewhere" in verify_ledger(world.path, elsewhere).problems[0]
+    assert "is a receipt for elsewhere" in verify_ledger(parties.path, elsewhere).problems[0]
 
 
-def test_receipts_of_strangers_do_not_count(year):
-    world, anchor = year
-    assert verify_ledger(world.path, anchor, {public_hex(world.coordinator)}).is_valid
-    verdict = verify_ledger(world.path, anchor, {public_hex(generate_key())})
+def test_receipts_of_unknown_coordinators_do_not_count(long_ledger):
+    parties, anchor = long_ledger
+    assert verify_ledger(parties.path, anchor, {public_hex(parties.coordinator)}).is_valid
+    verdict = verify_ledger(parties.path, anchor, {public_hex(generate_key())})
     assert len(verdict.problems) == 8 + 1  # each receipt in the ledger, and the anchor
-    assert all("no coordinator known here" in problem for problem in verdict.problems)
+    assert all("not a known coordinator" in problem for problem in verdict.problems)
 
 
-def test_an_export_is_checked_like_its_ledger(year, tmp_path):
-    world, anchor = year
-    out = export_ledger(world.path, tmp_path / "export.json")
-    assert verify_ledger(out, anchor) == verify_ledger(world.path, anchor)
+def test_export_verifies_like_its_ledger(long_ledger, tmp_path):
+    parties, anchor = long_ledger
+    out = export_ledger(parties.path, tmp_path / "export.json")
+    assert verify_ledger(out, anchor) == verify_ledger(parties.path, anchor)
     document = json.loads(out.read_text("utf-8"))
     assert document["verdict"] == {"ok": True, "problems": []}
     assert document["summary"]["spent"] == {"epsilon": 2.5, "delta": 1e-05}
     assert document["summary"]["charges_by_study"] == {"anaemia": 6, "malaria": 2}
-    assert list(document["keys"]["coordinators"].values()) == [public_hex(world.coordinator)]
+    assert list(document["keys"]["coordinators"].values()) == [public_hex(parties.coordinator)]
 
 
-def test_edits_of_an_export_are_found_wherever_they_are(year, tmp_path):
-    world, anchor = year
-    good = json.loads(export_ledger(world.path, tmp_path / "export.json").read_text("utf-8"))
+def test_edits_of_an_export_are_found(long_ledger, tmp_path):
+    parties, anchor = long_ledger
+    good = json.loads(export_ledger(parties.path, tmp_path / "export.json").read_text("utf-8"))
     file = tmp_path / "edited.json"
     for trial in range(150):
-        dice = random.Random(trial)
+        rng = random.Random(trial)
         document = json.loads(json.dumps(good))
-        path = dice.choice([p for p in leaves(document) if (p[0] == "entries") == bool(trial % 2)])
+        path = rng.choice([p for p in leaves(document) if (p[0] == "entries") == bool(trial % 2)])
         part = document
         for key in path[:-1]:
             part = part[key]
-        part[path[-1]] = other(part[path[-1]], dice)
+        part[path[-1]] = change_value(part[path[-1]], rng)
         file.write_text(json.dumps(document), "utf-8")
         assert not verify_ledger(file, anchor).is_valid, path
 
 
-def test_an_export_says_nothing_twice(year, tmp_path):
-    """Readers differ on which of two values counts."""
-    world, _ = year
-    good = export_ledger(world.path, tmp_path / "export.json").read_text("utf-8")
+def test_export_with_duplicate_keys_is_rejected(long_ledger, tmp_path):
+    """JSON readers differ on which of two values counts."""
+    parties, _ = long_ledger
+    good = export_ledger(parties.path, tmp_path / "export.json").read_text("utf-8")
     for once, twice in (('"spent": {', '"spent": null, "spent": {'), ('"index": 3,', '"index": 9, "index": 3,')):
         assert once in good
         (tmp_path / "edited.json").write_text(good.replace(once, twice, 1), "utf-8")
         assert not verify_ledger(tmp_path / "edited.json").is_valid
 
 
-def test_an_export_tells_what_is_wrong_with_its_ledger(year, tmp_path):
-    world, _ = year
+def test_export_lists_the_problems_of_its_ledger(long_ledger, tmp_path):
+    parties, _ = long_ledger
     bad = tmp_path / "ledger.jsonl"
-    bad.write_bytes(swapped_signatures(world.path.read_bytes(), random.Random(1)))
+    bad.write_bytes(swap_signatures(parties.path.read_bytes(), random.Random(1)))
     out = export_ledger(bad, tmp_path / "export.json")
     assert json.loads(out.read_text("utf-8"))["verdict"]["problems"] == list(verify_ledger(bad).problems) != []
     assert verify_ledger(out).problems == verify_ledger(bad).problems
@@ -485,17 +490,26 @@ def test_an_export_tells_what_is_wrong_with_its_ledger(year, tmp_path):
 # Revoked keys
 
 
-def test_what_a_revoked_key_signed_is_not_believed(tmp_path):
-    """The thief wrote entry 2; the officer says that the key is good up to entry 1 only."""
-    world = World(tmp_path)
-    ledger = world.create()
+def test_entries_of_a_revoked_key_are_rejected(tmp_path):
+    """The thief wrote entry 2; the officer trusts the key up to entry 1."""
+    parties = LedgerParties(tmp_path)
+    ledger = parties.create_ledger()
     ledger.append(DatasetSnapshot(fingerprint="a", num_units=1, num_examples=1))
     ledger.append(DatasetSnapshot(fingerprint="the thief's", num_units=1, num_examples=1))
-    ledger.revoke_agent_key(world.officer, last_trusted_index=1)
-    verdict = verify_ledger(world.path)
+    ledger.revoke_agent_key(parties.officer, last_trusted_index=1)
+    verdict = verify_ledger(parties.path)
     assert len(verdict.problems) == 1
     assert "entry 2: is signed by key" in verdict.problems[0]
     assert "revoked (entry 3)" in verdict.problems[0]
     with pytest.raises(LedgerError, match="opens a new one that continues it"):
-        Ledger.open(world.path)
+        Ledger.open(parties.path)
     assert isinstance(verdict.entries[3].record, AgentKeyRevoked)
+
+
+def test_export_of_format_version_1_is_refused(long_ledger, tmp_path):
+    parties, anchor = long_ledger
+    out = export_ledger(parties.path, tmp_path / "export.json")
+    out.write_text(out.read_text("utf-8").replace("hemofed-ledger-export/2", "hemofed-ledger-export/1"), "utf-8")
+    assert verify_ledger(out, anchor).problems == (
+        "the export has format hemofed-ledger-export/1 and this hemofed reads hemofed-ledger-export/2; export the ledger again",
+    )

@@ -52,5 +52,5 @@ def test_systemd_understands_it(tmp_path, folder):
 
 def test_a_home_that_a_unit_cannot_name_is_refused(tmp_path):
     for odd in ('a"b', "a\nUser=root", "a$b"):
-        with pytest.raises(RunFolderError, match="cannot hold"):
+        with pytest.raises(RunFolderError, match="cannot contain"):
             render_unit(tmp_path / odd, "north")

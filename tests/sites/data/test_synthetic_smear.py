@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from sites.data.renderer.cell_outlines import CELL_TYPES, sample_outline
 from sites.data.renderer.field import FIELD_HEIGHT, FIELD_WIDTH, RenderedField, crop_rendered_cells, render_field
 from sites.data.renderer.sampling_plan import apportion_total, plan_fields
 from sites.data.synthetic_smear import SyntheticSmear
+from tests.support.markers import REAL_CELLS, needs_real_cells
 
 SCHISTOCYTE = CELL_TYPES.index("schistocyte")
 
@@ -29,39 +29,39 @@ def field() -> RenderedField:
     return render_field(5, types=[k for k in range(len(CELL_TYPES)) for _ in range(6)])
 
 
-def test_exact_counts_shares_and_types(smear: Dataset) -> None:
+def test_synthetic_smear_counts_shares_and_types(smear: Dataset) -> None:
     assert smear.x.shape == (1500, 3, 72, 72)
     assert smear.x.dtype == torch.uint8
     assert smear.classes == ("other", "schistocyte")
     assert torch.bincount(smear.y).tolist() == [1050, 450]
-    kind = smear.keys["type"]
-    assert kind.names == CELL_TYPES
-    assert torch.equal(kind.codes == SCHISTOCYTE, smear.y == 1)
-    assert len(kind.codes.unique()) == len(CELL_TYPES)
+    cell_type = smear.keys["type"]
+    assert cell_type.names == CELL_TYPES
+    assert torch.equal(cell_type.codes == SCHISTOCYTE, smear.y == 1)
+    assert len(cell_type.codes.unique()) == len(CELL_TYPES)
 
 
 @pytest.mark.parametrize(("cells", "patients"), [(1, 1), (7, 3), (50, 50), (131, 2)])
-def test_every_number_of_cells_and_patients(cells: int, patients: int) -> None:
-    sittings = plan_fields(cells, patients, 0.15, 0)
-    assert sum(len(s.types) for s in sittings) == cells
-    assert {s.patient_index for s in sittings} == set(range(patients))
-    assert sum((s.types == SCHISTOCYTE).sum() for s in sittings) == round(0.15 * cells)
+def test_plan_fields_any_number_of_cells_and_patients(cells: int, patients: int) -> None:
+    field_plans = plan_fields(cells, patients, 0.15, 0)
+    assert sum(len(s.types) for s in field_plans) == cells
+    assert {s.patient_index for s in field_plans} == set(range(patients))
+    assert sum((s.types == SCHISTOCYTE).sum() for s in field_plans) == round(0.15 * cells)
 
 
-def test_several_fields_a_patient(smear: Dataset) -> None:
-    sittings = plan_fields(4000, 40, 0.15, 0)
-    assert min(np.bincount([s.patient_index for s in sittings])) >= 2
+def test_plan_fields_several_fields_a_patient(smear: Dataset) -> None:
+    field_plans = plan_fields(4000, 40, 0.15, 0)
+    assert min(np.bincount([s.patient_index for s in field_plans])) >= 2
     assert smear.keys["field"].codes.max() + 1 == len(smear.keys["field"].names) >= 24
 
 
-def test_sharing_out_is_exact_and_bounded() -> None:
+def test_apportion_total_is_exact_and_bounded() -> None:
     assert apportion_total(6, np.array([1.0, 1.0, 4.0]), np.array([6, 6, 6])).tolist() == [1, 1, 4]
     assert apportion_total(10, np.array([1.0, 9.0]), np.array([10, 5])).tolist() == [5, 5]
     assert apportion_total(0, np.array([1.0, 2.0]), np.array([3, 3])).tolist() == [0, 0]
     assert apportion_total(6, np.array([1.0, 2.0]), np.array([3, 3])).tolist() == [3, 3]
 
 
-def test_patients_are_whole_in_one_split(smear: Dataset) -> None:
+def test_synthetic_smear_patients_stay_in_one_split(smear: Dataset) -> None:
     patient = smear.keys["patient"].codes
     assert smear.privacy_unit == "patient"
     assert all(len(smear.split[patient == p].unique()) == 1 for p in range(24))
@@ -69,14 +69,14 @@ def test_patients_are_whole_in_one_split(smear: Dataset) -> None:
     assert shares == pytest.approx([0.667, 0.083, 0.25], abs=0.01)
 
 
-def test_seed_decides() -> None:
+def test_synthetic_smear_follows_the_seed() -> None:
     source = SyntheticSmear(cells=60, patients=3, size=24)
     one, same, other = source.load(None, 1), source.load(None, 1), source.load(None, 2)
     assert torch.equal(one.x, same.x)
     assert one.fingerprint == same.fingerprint != other.fingerprint
 
 
-def test_same_in_another_process_that_loads_the_renderer_only_when_asked() -> None:
+def test_synthetic_smear_same_in_another_process_and_imports_the_renderer_late() -> None:
     code = (
         "import sys; from sites.data.synthetic_smear import SyntheticSmear; "
         "print(sorted({'cv2', 'albumentations', 'sklearn', 'scipy'} & set(sys.modules))); "
@@ -87,7 +87,7 @@ def test_same_in_another_process_that_loads_the_renderer_only_when_asked() -> No
     assert done.stdout.split() == ["[]", SyntheticSmear(cells=60, patients=3, size=24).load(None, 1).fingerprint]
 
 
-def test_types_task_and_sizes() -> None:
+def test_synthetic_smear_types_task_and_size() -> None:
     data = SyntheticSmear(cells=80, patients=4, size=40, task="types", schistocytes=0.1).load(None, 0)
     assert data.x.shape == (80, 3, 40, 40)
     assert data.classes == CELL_TYPES
@@ -109,12 +109,12 @@ def test_types_task_and_sizes() -> None:
         {"cell": 5},
     ],
 )
-def test_bad_parameters_are_refused(wrong: dict[str, object]) -> None:
+def test_synthetic_smear_settings_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         SyntheticSmear.model_validate(wrong)
 
 
-def test_field_shows_what_it_says(field: RenderedField) -> None:
+def test_render_field_shapes_points_and_boxes(field: RenderedField) -> None:
     assert field.image.shape == (FIELD_HEIGHT, FIELD_WIDTH, 3)
     assert field.image.dtype == np.uint8
     assert ((field.points >= 0) & (field.points < (FIELD_WIDTH, FIELD_HEIGHT))).all()
@@ -123,7 +123,7 @@ def test_field_shows_what_it_says(field: RenderedField) -> None:
     assert 2 < np.hypot(*(field.points - middle).T).mean() < 5  # annotators are some pixels off
 
 
-def test_some_cells_overlap(field: RenderedField) -> None:
+def test_render_field_some_cells_overlap(field: RenderedField) -> None:
     inside = [
         cv2.pointPolygonTest(a.astype(np.float32), (float(x), float(y)), False) > 0
         for i, a in enumerate(field.outlines)
@@ -134,8 +134,8 @@ def test_some_cells_overlap(field: RenderedField) -> None:
     assert 0.0001 < np.mean(inside) < 0.02
 
 
-def test_a_cell_is_near_the_middle_of_every_crop(field: RenderedField) -> None:
-    """Where an outline lies, the picture is darker than the empty glass about it."""
+def test_crop_rendered_cells_centers_a_cell(field: RenderedField) -> None:
+    """Where an outline lies, the image is darker than the empty glass around it."""
     covered = np.zeros((FIELD_HEIGHT, FIELD_WIDTH), np.uint8)
     for shape in field.outlines:
         cv2.fillPoly(covered, [np.round(shape).astype(np.int32)], 1)
@@ -145,7 +145,7 @@ def test_a_cell_is_near_the_middle_of_every_crop(field: RenderedField) -> None:
         assert np.percentile(cell[18:54, 18:54, 1], 15) < glass, CELL_TYPES[kind]
 
 
-def test_fragments_are_less_convex_than_other_cells() -> None:
+def test_schistocyte_outlines_are_less_convex() -> None:
     def solidity(kind: str) -> float:
         rng = np.random.default_rng(0)
         shapes = [(sample_outline(kind, rng) * 1000).astype(np.int32) for _ in range(60)]
@@ -154,8 +154,8 @@ def test_fragments_are_less_convex_than_other_cells() -> None:
     assert solidity("schistocyte") + 0.04 < min(map(solidity, ("normal", "spherocyte", "target", "ovalocyte")))
 
 
-def single_statistics(images: np.ndarray) -> dict[str, np.ndarray]:
-    """(n, 72, 72, 3) -> one figure a cell each"""
+def cell_statistics(images: np.ndarray) -> dict[str, np.ndarray]:
+    """(n, 72, 72, 3) -> name -> (n,), one number per cell"""
     green = [cell[..., 1] for cell in images]
     level = [(np.percentile(g, 5) + np.percentile(g, 95)) / 2 for g in green]
     return {
@@ -167,23 +167,20 @@ def single_statistics(images: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def test_no_single_statistic_tells_schistocytes(smear: Dataset) -> None:
+def test_synthetic_smear_no_single_statistic_separates_schistocytes(smear: Dataset) -> None:
     images = smear.x.numpy().transpose(0, 2, 3, 1)
-    for name, values in single_statistics(images).items():
+    for name, values in cell_statistics(images).items():
         auroc = roc_auc_score(smear.y.numpy(), values)
         assert max(auroc, 1 - auroc) < 0.75, name
 
 
-def test_simple_statistics_overlap_with_real_cells(smear: Dataset) -> None:
-    folder = Path(os.environ.get("HEMOFED_DATA", Path(__file__).parents[4] / "shared" / "data"))
-    file = folder / "chula_rbc12.npz"
-    if not file.is_file():
-        pytest.skip(f"{file} is not there; set HEMOFED_DATA to the folder that has it")
-    with np.load(file) as data:
+@needs_real_cells
+def test_synthetic_smear_statistics_overlap_with_real_cells(smear: Dataset) -> None:
+    with np.load(REAL_CELLS / "chula_rbc12.npz") as data:
         jpeg, offset, fold, batch = (data[k] for k in ("jpeg", "offset", "fold", "batch"))
     rows = np.random.default_rng(0).permutation(np.flatnonzero((fold > 0) & (batch < 4)))[:800]
     real = np.stack([cv2.imdecode(jpeg[offset[i] : offset[i + 1]], cv2.IMREAD_COLOR)[..., ::-1] for i in rows])
     ours = smear.x.numpy().transpose(0, 2, 3, 1)[::2]
-    for name, values in single_statistics(np.concatenate([real, ours])).items():
+    for name, values in cell_statistics(np.concatenate([real, ours])).items():
         auroc = roc_auc_score(np.arange(len(values)) >= len(real), values)
         assert 0.2 < auroc < 0.8, name

@@ -6,7 +6,7 @@ from sites.data_check.class_counts import class_count_findings, count_classes
 from sites.data_check.examples import CHECK_IMAGE_PIXELS, NO_FOLDER_CLASS, load_examples, resolve_source
 from sites.data_check.file_survey import survey_files
 from sites.governance.settings import SiteSettings
-from tests.support.image_files import picture, smears, textures
+from tests.support.image_files import write_image, write_smear_folder, make_textures
 
 
 def held(folder, study=None, **settings):
@@ -23,20 +23,20 @@ def asks(**data):
 
 
 def test_every_row_has_the_name_of_its_file(tmp_path):
-    smears(tmp_path, 20)
+    write_smear_folder(tmp_path, 20)
     (tmp_path / "normal" / "000.png").write_bytes(b"")
     (tmp_path / "schistocyte" / "007.png").write_bytes(b"rubbish")
     found, refused = held(tmp_path)
     assert refused == ""
     assert len(found.names) == 18
     assert found.dataset.skipped[0].startswith("normal/000.png: ")
-    pixels = textures(20)
+    pixels = make_textures(20)
     for row, name in enumerate(found.names):
         assert (found.dataset.x[row].numpy().transpose(1, 2, 0) == pixels[int(name[-7:-4])]).all()
 
 
 def test_a_sites_layout_is_its_own(tmp_path):
-    smears(tmp_path, 20)
+    write_smear_folder(tmp_path, 20)
     lines = [f"{('normal', 'schistocyte')[n % 2]}/{n:03}.png,{'ab'[n % 2]},p{n // 4},s{n // 10}" for n in range(20)]
     (tmp_path / "list.csv").write_text("path,label,who,smear\n" + "\n".join(lines))
     found, refused = held(tmp_path, asks(), layout={"manifest": "list.csv", "patient": "who"})
@@ -48,8 +48,8 @@ def test_a_sites_layout_is_its_own(tmp_path):
 
 
 def test_images_of_several_sizes_are_looked_at_all_the_same(tmp_path):
-    smears(tmp_path, 20)
-    picture(tmp_path / "normal" / "wide.png", textures(1, side=80)[0])
+    write_smear_folder(tmp_path, 20)
+    write_image(tmp_path / "normal" / "wide.png", make_textures(1, side=80)[0])
     found, refused = held(tmp_path)
     assert refused == ""  # no study asks for a size yet
     assert found.dataset.shape == (3, CHECK_IMAGE_PIXELS, CHECK_IMAGE_PIXELS)
@@ -60,8 +60,8 @@ def test_images_of_several_sizes_are_looked_at_all_the_same(tmp_path):
 
 
 def test_images_in_no_class_are_looked_at_all_the_same(tmp_path):
-    for at, pixels in enumerate(textures(6)):
-        picture(tmp_path / ("deep/er" if at % 2 else ".") / f"{at}.png", pixels)
+    for at, pixels in enumerate(make_textures(6)):
+        write_image(tmp_path / ("deep/er" if at % 2 else ".") / f"{at}.png", pixels)
     found, refused = held(tmp_path)
     assert "class folders" in refused
     assert found.is_plain_folder
@@ -106,7 +106,7 @@ def _plays(site):
 
 
 def test_what_is_too_little(tmp_path):
-    smears(tmp_path, 60)
+    write_smear_folder(tmp_path, 60)
     lines = ["path,label,split,patient"]
     for n in range(60):
         split = "test" if n >= 40 else "val" if n >= 30 else "train"

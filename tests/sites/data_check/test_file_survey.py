@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from sites.data_check.file_survey import survey_files
-from tests.support.image_files import dicom, picture, textures
+from tests.support.image_files import write_dicom, write_image, make_textures
 
 
 def kinds(found):
@@ -13,17 +13,17 @@ def kinds(found):
 
 
 def test_a_file_is_what_it_contains(tmp_path):
-    pixels = textures(1)[0]
-    picture(tmp_path / "a" / "png_called.jpg", pixels, format="PNG")
-    picture(tmp_path / "a" / "right.jpg", pixels)
-    picture(tmp_path / "a" / "deep.tif", np.full((8, 9), 4000, np.uint16))
-    dicom(tmp_path / "scan")
+    pixels = make_textures(1)[0]
+    write_image(tmp_path / "a" / "png_called.jpg", pixels, format="PNG")
+    write_image(tmp_path / "a" / "right.jpg", pixels)
+    write_image(tmp_path / "a" / "deep.tif", np.full((8, 9), 4000, np.uint16))
+    write_dicom(tmp_path / "scan")
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty.png").touch()
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nxxxx")
     (tmp_path / ".DS_Store").write_text("hidden")
     (tmp_path / ".cache").mkdir()
-    picture(tmp_path / ".cache" / "b.png", pixels)
+    write_image(tmp_path / ".cache" / "b.png", pixels)
     found = survey_files(tmp_path)
     assert kinds(found) == {
         "a/png_called.jpg": "image",
@@ -42,8 +42,8 @@ def test_a_file_is_what_it_contains(tmp_path):
 
 def test_links_are_not_followed_out_of_the_folder(tmp_path):
     inside, outside = tmp_path / "in", tmp_path / "out"
-    picture(inside / "a.png", textures(1)[0])
-    picture(outside / "b.png", textures(1)[0])
+    write_image(inside / "a.png", make_textures(1)[0])
+    write_image(outside / "b.png", make_textures(1)[0])
     (inside / "b.png").symlink_to(outside / "b.png")
     (inside / "folder").symlink_to(outside)
     (inside / "nowhere.png").symlink_to(outside / "c.png")
@@ -62,7 +62,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_what_may_not_be_read_is_told(tmp_path):
-    picture(tmp_path / "a.png", textures(1)[0]).chmod(0)
+    write_image(tmp_path / "a.png", make_textures(1)[0]).chmod(0)
     (tmp_path / "closed").mkdir(mode=0)
     found = survey_files(tmp_path)
     assert [(seen.kind, seen.reason) for seen in found.files] == [("unreadable", "Permission denied")]
@@ -71,8 +71,8 @@ def test_what_may_not_be_read_is_told(tmp_path):
 
 
 def test_a_single_file_is_looked_at(tmp_path):
-    picture(tmp_path / "other.png", textures(1)[0])
-    assert kinds(survey_files(picture(tmp_path / "a.png", textures(1)[0]))) == {"a.png": "image"}
+    write_image(tmp_path / "other.png", make_textures(1)[0])
+    assert kinds(survey_files(write_image(tmp_path / "a.png", make_textures(1)[0]))) == {"a.png": "image"}
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
@@ -82,8 +82,8 @@ def test_a_bomb_is_not_unpacked(tmp_path):
 
 
 def test_progress_counts_every_file(tmp_path):
-    for at, pixels in enumerate(textures(3)):
-        picture(tmp_path / f"{at}.png", pixels)
+    for at, pixels in enumerate(make_textures(3)):
+        write_image(tmp_path / f"{at}.png", pixels)
     ticks = []
     survey_files(tmp_path, lambda *tick: ticks.append(tick))
     assert ticks == [("looking at files", done, 3) for done in (1, 2, 3)]

@@ -14,14 +14,14 @@ from sites.data_check.duplicates import (
 )
 from sites.data_check.image_quality import ImageMeasures, find_outliers, measure_images, robust_z_scores
 from sites.data_check.image_quality import quality_findings as quality_findings
-from tests.support.image_files import textures
+from tests.support.image_files import make_textures
 
 NONE = np.zeros(0, np.int64)
 
 
 def images(*changed):
     """200 textures (N, 3, H, W) of which the last ones are replaced."""
-    x = textures(200)
+    x = make_textures(200)
     x = np.concatenate([x[: len(x) - len(changed)], *(one[None] for one in changed)])
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
@@ -35,7 +35,7 @@ def test_images_of_one_kind_have_no_odd_ones():
 
 
 def test_each_kind_of_odd_image_is_found():
-    plain = textures(1, seed=9)[0]
+    plain = make_textures(1, seed=9)[0]
     found = kinds(
         images(
             np.zeros_like(plain),
@@ -57,7 +57,7 @@ def test_each_kind_of_odd_image_is_found():
 
 
 def test_dark_and_bright_are_told_against_the_sites_own():
-    plain = textures(1, seed=9)[0]
+    plain = make_textures(1, seed=9)[0]
     assert kinds(images(plain // 3))["dark"] == [199]
     found = kinds(images((40 + plain // 8).astype(np.uint8)))
     assert 199 in [row for rows in found.values() for row in rows]

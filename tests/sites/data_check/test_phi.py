@@ -9,7 +9,7 @@ from pydicom.sequence import Sequence
 from sites.data_check.file_survey import survey_files
 from sites.data_check.phi import build_redactor, phi_findings, summarize_phi
 from sites.data_check.phi_tags import MetadataTag
-from tests.support.image_files import NAME, NUMBER, dataset, dicom, picture, textures
+from tests.support.image_files import PATIENT_NAME, PATIENT_ID, make_dicom_dataset, write_dicom, write_image, make_textures
 
 VALUES = ("ller", "Anna", "4711", "0815", "19610203", "Elsewhere", "whisper", "hush", "Holm", "SN-77", "1.2.3.4.5")
 
@@ -21,8 +21,8 @@ def told(folder):
 
 def test_tags_are_named_and_counted_and_never_quoted(tmp_path):
     everything = {
-        "PatientName": NAME,
-        "PatientID": NUMBER,
+        "PatientName": PATIENT_NAME,
+        "PatientID": PATIENT_ID,
         "PatientBirthDate": "19610203",
         "InstitutionName": "St Elsewhere",
         "ImageComments": "a whisper",
@@ -30,8 +30,8 @@ def test_tags_are_named_and_counted_and_never_quoted(tmp_path):
         "PatientSex": "F",
         "AccessionNumber": "",
     }
-    dicom(tmp_path / "a.dcm", private="hush", **everything)
-    dicom(tmp_path / "b.dcm", PatientID="other-77123", BurnedInAnnotation="NO")
+    write_dicom(tmp_path / "a.dcm", private="hush", **everything)
+    write_dicom(tmp_path / "b.dcm", PatientID="other-77123", BurnedInAnnotation="NO")
     who, found = told(tmp_path)
     assert who.num_dicom == 2
     assert who.dicom_tags[MetadataTag("patient", "PatientID")] == 2
@@ -51,8 +51,8 @@ def test_tags_are_named_and_counted_and_never_quoted(tmp_path):
 
 
 def test_a_name_inside_a_sequence_is_found(tmp_path):
-    dicom(
-        tmp_path / "a", RequestAttributesSequence=Sequence([dataset(RequestingPhysician="Holm^Per", PatientName=NAME)])
+    write_dicom(
+        tmp_path / "a", RequestAttributesSequence=Sequence([make_dicom_dataset(RequestingPhysician="Holm^Per", PatientName=PATIENT_NAME)])
     )
     who, _ = told(tmp_path)
     assert who.dicom_tags[MetadataTag("patient", "PatientName")] == 1
@@ -69,14 +69,14 @@ def test_a_name_inside_a_sequence_is_found(tmp_path):
     ],
 )
 def test_text_in_the_picture(tmp_path, attributes, expected):
-    dicom(tmp_path / "a.dcm", **attributes)
+    write_dicom(tmp_path / "a.dcm", **attributes)
     who, found = told(tmp_path)
     assert who.burned_in_counts == {expected: 1}
     assert [f.severity for f in found] == {"yes": ["stop"], "no": [], "unsaid": ["look"]}[expected]
 
 
 def test_a_file_that_was_cleaned_has_a_pseudonym(tmp_path):
-    dicom(tmp_path / "P0042.dcm", PatientID="P0042", PatientIdentityRemoved="YES", BurnedInAnnotation="NO")
+    write_dicom(tmp_path / "P0042.dcm", PatientID="P0042", PatientIdentityRemoved="YES", BurnedInAnnotation="NO")
     who, found = told(tmp_path)
     assert who.num_deidentified == 1
     assert who.num_identifying_paths == 0
@@ -84,8 +84,8 @@ def test_a_file_that_was_cleaned_has_a_pseudonym(tmp_path):
 
 
 def test_a_path_that_names_a_patient_stops_and_is_masked(tmp_path):
-    dicom(tmp_path / "scans" / "x.dcm", PatientName=NAME, BurnedInAnnotation="NO")
-    picture(tmp_path / "Mueller_Anna" / "cell.png", textures(1)[0])
+    write_dicom(tmp_path / "scans" / "x.dcm", PatientName=PATIENT_NAME, BurnedInAnnotation="NO")
+    write_image(tmp_path / "Mueller_Anna" / "cell.png", make_textures(1)[0])
     who, found = told(tmp_path)
     assert who.num_identifying_paths == 1
     stop = next(finding for finding in found if finding.severity == "stop")
@@ -93,7 +93,7 @@ def test_a_path_that_names_a_patient_stops_and_is_masked(tmp_path):
 
 
 def test_dicom_without_its_preamble_and_what_only_looks_so(tmp_path):
-    dicom(tmp_path / "bare", preamble=False, PatientName=NAME)
+    write_dicom(tmp_path / "bare", preamble=False, PatientName=PATIENT_NAME)
     (tmp_path / "no").write_bytes(b"\x08\x00" + bytes(range(256)))
     found = survey_files(tmp_path)
     assert {seen.path: seen.kind for seen in found.files} == {"bare": "dicom", "no": "other"}
@@ -101,7 +101,7 @@ def test_dicom_without_its_preamble_and_what_only_looks_so(tmp_path):
 
 
 def test_damaged_dicom_is_told(tmp_path):
-    whole = dicom(tmp_path / "a.dcm", PatientName=NAME, PatientID=NUMBER).read_bytes()
+    whole = write_dicom(tmp_path / "a.dcm", PatientName=PATIENT_NAME, PatientID=PATIENT_ID).read_bytes()
     (tmp_path / "a.dcm").write_bytes(whole[:140] + b"\xff\xfe\x00" * 9)
     (tmp_path / "b.dcm").write_bytes(bytes(128) + b"DICM")
     who, found = told(tmp_path)
@@ -111,15 +111,15 @@ def test_damaged_dicom_is_told(tmp_path):
 
 
 def test_what_stands_beside_the_pixels(tmp_path):
-    pixels = textures(1)[0]
+    pixels = make_textures(1)[0]
     exif = Image.Exif()
     exif[0x013B] = "Per Holm"
     exif[0x010F] = "Nikon"
     exif.get_ifd(0x8769)[0xA431] = "SN-77"
     exif.get_ifd(0x8825)[1] = "N"
-    picture(tmp_path / "camera.jpg", pixels, exif=exif, comment=b"whisper")
-    picture(tmp_path / "slide.tif", pixels, description="whisper")
-    picture(tmp_path / "per_holm.png", pixels)
+    write_image(tmp_path / "camera.jpg", pixels, exif=exif, comment=b"whisper")
+    write_image(tmp_path / "slide.tif", pixels, description="whisper")
+    write_image(tmp_path / "per_holm.png", pixels)
     who, found = told(tmp_path)
     names = {tag.name: number for tag, number in who.image_tags.items()}
     assert names == {"Artist": 1, "BodySerialNumber": 1, "GPS": 1, "Comment": 1, "ImageDescription": 1}
@@ -138,7 +138,7 @@ def test_text_behind_the_pixels_of_a_png(tmp_path):
     exif = Image.Exif()
     exif[0x010F] = "Nikon"
     exif.get_ifd(0x8769)[0xA431] = "SN-77"
-    file = picture(tmp_path / "a.png", textures(1)[0], pnginfo=words, exif=exif)
+    file = write_image(tmp_path / "a.png", make_textures(1)[0], pnginfo=words, exif=exif)
     plain = file.read_bytes()
     # signature and IHDR, what stands before the pixels, the pixels, IEND
     cuts = [33, plain.index(b"IDAT") - 4, plain.index(b"IEND") - 4]
@@ -149,7 +149,7 @@ def test_text_behind_the_pixels_of_a_png(tmp_path):
 
 
 def test_metadata_that_cannot_be_read_do_not_spoil_the_picture(tmp_path):
-    picture(tmp_path / "a.png", textures(1)[0], exif=b"Exif\0\0rubbish")
+    write_image(tmp_path / "a.png", make_textures(1)[0], exif=b"Exif\0\0rubbish")
     (seen,) = survey_files(tmp_path).files
     assert seen.kind == "image"
     assert {tag.name for tag in seen.tag_summary.tags} == {"metadata that cannot be read"}
@@ -159,5 +159,5 @@ def test_a_colour_profile_names_nobody(tmp_path):
     from PIL import ImageCms
 
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    picture(tmp_path / "a.png", np.zeros((8, 8, 3), np.uint8), icc_profile=profile)
+    write_image(tmp_path / "a.png", np.zeros((8, 8, 3), np.uint8), icc_profile=profile)
     assert told(tmp_path)[1] == []

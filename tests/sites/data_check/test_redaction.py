@@ -2,9 +2,9 @@ import pytest
 
 from sites.data_check.phi_tags import TagSummary
 from sites.data_check.redaction import Redactor
-from tests.support.image_files import NAME, NUMBER
+from tests.support.image_files import PATIENT_NAME, PATIENT_ID
 
-MASK = Redactor.from_identifiers([NAME, NUMBER])
+MASK = Redactor.from_identifiers([PATIENT_NAME, PATIENT_ID])
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_three_letters_are_a_name_only_as_a_word():
 
 def test_no_repr_shows_a_secret():
     assert "mull" not in repr(MASK)
-    assert "Anna" not in repr(TagSummary(identifiers=frozenset({NAME})))
+    assert "Anna" not in repr(TagSummary(identifiers=frozenset({PATIENT_NAME})))

@@ -1,4 +1,4 @@
-"""Backups of a home, and what comes back: never an image, never an older ledger over a newer one."""
+"""Backup and restore of a home: no images, and no older ledger over a newer one."""
 
 import json
 import os
@@ -14,52 +14,52 @@ from privacy.ledger.records import DatasetSnapshot
 from privacy.ledger.verify import verify_ledger
 from sites.governance.approvals import check_approval
 from sites.governance.backup import backup_home, restore_home
-from sites.governance.home import SiteHome
+from sites.governance.home import WITHDRAWN_UNITS_FILE, SiteHome
 from sites.governance.ledger_recovery import recover_ledger
 from sites.governance.settings import SiteSettings
 from tests.support.hospital import Hospital
-from tests.support.ledger_factory import small_disk
+from tests.support.ledger_factory import mount_small_disk
 
 
 @pytest.fixture
 def hospital(tmp_path):
-    made = Hospital(tmp_path)
+    hospital = Hospital(tmp_path)
     for name, text in {
         "kit/startup/client.key": "secret",
         "kit/local/resources.json": "{}",
         "kit/0815/log.txt": "cache",
         "log/agent.jsonl": "log",
-        "runs/run-1/memory.safetensors": "memory",
+        "runs/run-1/client_state.safetensors": "state",
         "models/run-1/own.safetensors": "model",
         "outbox/update.safetensors": "old answer",
         "images/a.png": "image",
     }.items():
-        file = made.path / name
+        file = hospital.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    SiteSettings(data=made.path / "images").save(made.path)
-    (made.path / "elsewhere").symlink_to("/etc")
-    return made
+    SiteSettings(data=hospital.path / "images").save(hospital.path)
+    (hospital.path / "elsewhere").symlink_to("/etc")
+    return hospital
 
 
 @pytest.fixture
-def copy(hospital, tmp_path):
+def backup_file(hospital, tmp_path):
     backup_home(hospital.path, tmp_path / "copy.tar")
     return tmp_path / "copy.tar"
 
 
-def grow(hospital, units=7):
+def append_entry(hospital, units=7):
     hospital.home.ledger.append(DatasetSnapshot(fingerprint="sha256:1", num_units=units, num_examples=9))
 
 
-def ledger(folder):
+def ledger_bytes(folder):
     return (folder / "ledger.jsonl").read_bytes()
 
 
-def test_what_is_in_it(hospital, copy, tmp_path):
-    about = unpack_archive(copy, tmp_path / "out", None)
-    found = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    assert found == {
+def test_backup_contents(hospital, backup_file, tmp_path):
+    metadata = unpack_archive(backup_file, tmp_path / "out", None)
+    names = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert names == {
         "agent.pem",
         "salt",
         "ledger.jsonl",
@@ -67,22 +67,22 @@ def test_what_is_in_it(hospital, copy, tmp_path):
         "site.toml",
         "kit/startup/client.key",
         "kit/local/resources.json",
-        "runs/run-1/memory.safetensors",
+        "runs/run-1/client_state.safetensors",
         "models/run-1/own.safetensors",
         "outbox/update.safetensors",
     }
-    assert (about["kind"], about["site"], about["dataset_id"]) == ("site", "st-anne", "smears-2024")
-    assert copy.stat().st_mode & 0o777 == 0o600
+    assert (metadata["kind"], metadata["site"], metadata["dataset_id"]) == ("site", "st-anne", "smears-2024")
+    assert backup_file.stat().st_mode & 0o777 == 0o600
 
 
-def test_on_a_new_machine(hospital, tmp_path):
-    offer = hospital.offer()
+def test_restore_on_a_new_machine(hospital, tmp_path):
+    offer = hospital.make_offer()
     hospital.approve(offer)
     file = tmp_path / "copy.tar"
     backup_home(hospital.path, file, "horse")
     new = tmp_path / "machine" / "home"
-    made = restore_home(file, new, "horse")
-    assert (made.kept_own_ledger, made.last_entry_index, made.problems) == (False, 1, ())
+    result = restore_home(file, new, "horse")
+    assert (result.kept_own_ledger, result.last_entry_index, result.problems) == (False, 1, ())
     home = SiteHome.open(new)
     assert check_approval(home, offer).is_approved
     assert (new / "agent.pem").stat().st_mode & 0o777 == 0o600
@@ -93,130 +93,130 @@ def test_on_a_new_machine(hospital, tmp_path):
     assert not (tmp_path / "third").exists()
 
 
-def test_an_older_backup_does_not_take_the_ledger_back(hospital, copy):
-    grow(hospital)
+def test_an_older_backup_does_not_replace_the_ledger(hospital, backup_file):
+    append_entry(hospital)
     (hospital.path / "outbox" / "update.safetensors").write_text("new answer")
     (hospital.path / "site.toml").unlink()
     hospital.home.record_unmasked_round("study", 9)
-    before = ledger(hospital.path)
-    made = restore_home(copy, hospital.path)
-    assert (made.kept_own_ledger, made.last_entry_index) == (True, 1)
-    assert ledger(hospital.path) == before
+    content_before = ledger_bytes(hospital.path)
+    result = restore_home(backup_file, hospital.path)
+    assert (result.kept_own_ledger, result.last_entry_index) == (True, 1)
+    assert ledger_bytes(hospital.path) == content_before
     assert (hospital.path / "outbox" / "update.safetensors").read_text() == "new answer"
-    assert hospital.home.unmasked("study") == 9
+    assert hospital.home.last_unmasked_round("study") == 9
     assert (hospital.path / "site.toml").exists()
 
 
-def test_a_newer_backup_brings_its_ledger(hospital, tmp_path):
+def test_a_newer_backup_replaces_the_ledger(hospital, tmp_path):
     shutil.copytree(hospital.path, tmp_path / "older", symlinks=True)
-    grow(hospital)
+    append_entry(hospital)
     hospital.home.record_unmasked_round("study", 3)
     backup_home(hospital.path, tmp_path / "newer.tar")
     SiteHome.open(tmp_path / "older").record_unmasked_round("study", 5)
-    made = restore_home(tmp_path / "newer.tar", tmp_path / "older")
-    assert (made.kept_own_ledger, made.last_entry_index) == (False, 1)
-    assert ledger(tmp_path / "older") == ledger(hospital.path)
+    result = restore_home(tmp_path / "newer.tar", tmp_path / "older")
+    assert (result.kept_own_ledger, result.last_entry_index) == (False, 1)
+    assert ledger_bytes(tmp_path / "older") == ledger_bytes(hospital.path)
     assert SiteHome.open(tmp_path / "older").last_unmasked_round("study") == 5
 
 
-def test_ledgers_that_parted(hospital, copy, tmp_path):
+def test_diverged_ledgers_are_refused(hospital, backup_file, tmp_path):
     shutil.copytree(hospital.path, tmp_path / "other", symlinks=True)
-    grow(hospital, 1)
+    append_entry(hospital, 1)
     backup_home(hospital.path, tmp_path / "one.tar")
     SiteHome.open(tmp_path / "other").ledger.append(
         DatasetSnapshot(fingerprint="sha256:2", num_units=2, num_examples=2)
     )
-    before = ledger(tmp_path / "other")
-    with pytest.raises(LedgerError, match="part at entry 1, so neither knows all that was spent"):
+    content_before = ledger_bytes(tmp_path / "other")
+    with pytest.raises(LedgerError, match="diverge at entry 1, so neither has all charges"):
         restore_home(tmp_path / "one.tar", tmp_path / "other")
-    assert ledger(tmp_path / "other") == before
-    foreign = Hospital(tmp_path / "foreign")
-    with pytest.raises(RunFolderError, match="is the home of another ledger"):
-        restore_home(copy, foreign.path)
-    assert foreign.home.ledger.last_index == 0
+    assert ledger_bytes(tmp_path / "other") == content_before
+    other_hospital = Hospital(tmp_path / "foreign")
+    with pytest.raises(RunFolderError, match="has another ledger than"):
+        restore_home(backup_file, other_hospital.path)
+    assert other_hospital.home.ledger.last_index == 0
     assert not list(tmp_path.rglob("*restoring*"))
 
 
-def test_a_forged_end_is_not_taken(hospital, tmp_path):
+def test_a_backup_with_a_forged_ledger_is_refused(hospital, tmp_path):
     shutil.copytree(hospital.path, tmp_path / "older", symlinks=True)
-    grow(hospital)
-    whole = ledger(hospital.path)
-    (hospital.path / "ledger.jsonl").write_bytes(whole.replace(b'"units":7', b'"units":8'))
+    append_entry(hospital)
+    content = ledger_bytes(hospital.path)
+    (hospital.path / "ledger.jsonl").write_bytes(content.replace(b'"num_units":7', b'"num_units":8'))
     backup_home(hospital.path, tmp_path / "forged.tar")
-    with pytest.raises(LedgerError, match="cannot be believed"):
+    with pytest.raises(LedgerError, match="is not valid"):
         restore_home(tmp_path / "forged.tar", tmp_path / "older")
 
 
-def test_whoever_withdrew_stays_withdrawn(hospital, copy, tmp_path):
+def test_withdrawn_units_are_merged(hospital, backup_file, tmp_path):
     hospital.home.withdraw_unit("patient 1")
     backup_home(hospital.path, tmp_path / "two.tar")
-    (hospital.path / "forgotten.json").write_text(json.dumps(["ab" * 32]))
+    (hospital.path / WITHDRAWN_UNITS_FILE).write_text(json.dumps(["ab" * 32]))
     restore_home(tmp_path / "two.tar", hospital.path)
-    assert len(json.loads((hospital.path / "forgotten.json").read_text())) == 2
-    restore_home(copy, hospital.path)
-    assert len(json.loads((hospital.path / "forgotten.json").read_text())) == 2
+    assert len(json.loads((hospital.path / WITHDRAWN_UNITS_FILE).read_text())) == 2
+    restore_home(backup_file, hospital.path)
+    assert len(json.loads((hospital.path / WITHDRAWN_UNITS_FILE).read_text())) == 2
 
 
-def test_a_key_that_was_changed_since_stays(hospital, copy):
-    home, new = hospital.home, generate_key()
-    home.ledger.rotate(new)
+def test_a_rotated_agent_key_is_kept(hospital, backup_file):
+    home, new_key = hospital.home, generate_key()
+    home.ledger.rotate_agent_key(new_key)
     (hospital.path / "agent.pem").unlink()
-    save_key(new, hospital.path / "agent.pem")
-    restore_home(copy, hospital.path)
-    assert public_hex(load_key(hospital.path / "agent.pem")) == public_hex(new)
-    assert hospital.home.ledger.index == 1
+    save_key(new_key, hospital.path / "agent.pem")
+    restore_home(backup_file, hospital.path)
+    assert public_hex(load_key(hospital.path / "agent.pem")) == public_hex(new_key)
+    assert hospital.home.ledger.last_index == 1
 
 
-def test_a_lost_key_comes_back(hospital, copy):
-    grow(hospital)
+def test_a_lost_agent_key_is_restored(hospital, backup_file):
+    append_entry(hospital)
     (hospital.path / "agent.pem").unlink()
-    assert restore_home(copy, hospital.path).kept_own_ledger
-    grow(hospital)
+    assert restore_home(backup_file, hospital.path).kept_own_ledger
+    append_entry(hospital)
     assert verify_ledger(hospital.path / "ledger.jsonl").is_valid
 
 
-def test_a_continued_ledger_is_newer_than_what_it_continues(hospital, copy, tmp_path):
+def test_a_recovered_ledger_is_newer_than_the_one_it_continues(hospital, backup_file, tmp_path):
     shutil.copytree(hospital.path, tmp_path / "older", symlinks=True)
     recover_ledger(hospital.path, hospital.officer)
-    before = ledger(hospital.path)
-    assert restore_home(copy, hospital.path).kept_own_ledger
-    assert ledger(hospital.path) == before
+    content_before = ledger_bytes(hospital.path)
+    assert restore_home(backup_file, hospital.path).kept_own_ledger
+    assert ledger_bytes(hospital.path) == content_before
     backup_home(hospital.path, tmp_path / "newer.tar")
     assert not restore_home(tmp_path / "newer.tar", tmp_path / "older").kept_own_ledger
-    assert ledger(tmp_path / "older") == before
+    assert ledger_bytes(tmp_path / "older") == content_before
 
 
-def test_a_torn_last_line_is_nobody_s_entry(hospital, copy, tmp_path):
+def test_a_torn_last_line_is_ignored(hospital, backup_file, tmp_path):
     with (hospital.path / "ledger.jsonl").open("ab") as file:
         file.write(b'{"half": ')
-    assert restore_home(copy, hospital.path).kept_own_ledger
+    assert restore_home(backup_file, hospital.path).kept_own_ledger
     backup_home(hospital.path, tmp_path / "torn.tar")
     assert restore_home(tmp_path / "torn.tar", tmp_path / "new").problems == ()
 
 
-def test_not_while_the_agent_works(hospital, copy):
-    with exclusive_lock(hospital.path), pytest.raises(RunFolderError, match="is being run by another process"):
-        restore_home(copy, hospital.path)
+def test_restore_is_refused_while_the_agent_runs(hospital, backup_file):
+    with exclusive_lock(hospital.path), pytest.raises(RunFolderError, match="another process is using"):
+        restore_home(backup_file, hospital.path)
 
 
-def test_what_is_refused(hospital, copy, tmp_path):
-    with pytest.raises(RunFolderError, match="is no site's home"):
+def test_refused_backups_and_restores(hospital, backup_file, tmp_path):
+    with pytest.raises(RunFolderError, match="is not a site's home"):
         backup_home(tmp_path, tmp_path / "x.tar")
-    with pytest.raises(RunFolderError, match="lies in the home itself"):
+    with pytest.raises(RunFolderError, match="is inside the home"):
         backup_home(hospital.path, hospital.path / "x.tar")
     SiteSettings(data=hospital.path).save(hospital.path)
-    with pytest.raises(RunFolderError, match="backups hold no image"):
+    with pytest.raises(RunFolderError, match="backups contain no images"):
         backup_home(hospital.path, tmp_path / "x.tar")
     assert not (tmp_path / "x.tar").exists()
-    (tmp_path / "cut.tar").write_bytes(copy.read_bytes()[:3000])
+    (tmp_path / "cut.tar").write_bytes(backup_file.read_bytes()[:3000])
     with pytest.raises(RunFolderError, match="use another copy"):
         restore_home(tmp_path / "cut.tar", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_a_full_disk(hospital, tmp_path):
+def test_backup_and_restore_on_a_full_disk(hospital, tmp_path):
     (hospital.path / "models" / "large").write_bytes(os.urandom(200_000))
-    with small_disk(tmp_path) as disk:
+    with mount_small_disk(tmp_path) as disk:
         with pytest.raises(NoSpaceError):
             backup_home(hospital.path, disk / "copy.tar")
         assert list(disk.iterdir()) == []

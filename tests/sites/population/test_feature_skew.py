@@ -1,4 +1,4 @@
-"""Scanners on drawn cells: the same seed sees the same, whoever else is there."""
+"""Feature skews on made-up cells: the same seed gives the same images, whatever other sites or images there are."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pipeline.core.seeding import seeded_generator
 from sites.population.feature_skew import NoFeatureSkew, OrientationSkew, PlaneSkew, RandomScannerSkew, ScannerSkew
 from sites.population.scanner_profiles import SCANNER_PROFILES
 
-STRONG = ScannerSkew().profiles
+STRONG_PROFILES = ScannerSkew().profiles
 names = st.sampled_from(sorted(SCANNER_PROFILES))
 
 
-def drawn_cells(n: int = 6, channels: int = 3, size: int = 36) -> torch.Tensor:
+def make_cell_images(n: int = 6, channels: int = 3, size: int = 36) -> torch.Tensor:
     """Round pink cells on greenish glass, with some grain; uint8 (n, C, size, size)."""
     axis = torch.linspace(-1, 1, size)
-    far = (axis[:, None] ** 2 + axis**2).sqrt()
-    inside = torch.sigmoid((torch.linspace(0.4, 0.7, n)[:, None, None] - far) * 20)[:, None]
+    radius = (axis[:, None] ** 2 + axis**2).sqrt()
+    inside = torch.sigmoid((torch.linspace(0.4, 0.7, n)[:, None, None] - radius) * 20)[:, None]
     glass, cell = torch.tensor([165.0, 175.0, 165.0]), torch.tensor([140.0, 100.0, 125.0])
     light = glass.view(3, 1, 1) * (1 - inside) + cell.view(3, 1, 1) * inside
     grain = torch.randn(light.shape, generator=seeded_generator("cells", n, size)) * 3
@@ -34,45 +34,47 @@ def drawn_cells(n: int = 6, channels: int = 3, size: int = 36) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("skew", [ScannerSkew(), RandomScannerSkew()], ids=lambda s: s.name)
-def test_a_site_sees_the_same_twice_and_other_sites_see_otherwise(skew):
-    x = drawn_cells()
-    seen = [skew.apply(x, site, 7) for site in range(4)]
-    for site, y in enumerate(seen):
+def test_scanner_skew_is_deterministic_and_differs_between_sites(skew):
+    x = make_cell_images()
+    by_site = [skew.apply(x, site, 7) for site in range(4)]
+    for site, y in enumerate(by_site):
         assert y.dtype == torch.uint8
         assert y.shape == x.shape
         assert y.is_contiguous()
         assert torch.equal(y, skew.apply(x, site, 7))
         assert not torch.equal(y, x)
-        assert not any(torch.equal(y, other) for other in seen[:site])
+        assert not any(torch.equal(y, other) for other in by_site[:site])
 
 
-def test_the_input_is_left_alone():
-    x = drawn_cells()
+def test_scanner_skew_does_not_modify_its_input():
+    x = make_cell_images()
     ScannerSkew(profiles=("phone",)).apply(x, 0, 0)
-    assert torch.equal(x, drawn_cells())
+    assert torch.equal(x, make_cell_images())
 
 
-def test_sites_begin_again_after_the_last_profile():
+def test_scanner_skew_profiles_repeat_after_the_last():
     skew = ScannerSkew(profiles=("pale_stain", "acid_buffer"))
-    assert torch.equal(skew.apply(drawn_cells(), 0, 1), skew.apply(drawn_cells(), 2, 1))  # nothing random in these two
+    assert torch.equal(
+        skew.apply(make_cell_images(), 0, 1), skew.apply(make_cell_images(), 2, 1)
+    )  # nothing random in these two
     assert skew.describe(2, 1) == "pale_stain: old stain, washed out"
 
 
-@pytest.mark.parametrize("profile", STRONG)
-def test_an_example_does_not_depend_on_those_after_it_or_on_threads(profile, monkeypatch):
-    from sites.population import scanner_transforms as scanners
+@pytest.mark.parametrize("profile", STRONG_PROFILES)
+def test_scanner_skew_does_not_depend_on_other_images_or_threads(profile, monkeypatch):
+    from sites.population import scanner_transforms
 
-    skew, x = ScannerSkew(profiles=(profile,)), drawn_cells(10)
+    skew, x = ScannerSkew(profiles=(profile,)), make_cell_images(10)
     whole = skew.apply(x, 0, 3)
     assert torch.equal(skew.apply(x[:4], 0, 3), whole[:4])
-    monkeypatch.setattr(scanners, "CHUNK", 1)
+    monkeypatch.setattr(scanner_transforms, "IMAGES_PER_TASK", 1)
     for threads in (1, 3):
         monkeypatch.setattr(os, "cpu_count", lambda threads=threads: threads)
         assert torch.equal(skew.apply(x, 0, 3), whole)
 
 
-def test_what_varies_by_image_differs_between_equal_images_seeds_and_sites():
-    x, noisy = drawn_cells(1).expand(3, -1, -1, -1), ScannerSkew(profiles=("old_camera",))
+def test_scanner_skew_noise_differs_between_images_seeds_and_sites():
+    x, noisy = make_cell_images(1).expand(3, -1, -1, -1), ScannerSkew(profiles=("old_camera",))
     y = noisy.apply(x, 0, 0)
     assert not torch.equal(y[0], y[1])
     assert not torch.equal(y, noisy.apply(x, 0, 1))
@@ -82,38 +84,38 @@ def test_what_varies_by_image_differs_between_equal_images_seeds_and_sites():
 @pytest.mark.parametrize(
     "skew", [ScannerSkew(strength=0), RandomScannerSkew(strength=0), ScannerSkew(profiles=("reference",))]
 )
-def test_nothing_changes_at_strength_0_nor_at_the_reference(skew):
-    assert skew.apply(drawn_cells(), 1, 5) is None
-    assert not skew.acquisition(1, 5).changes
+def test_scanner_skew_strength_0_and_reference_change_nothing(skew):
+    assert skew.apply(make_cell_images(), 1, 5) is None
+    assert not skew.scanner_profile(1, 5).has_effect
 
 
 @settings(max_examples=25, deadline=None)
 @given(name=names, strength=st.floats(0, 1.5))
-def test_any_strength_gives_images_and_at_0_and_1_is_exact(name, strength):
+def test_scanner_profile_with_strength(name, strength):
     profile = SCANNER_PROFILES[name]
     assert profile.with_strength(1) == profile
     assert not profile.with_strength(0).has_effect
-    y = ScannerSkew(profiles=(name,), strength=strength).apply(drawn_cells(2), 0, 0)
+    y = ScannerSkew(profiles=(name,), strength=strength).apply(make_cell_images(2), 0, 0)
     assert y is None or (y.dtype == torch.uint8 and y.float().std() > 2)  # the cell is still to be seen
 
 
-def test_a_stronger_one_is_further_away():
-    x = drawn_cells()
-    for name in STRONG:
-        away = [
+def test_scanner_skew_distance_grows_with_strength():
+    x = make_cell_images()
+    for name in STRONG_PROFILES:
+        distances = [
             (ScannerSkew(profiles=(name,), strength=s).apply(x, 0, 0).float() - x).abs().mean() for s in (0.1, 0.5, 1)
         ]
-        assert away == sorted(away)
+        assert distances == sorted(distances)
 
 
-def test_dyes_leave_glass_alone_and_lamps_do_not():
+def test_scanner_stain_keeps_glass_and_lamp_tints_it():
     glass = torch.full((1, 3, 30, 30), 160, dtype=torch.uint8)
     assert torch.equal(ScannerSkew(profiles=("acid_buffer",)).apply(glass, 0, 0), glass)
     red, green, blue = ScannerSkew(profiles=("warm_lamp",)).apply(glass, 0, 0).float().mean((0, 2, 3))
     assert red > green > blue
 
 
-def test_dyes_are_scaled_apart_and_grey_is_not_turned():
+def test_stain_matrix_scales_dyes_separately_and_keeps_grey():
     from sites.population.scanner_transforms import STAIN_VECTORS, stain_matrix
 
     azure, eosin = STAIN_VECTORS
@@ -123,47 +125,47 @@ def test_dyes_are_scaled_apart_and_grey_is_not_turned():
     assert stain_matrix(1.0, 1.0, 30.0) @ [1, 1, 1] == pytest.approx([1, 1, 1])
 
 
-def test_a_vignetted_crop_is_darker_and_has_a_ramp():
+def test_vignette_transform_darkens_towards_the_corners():
     import numpy as np
 
     from sites.population.scanner_transforms import VignetteTransform
 
     glass = np.full((72, 72, 1), 200, np.uint8)
-    middle, right = (VignetteTransform(0.4).apply(glass, middle=place) for place in ((0.0, 0.0), (0.0, 0.9)))
+    middle, right = (VignetteTransform(0.4).apply(glass, middle=center) for center in ((0.0, 0.0), (0.0, 0.9)))
     assert middle.mean() > 198
     assert right.mean() < 140
     assert np.all(np.diff(right[36, :, 0].astype(int)) <= 0)
 
 
-def test_black_and_white_and_tiny_images():
+def test_scanner_skew_of_black_white_and_empty_images():
     for level in (0, 255):
         flat = torch.full((2, 3, 8, 8), level, dtype=torch.uint8)
         for site in range(4):
             assert ScannerSkew(strength=1.5).apply(flat, site, 0).shape == flat.shape
-    assert ScannerSkew().apply(drawn_cells()[:0], 0, 0).shape == (0, 3, 36, 36)
+    assert ScannerSkew().apply(make_cell_images()[:0], 0, 0).shape == (0, 3, 36, 36)
 
 
 @pytest.mark.parametrize("name", sorted(SCANNER_PROFILES))
-def test_grey_images(name):
-    x = drawn_cells(channels=1)
+def test_scanner_skew_of_grey_images(name):
+    x = make_cell_images(channels=1)
     y = ScannerSkew(profiles=(name,)).apply(x, 0, 0)
     assert y is None if name == "reference" else y.shape == x.shape
 
 
-def test_strong_profiles_differ_in_grey_too():
-    x = drawn_cells(channels=1)
-    seen = [ScannerSkew().apply(x, site, 0) for site in range(4)]
-    assert all(not torch.equal(a, b) for n, a in enumerate(seen) for b in seen[:n])
+def test_scanner_skew_profiles_differ_in_grey_images():
+    x = make_cell_images(channels=1)
+    by_site = [ScannerSkew().apply(x, site, 0) for site in range(4)]
+    assert all(not torch.equal(a, b) for n, a in enumerate(by_site) for b in by_site[:n])
 
 
 @pytest.mark.parametrize("skew", [ScannerSkew(), RandomScannerSkew(), ScannerSkew(strength=0)])
 @pytest.mark.parametrize("x", [torch.rand(5, 2), torch.rand(2, 3, 8, 8), torch.zeros(2, 4, 8, 8, dtype=torch.uint8)])
-def test_what_is_no_image_is_refused_with_the_cure(skew, x):
+def test_scanner_skew_refuses_other_data_with_the_cure(skew, x):
     with pytest.raises(IncompatibleStudyError, match="use skew 'plane' for points, or 'none'"):
         skew.apply(x, 0, 0)
 
 
-def test_a_typo_lists_the_profiles():
+def test_scanner_skew_unknown_profile_lists_the_names():
     with pytest.raises(
         ValidationError, match=r"'warm_lmap' is not known; did you mean 'warm_lamp'.*valid: acid_buffer"
     ):
@@ -174,17 +176,17 @@ def test_a_typo_lists_the_profiles():
 
 
 @given(site=st.integers(0, 50), seed=st.integers(0, 2**31), strength=st.floats(0, 1.5))
-def test_random_scanners_stay_in_bounds_and_have_words(site, seed, strength):
+def test_random_scanner_skew_stays_in_bounds_and_is_described(site, seed, strength):
     skew = RandomScannerSkew(strength=strength)
-    seen = skew.scanner_profile(site, seed)
-    assert seen == skew.scanner_profile(site, seed)
-    assert 0 <= seen.vignette < 0.6
-    assert 0 < seen.resolution <= 1
-    assert 5 <= seen.jpeg <= 100
+    profile = skew.scanner_profile(site, seed)
+    assert profile == skew.scanner_profile(site, seed)
+    assert 0 <= profile.vignette < 0.6
+    assert 0 < profile.resolution <= 1
+    assert 5 <= profile.jpeg <= 100
     assert bool(skew.describe(site, seed)) == (strength > 0)
 
 
-def test_describe():
+def test_feature_skew_describe():
     assert NoFeatureSkew().describe(0, 0) == ""
     assert PlaneSkew(sites=1, dx=2, theta=0.5).describe(0, 0) == "turned by 0.5 rad and moved by (2, 0)"
     assert PlaneSkew(sites=1, dx=2).describe(1, 0) == ""
@@ -193,32 +195,34 @@ def test_describe():
     assert ScannerSkew(strength=0).describe(0, 0) == ""
 
 
-def test_they_are_found_by_name():
+def test_feature_skews_are_registered():
     assert {"none", "plane", "scanner", "random_scanner"} <= set(registered_components("feature_skews"))
 
 
-def test_reading_a_study_imports_nothing_heavy_and_seeing_asks_no_network():
+def test_feature_skew_imports_nothing_heavy_and_opens_no_connection():
     code = """
 import sys, sites.population.feature_skew, sites.population.color_normalization
 heavy = {"albumentations", "cv2", "scipy"} & set(sys.modules)
 assert not heavy, heavy
 import socket
-def refuse(*_): raise AssertionError("the network is touched")
+def refuse(*_): raise AssertionError("a network connection is opened")
 socket.socket.connect = refuse
 import torch
-sites.population.feature_skew.Scanner().apply(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 0, 0)
+sites.population.feature_skew.ScannerSkew().apply(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 0, 0)
 """
-    clean = {k: v for k, v in os.environ.items() if k != "NO_ALBUMENTATIONS_UPDATE"}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=clean)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    environment = {k: v for k, v in os.environ.items() if k != "NO_ALBUMENTATIONS_UPDATE"}
+    completed = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
-VIEWS = ("as_is", "inverted", "mirrored", "turned_90", "turned_180", "turned_270")
+ORIENTATIONS = ("as_is", "inverted", "mirrored", "turned_90", "turned_180", "turned_270")
 
 
-def test_views_turn_the_images_of_every_other_site():
+def test_orientation_skew_transforms_images_by_site():
     x = torch.arange(2 * 1 * 3 * 4, dtype=torch.uint8).view(2, 1, 3, 4)
-    skew = OrientationSkew(kinds=VIEWS)
+    skew = OrientationSkew(kinds=ORIENTATIONS)
     assert skew.apply(x, 0, 0) is None
     assert skew.apply(x, 6, 0) is None  # begins again
     assert torch.equal(skew.apply(x, 1, 0), 255 - x)
@@ -230,6 +234,6 @@ def test_views_turn_the_images_of_every_other_site():
     assert [bool(skew.describe(n, 0)) for n in range(6)] == [False, *[True] * 5]
 
 
-def test_views_are_of_images():
+def test_orientation_skew_refuses_points():
     with pytest.raises(IncompatibleStudyError, match="plane"):
         OrientationSkew().apply(torch.zeros(3, 2), 1, 0)

@@ -24,7 +24,7 @@ from sites.population.partition import (
 )
 
 
-def dataset(
+def make_dataset(
     labels: Sequence[int], split: Sequence[int] | None = None, classes: int | None = None, **keys: list[str]
 ) -> Dataset:
     y = torch.as_tensor(labels)
@@ -38,27 +38,27 @@ def dataset(
     return Dataset(torch.zeros(n, 1), y, names, parts, "", named)
 
 
-def shuffled(classes: int, train: int, val: int, test: int) -> Dataset:
+def make_shuffled_dataset(classes: int, train: int, val: int, test: int) -> Dataset:
     """So many examples of each class in each split, mixed."""
     y = np.tile(np.arange(classes), train + val + test)
     split = np.repeat([0, 1, 2], [classes * train, classes * val, classes * test])
     order = np.random.default_rng(0).permutation(len(y))
-    return dataset(y[order], split[order], classes)
+    return make_dataset(y[order], split[order], classes)
 
 
-FASHION = shuffled(10, 6000, 0, 1000)
-SMALL = shuffled(4, 50, 10, 20)
+FASHION = make_shuffled_dataset(10, 6000, 0, 1000)
+SMALL = make_shuffled_dataset(4, 50, 10, 20)
 
 
 def histogram(data: Dataset, index: torch.Tensor) -> list[int]:
     return torch.bincount(data.y[index], minlength=len(data.classes)).tolist()
 
 
-def gathered(shards: Sequence[SitePartition], split: str) -> list[int]:
-    return sorted(torch.cat([getattr(s, split) for s in shards]).tolist())
+def all_rows(partitions: Sequence[SitePartition], split: str) -> list[int]:
+    return sorted(torch.cat([getattr(s, split) for s in partitions]).tolist())
 
 
-def same(a: Sequence[SitePartition], b: Sequence[SitePartition]) -> bool:
+def are_equal(a: Sequence[SitePartition], b: Sequence[SitePartition]) -> bool:
     return all(
         x.name == y.name
         and x.examples_per_epoch == y.examples_per_epoch
@@ -67,7 +67,7 @@ def same(a: Sequence[SitePartition], b: Sequence[SitePartition]) -> bool:
     )
 
 
-LOSSLESS: list[Partitioner] = [
+DISJOINT: list[Partitioner] = [
     IidPartitioner(),
     DirichletPartitioner(alpha=0.5, min_size=1),
     QuantityPartitioner(ratio=4),
@@ -76,110 +76,112 @@ LOSSLESS: list[Partitioner] = [
 
 
 @settings(deadline=None)
-@given(st.sampled_from(LOSSLESS), st.integers(4, 12), st.integers(0, 2**40))
-def test_nothing_is_lost_or_dealt_twice(partition: Partitioner, sites: int, seed: int) -> None:
-    shards = partition.assign(SMALL, sites, seed)
-    assert len(shards) == sites
+@given(st.sampled_from(DISJOINT), st.integers(4, 12), st.integers(0, 2**40))
+def test_partition_assigns_every_example_once(partition: Partitioner, sites: int, seed: int) -> None:
+    partitions = partition.assign(SMALL, sites, seed)
+    assert len(partitions) == sites
     for split in SPLITS:
-        assert gathered(shards, split) == SMALL.rows_in_split(split).tolist()
+        assert all_rows(partitions, split) == SMALL.rows_in_split(split).tolist()
 
 
 @settings(deadline=None)
 @given(
     st.sampled_from(
-        [*LOSSLESS, ResampledIidPartitioner(), ClassPartitioner(per_site=3), QuantityPartitioner(sizes=(5, 1, 9, 2))]
+        [*DISJOINT, ResampledIidPartitioner(), ClassPartitioner(per_site=3), QuantityPartitioner(sizes=(5, 1, 9, 2))]
     ),
     st.integers(0, 2**40),
 )
-def test_the_seed_decides_everything(partition: Partitioner, seed: int) -> None:
-    assert same(partition.assign(SMALL, 4, seed), partition.assign(SMALL, 4, seed))
+def test_partition_is_deterministic(partition: Partitioner, seed: int) -> None:
+    assert are_equal(partition.assign(SMALL, 4, seed), partition.assign(SMALL, 4, seed))
 
 
-@pytest.mark.parametrize("partition", LOSSLESS)
-def test_another_seed_deals_otherwise(partition: Partitioner) -> None:
-    assert not same(partition.assign(SMALL, 4, 0), partition.assign(SMALL, 4, 1))
+@pytest.mark.parametrize("partition", DISJOINT)
+def test_partition_depends_on_the_seed(partition: Partitioner) -> None:
+    assert not are_equal(partition.assign(SMALL, 4, 0), partition.assign(SMALL, 4, 1))
 
 
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 99))
-def test_iid_is_even(sites: int, seed: int) -> None:
+def test_iid_partition_is_even(sites: int, seed: int) -> None:
     sizes = [len(s.train) for s in IidPartitioner().assign(SMALL, sites, seed)]
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_indices_are_sorted_int64() -> None:
-    for shard in DirichletPartitioner(alpha=1).assign(SMALL, 3, 0):
-        for index in (shard.train, shard.val, shard.test):
+def test_partition_indices_are_sorted_int64() -> None:
+    for site_partition in DirichletPartitioner(alpha=1).assign(SMALL, 3, 0):
+        for index in (site_partition.train, site_partition.val, site_partition.test):
             assert index.dtype == torch.int64
             assert index.tolist() == sorted(index.tolist())
 
 
 @pytest.mark.parametrize(("sites", "first", "last"), [(2, "site-01", "site-02"), (100, "site-001", "site-100")])
-def test_names(sites: int, first: str, last: str) -> None:
-    shards = IidPartitioner().assign(SMALL, sites, 0)
-    assert (shards[0].name, shards[-1].name) == (first, last)
+def test_partition_site_names(sites: int, first: str, last: str) -> None:
+    partitions = IidPartitioner().assign(SMALL, sites, 0)
+    assert (partitions[0].name, partitions[-1].name) == (first, last)
 
 
-def test_resampled_sites_see_all_of_train() -> None:
-    shards = ResampledIidPartitioner().assign(FASHION, 10, 0)
-    assert all(torch.equal(s.train, FASHION.rows_in_split("train")) and s.examples_per_epoch == 6000 for s in shards)
-    assert gathered(shards, "test") == FASHION.rows_in_split("test").tolist()
+def test_resampled_iid_sites_hold_the_whole_train_split() -> None:
+    partitions = ResampledIidPartitioner().assign(FASHION, 10, 0)
+    assert all(
+        torch.equal(s.train, FASHION.rows_in_split("train")) and s.examples_per_epoch == 6000 for s in partitions
+    )
+    assert all_rows(partitions, "test") == FASHION.rows_in_split("test").tolist()
     assert IidPartitioner().assign(FASHION, 10, 0)[0].examples_per_epoch is None
 
 
-def test_five_classes_of_the_thesis() -> None:
+def test_class_partition_five_classes_as_in_the_thesis() -> None:
     """6,000 images a site, only 12,000 distinct ones."""
-    shards = ClassPartitioner(per_site=5).assign(FASHION, 10, 0)
-    assert [len(s.train) for s in shards] == [6000] * 10
-    assert len(set(gathered(shards, "train"))) == 12_000
-    assert histogram(FASHION, shards[0].train) == [1200] * 5 + [0] * 5
-    assert histogram(FASHION, shards[7].train) == [1200, 1200, 0, 0, 0, 0, 0, 1200, 1200, 1200]
+    partitions = ClassPartitioner(per_site=5).assign(FASHION, 10, 0)
+    assert [len(s.train) for s in partitions] == [6000] * 10
+    assert len(set(all_rows(partitions, "train"))) == 12_000
+    assert histogram(FASHION, partitions[0].train) == [1200] * 5 + [0] * 5
+    assert histogram(FASHION, partitions[7].train) == [1200, 1200, 0, 0, 0, 0, 0, 1200, 1200, 1200]
     first_threes = [i for i in FASHION.rows_in_split("train").tolist() if FASHION.y[i] == 3][:1200]
     for site in (0, 1, 2, 3, 9):
-        train = shards[site].train
+        train = partitions[site].train
         assert train[FASHION.y[train] == 3].tolist() == first_threes
-    assert gathered(shards, "test") == FASHION.rows_in_split("test").tolist()
-    assert histogram(FASHION, shards[0].test) == [200] * 5 + [0] * 5
+    assert all_rows(partitions, "test") == FASHION.rows_in_split("test").tolist()
+    assert histogram(FASHION, partitions[0].test) == [200] * 5 + [0] * 5
 
 
-def test_one_class_of_the_thesis() -> None:
-    shards = ClassPartitioner(per_site=1).assign(FASHION, 10, 0)
-    for c, shard in enumerate(shards):
-        assert histogram(FASHION, shard.train) == [6000 * (k == c) for k in range(10)]
-        assert histogram(FASHION, shard.test) == [1000 * (k == c) for k in range(10)]
+def test_class_partition_one_class_as_in_the_thesis() -> None:
+    partitions = ClassPartitioner(per_site=1).assign(FASHION, 10, 0)
+    for c, site_partition in enumerate(partitions):
+        assert histogram(FASHION, site_partition.train) == [6000 * (k == c) for k in range(10)]
+        assert histogram(FASHION, site_partition.test) == [1000 * (k == c) for k in range(10)]
 
 
-def test_disjoint_classes_use_every_image() -> None:
-    shards = ClassPartitioner(per_site=5, disjoint=True).assign(FASHION, 10, 0)
-    assert gathered(shards, "train") == FASHION.rows_in_split("train").tolist()
-    assert histogram(FASHION, shards[2].train) == [0, 0, 1200, 1200, 1200, 1200, 1200, 0, 0, 0]
+def test_class_partition_disjoint_uses_every_image() -> None:
+    partitions = ClassPartitioner(per_site=5, disjoint=True).assign(FASHION, 10, 0)
+    assert all_rows(partitions, "train") == FASHION.rows_in_split("train").tolist()
+    assert histogram(FASHION, partitions[2].train) == [0, 0, 1200, 1200, 1200, 1200, 1200, 0, 0, 0]
 
 
-def test_more_sites_than_classes_start_over() -> None:
-    shards = ClassPartitioner(per_site=2).assign(SMALL, 6, 0)
-    held = [{c for c, n in enumerate(histogram(SMALL, s.train)) if n} for s in shards]
-    assert held == [{0, 1}, {1, 2}, {2, 3}, {3, 0}, {0, 1}, {1, 2}]
+def test_class_partition_wraps_around_the_classes() -> None:
+    partitions = ClassPartitioner(per_site=2).assign(SMALL, 6, 0)
+    classes_by_site = [{c for c, n in enumerate(histogram(SMALL, s.train)) if n} for s in partitions]
+    assert classes_by_site == [{0, 1}, {1, 2}, {2, 3}, {3, 0}, {0, 1}, {1, 2}]
 
 
-def test_classes_take_what_there_is_of_a_rare_one() -> None:
-    data = dataset([0] * 9 + [1])
+def test_class_partition_with_a_rare_class() -> None:
+    data = make_dataset([0] * 9 + [1])
     assert [histogram(data, s.train) for s in ClassPartitioner(per_site=1).assign(data, 2, 0)] == [[5, 0], [0, 1]]
 
 
 @settings(deadline=None)
 @given(st.integers(0, 50))
-def test_dirichlet_shares_are_those_of_train_everywhere(seed: int) -> None:
-    data = shuffled(3, 1000, 100, 500)
-    for shard in DirichletPartitioner(alpha=0.3, min_size=1).assign(data, 5, seed):
-        train, val, test = (np.array(histogram(data, getattr(shard, s))) for s in SPLITS)
+def test_dirichlet_partition_shares_are_equal_in_all_splits(seed: int) -> None:
+    data = make_shuffled_dataset(3, 1000, 100, 500)
+    for site_partition in DirichletPartitioner(alpha=0.3, min_size=1).assign(data, 5, seed):
+        train, val, test = (np.array(histogram(data, getattr(site_partition, s))) for s in SPLITS)
         assert np.abs(train / 10 - val).max() <= 1.1
         assert np.abs(train / 2 - test).max() <= 1.5
 
 
-def test_dirichlet_alpha_goes_from_one_class_to_even() -> None:
+def test_dirichlet_partition_alpha() -> None:
     def purity(alpha: float) -> float:
-        shards = DirichletPartitioner(alpha=alpha, min_size=1).assign(SMALL, 4, 0)
-        return float(np.mean([max(h) / sum(h) for h in (histogram(SMALL, s.train) for s in shards)]))
+        partitions = DirichletPartitioner(alpha=alpha, min_size=1).assign(SMALL, 4, 0)
+        return float(np.mean([max(h) / sum(h) for h in (histogram(SMALL, s.train) for s in partitions)]))
 
     assert purity(0.01) > 0.8
     assert purity(1e4) < 0.3
@@ -187,35 +189,35 @@ def test_dirichlet_alpha_goes_from_one_class_to_even() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 200))
-def test_dirichlet_keeps_its_minimum(seed: int) -> None:
+def test_dirichlet_partition_min_size(seed: int) -> None:
     assert min(len(s.train) for s in DirichletPartitioner(alpha=0.3, min_size=15).assign(SMALL, 5, seed)) >= 15
 
 
-def test_quantity_by_ratio_is_geometric() -> None:
-    assert [len(s.train) for s in QuantityPartitioner(ratio=4).assign(dataset([0, 1] * 35), 3, 0)] == [10, 20, 40]
+def test_quantity_partition_ratio_is_geometric() -> None:
+    assert [len(s.train) for s in QuantityPartitioner(ratio=4).assign(make_dataset([0, 1] * 35), 3, 0)] == [10, 20, 40]
 
 
-def test_quantity_by_sizes() -> None:
-    shards = QuantityPartitioner(sizes=(10, 30)).assign(SMALL, 2, 0)
-    assert [len(s.train) for s in shards] == [10, 30]
-    assert [len(s.test) for s in shards] == [20, 60]
-    assert len(set(gathered(shards, "train"))) == 40
+def test_quantity_partition_sizes() -> None:
+    partitions = QuantityPartitioner(sizes=(10, 30)).assign(SMALL, 2, 0)
+    assert [len(s.train) for s in partitions] == [10, 30]
+    assert [len(s.test) for s in partitions] == [20, 60]
+    assert len(set(all_rows(partitions, "train"))) == 40
 
 
-def test_key_makes_the_sites() -> None:
-    data = dataset([0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 2, 2], hospital=["b", "a", "b", "c", "a", "b"])
-    shards = KeyPartitioner(by="hospital").assign(data, None, 0)
-    assert [(s.name, s.train.tolist(), s.test.tolist()) for s in shards] == [
+def test_key_partition_makes_a_site_per_name() -> None:
+    data = make_dataset([0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 2, 2], hospital=["b", "a", "b", "c", "a", "b"])
+    partitions = KeyPartitioner(by="hospital").assign(data, None, 0)
+    assert [(s.name, s.train.tolist(), s.test.tolist()) for s in partitions] == [
         ("a", [1], [4]),
         ("b", [0, 2], [5]),
         ("c", [3], []),
     ]
-    assert same(shards, KeyPartitioner(by="hospital").assign(data, 3, 0))
-    assert same(shards, KeyPartitioner(by="hospital").assign(data, 0, 0))
+    assert are_equal(partitions, KeyPartitioner(by="hospital").assign(data, 3, 0))
+    assert are_equal(partitions, KeyPartitioner(by="hospital").assign(data, 0, 0))
     assert [s.name for s in KeyPartitioner(by="hospital", only=("c", "a")).assign(data, 2, 0)] == ["c", "a"]
 
 
-KEYED = dataset([0, 1, 0], [0, 0, 2], hospital=["a", "a", "b"])
+HOSPITALS = make_dataset([0, 1, 0], [0, 0, 2], hospital=["a", "a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ KEYED = dataset([0, 1, 0], [0, 0, 2], hospital=["a", "a", "b"])
         (KeyPartitioner(by="hospital"), None, "these have none"),
     ],
 )
-def test_refused_with_the_cure(partition: Partitioner, sites: int | None, message: str) -> None:
+def test_partition_errors_name_the_cure(partition: Partitioner, sites: int | None, message: str) -> None:
     with pytest.raises(IncompatibleStudyError, match=message):
         partition.assign(SMALL, sites, 0)
 
@@ -251,55 +253,55 @@ def test_refused_with_the_cure(partition: Partitioner, sites: int | None, messag
         (KeyPartitioner(by="hospital"), None, "no training examples for b;.*partition.only"),
     ],
 )
-def test_key_refuses_with_the_cure(partition: Partitioner, sites: int | None, message: str) -> None:
+def test_key_partition_errors_name_the_cure(partition: Partitioner, sites: int | None, message: str) -> None:
     with pytest.raises(IncompatibleStudyError, match=message):
-        partition.assign(KEYED, sites, 0)
+        partition.assign(HOSPITALS, sites, 0)
 
 
-def test_quantity_is_one_of_both() -> None:
+def test_quantity_partition_takes_sizes_or_ratio() -> None:
     for fields in ({}, {"sizes": (1, 2), "ratio": 2}):
         with pytest.raises(ValidationError, match="either sizes or ratio"):
             QuantityPartitioner(**fields)
 
 
-def patients(count: int = 60, seed: int = 0) -> Dataset:
+def make_patients_dataset(count: int = 60, seed: int = 0) -> Dataset:
     """Patients with 5 to 40 cells, each in one split."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(5, 41, count)
     split = np.repeat(rng.choice(3, count, p=[0.6, 0.2, 0.2]), sizes)
     named = [f"p{p:02}" for p in np.repeat(np.arange(count), sizes)]
-    data = dataset(rng.integers(0, 2, len(split)), split, 2, patient=named)
-    return replace(data, unit="patient")
+    data = make_dataset(rng.integers(0, 2, len(split)), split, 2, patient=named)
+    return replace(data, privacy_unit="patient")
 
 
 @settings(deadline=None)
 @given(st.sampled_from([IidPartitioner(), QuantityPartitioner(ratio=4)]), st.integers(2, 6), st.integers(0, 2**40))
-def test_a_patient_goes_to_one_hospital(partition: Partitioner, sites: int, seed: int) -> None:
-    data = patients()
-    shards = partition.assign(data, sites, seed)
+def test_partition_assigns_a_patient_to_one_site(partition: Partitioner, sites: int, seed: int) -> None:
+    data = make_patients_dataset()
+    partitions = partition.assign(data, sites, seed)
     codes = data.keys["patient"].codes
     for split in SPLITS:
-        assert gathered(shards, split) == data.rows_in_split(split).tolist()
-        held = [set(codes[getattr(s, split)].tolist()) for s in shards]
-        assert sum(map(len, held)) == len(set.union(*held))
+        assert all_rows(partitions, split) == data.rows_in_split(split).tolist()
+        units_by_site = [set(codes[getattr(s, split)].tolist()) for s in partitions]
+        assert sum(map(len, units_by_site)) == len(set.union(*units_by_site))
 
 
-def test_shares_are_met_to_about_a_patient() -> None:
-    data = patients(200)
+def test_partition_sizes_with_whole_patients() -> None:
+    data = make_patients_dataset(200)
     sizes = [len(s.train) for s in IidPartitioner().assign(data, 4, 0)]
     assert max(sizes) - min(sizes) <= 40
     small, *_, large = (len(s.train) for s in QuantityPartitioner(ratio=5).assign(data, 4, 0))
     assert large / small == pytest.approx(5, rel=0.15)
 
 
-def test_sizes_are_exact_and_of_whole_patients_but_for_the_last() -> None:
-    data = patients(200)
+def test_quantity_partition_sizes_are_exact_and_split_at_most_the_last_patient() -> None:
+    data = make_patients_dataset(200)
     sizes = (120, 300, 500)
-    shards = QuantityPartitioner(sizes=sizes).assign(data, 3, 1)
-    assert tuple(len(s.train) for s in shards) == sizes
+    partitions = QuantityPartitioner(sizes=sizes).assign(data, 3, 1)
+    assert tuple(len(s.train) for s in partitions) == sizes
     codes = data.keys["patient"].codes
-    held = [set(codes[s.train].tolist()) for s in shards]
-    assert sum(map(len, held)) == len(set.union(*held))
+    units_by_site = [set(codes[s.train].tolist()) for s in partitions]
+    assert sum(map(len, units_by_site)) == len(set.union(*units_by_site))
     n = len(data.rows_in_split("train"))
     with pytest.raises(IncompatibleStudyError, match="a patient goes to one site"):
         QuantityPartitioner(sizes=(n // 2, n - n // 2)).assign(data, 2, 1)

@@ -1,4 +1,4 @@
-"""Augmentation: each knob does what it says, draws are a batch's own, and nothing happens without knobs."""
+"""Augmentation: each setting does what it says, and the default changes nothing."""
 
 import math
 
@@ -9,44 +9,44 @@ from pipeline.core.seeding import seeded_generator
 from sites.training.augmentation import BatchAugmentation
 
 
-def pictures(n=6, size=32, channels=3):
+def random_images(n=6, size=32, channels=3):
     return torch.rand(n, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
-def smooth(n=4, size=48):
-    """A blob off the middle: smooth, so that sampling between pixels changes little."""
+def make_blob_images(n=4, size=48):
+    """A blob off the middle: make_blob_images, so that sampling between pixels changes little."""
     at = (torch.arange(size) * 2 + 1) / size - 1
     blob = torch.exp(-((at.view(1, -1) - 0.3) ** 2 + (at.view(-1, 1) + 0.1) ** 2) / 0.05)
     return (0.2 + 0.6 * blob).expand(n, 3, size, size).clone()
 
 
-def test_no_knob_no_change():
-    x = pictures()
+def test_augmentation_default_is_the_identity():
+    x = random_images()
     assert BatchAugmentation().is_identity
     torch.testing.assert_close(BatchAugmentation()(x, seeded_generator(1)), x)
 
 
-def test_the_same_seed_gives_the_same_batch_and_another_one_another():
-    augment = BatchAugmentation(flip=True, rotate=180, zoom=0.1, elastic=1.5, color=0.1, light=0.1)
-    x = pictures()
-    assert torch.equal(augment(x, seeded_generator(1)), augment(x, seeded_generator(1)))
-    assert not torch.equal(augment(x, seeded_generator(1)), augment(x, seeded_generator(2)))
+def test_augmentation_follows_the_seed():
+    augmentation = BatchAugmentation(flip=True, rotate=180, zoom=0.1, elastic=1.5, color=0.1, light=0.1)
+    x = random_images()
+    assert torch.equal(augmentation(x, seeded_generator(1)), augmentation(x, seeded_generator(1)))
+    assert not torch.equal(augmentation(x, seeded_generator(1)), augmentation(x, seeded_generator(2)))
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"flip": True}, {"rotate": 180}, {"zoom": 0.2}, {"elastic": 2.0}, {"colour": 0.2}, {"light": 0.2}]
+    "settings", [{"flip": True}, {"rotate": 180}, {"zoom": 0.2}, {"elastic": 2.0}, {"color": 0.2}, {"light": 0.2}]
 )
-def test_every_knob_changes_images_and_keeps_their_shape_and_range(knobs):
-    x = pictures()
-    out = BatchAugmentation(**knobs)(x.clone(), seeded_generator(5))
+def test_augmentation_changes_images_and_keeps_shape_and_range(settings):
+    x = random_images()
+    out = BatchAugmentation(**settings)(x.clone(), seeded_generator(5))
     assert out.shape == x.shape
     assert out.dtype == torch.float32
     assert 0 <= float(out.min()) <= float(out.max()) <= 1
     assert (out - x).abs().mean() > 0.01
 
 
-def test_a_flip_is_a_mirror_image_of_about_half():
-    x = pictures(n=200, size=8)
+def test_augmentation_flip_mirrors_about_half():
+    x = random_images(n=200, size=8)
     out = BatchAugmentation(flip=True)(x, seeded_generator(3))
     same = (out - x).abs().flatten(1).amax(1) < 1e-5
     mirrored = (out - x.flip(-1)).abs().flatten(1).amax(1) < 1e-5
@@ -54,8 +54,8 @@ def test_a_flip_is_a_mirror_image_of_about_half():
     assert 70 < int(mirrored.sum()) < 130
 
 
-def test_a_turn_keeps_what_is_in_the_middle_at_its_distance():
-    x = smooth()
+def test_augmentation_rotate_keeps_distances_from_the_center():
+    x = make_blob_images()
     out = BatchAugmentation(rotate=180)(x, seeded_generator(4))
     at = (torch.arange(48) * 2 + 1) / 48 - 1
     for image in out[:, 0]:
@@ -64,17 +64,17 @@ def test_a_turn_keeps_what_is_in_the_middle_at_its_distance():
         assert math.hypot(cx, cy) == pytest.approx(math.hypot(0.3, 0.1), abs=0.02)
 
 
-def test_elastic_moves_by_about_as_many_pixels_as_it_says():
+def test_augmentation_elastic_displacement_in_pixels():
     size = 48
     ramp = (torch.arange(size) / size).view(1, 1, 1, size).expand(400, 1, size, size)
     out = BatchAugmentation(elastic=2.0)(ramp, seeded_generator(9))
     middle = slice(12, 36)
-    moved = (out - ramp)[..., middle, middle] * size
+    displacement = (out - ramp)[..., middle, middle] * size
     # between knots a displacement is a mean of theirs, so it is somewhat smaller
-    assert 1.0 < float(moved.std()) < 2.1
+    assert 1.0 < float(displacement.std()) < 2.1
 
 
-def test_colour_scales_channels_and_light_leaves_their_balance():
+def test_augmentation_color_scales_channels_and_light_keeps_their_balance():
     x = torch.full((500, 3, 4, 4), 0.5)
     gains = BatchAugmentation(color=0.2)(x, seeded_generator(1)).mean((2, 3)) / 0.5
     assert 0.8 <= float(gains.min()) < 0.82 < 1.18 < float(gains.max()) <= 1.2

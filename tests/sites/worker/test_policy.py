@@ -1,4 +1,4 @@
-"""What the agent asks before every message: approval, task, room on the disk; and that others' words are heard at once."""
+"""The site's policy before every message: approval, task, disk space, and changes by other processes."""
 
 import subprocess
 import sys
@@ -9,14 +9,14 @@ from privacy.ledger.keys import generate_key
 from privacy.ledger.records import DatasetSnapshot
 from sites.governance.settings import ResourceLimits, SiteSettings
 from sites.worker.policy import TaskPolicy
-from tests.support.hospital import ROOMY, SOON, Hospital, now
+from tests.support.hospital import SETTINGS, VALIDITY, Hospital, utc_now
 
-WITHDRAW = """
+REVOKE_CODE = """
 import sys
 from pathlib import Path
-from sites.governance.approvals import withdraw
-from sites.governance.home import Home
-withdraw(Home.open(Path(sys.argv[1])), "run-1")
+from sites.governance.approvals import revoke_approval
+from sites.governance.home import SiteHome
+revoke_approval(SiteHome.open(Path(sys.argv[1])), "run-1")
 """
 
 
@@ -25,81 +25,81 @@ def hospital(tmp_path):
     return Hospital(tmp_path)
 
 
-def test_no_approval_no_work(hospital):
-    offer, policy = hospital.offer(), TaskPolicy(hospital.home, ROOMY)
-    assert "run-1 is not approved" in policy.refusal_reason(offer, "train", now())
+def test_tasks_need_a_valid_approval(hospital):
+    offer, policy = hospital.make_offer(), TaskPolicy(hospital.home, SETTINGS)
+    assert "run-1 is not approved" in policy.refusal_reason(offer, "train", utc_now())
     hospital.approve(offer)
     for task in ("train", "evaluate", "save_personal", "about"):
-        assert policy.refusal_reason(offer, task, now()) is None
-    assert "ended at" in policy.refusal_reason(offer, "train", now() + SOON)
+        assert policy.refusal_reason(offer, task, utc_now()) is None
+    assert "expired at" in policy.refusal_reason(offer, "train", utc_now() + VALIDITY)
 
 
-def test_another_process_withdraws_and_the_next_message_is_refused(hospital):
-    offer = hospital.offer()
+def test_revocation_by_another_process_takes_effect_at_the_next_message(hospital):
+    offer = hospital.make_offer()
     hospital.approve(offer)
-    policy = TaskPolicy(hospital.home, ROOMY)
+    policy = TaskPolicy(hospital.home, SETTINGS)
     assert policy.refusal_reason(offer, "train") is None
-    subprocess.run([sys.executable, "-c", WITHDRAW, hospital.path], check=True)
+    subprocess.run([sys.executable, "-c", REVOKE_CODE, hospital.path], check=True)
     assert "the approval was withdrawn" in policy.refusal_reason(offer, "train")
 
 
 @pytest.mark.parametrize("task", ["", "__init__", "start", "model_dump", "advertise", "unmask"])
-def test_other_tasks_are_refused(hospital, task):
-    offer = hospital.offer()
+def test_unknown_tasks_are_refused(hospital, task):
+    offer = hospital.make_offer()
     hospital.approve(offer)
-    assert "has no task" in TaskPolicy(hospital.home, ROOMY).refusal_reason(offer, task)
+    assert "has no task" in TaskPolicy(hospital.home, SETTINGS).refusal_reason(offer, task)
 
 
-def test_a_secure_sum_has_tasks_of_its_own(hospital):
-    offer = hospital.offer(**{"privacy.secure_aggregation.max_update_norm": 1.0})
+def test_secure_aggregation_allows_additional_tasks(hospital):
+    offer = hospital.make_offer(**{"privacy.secure_aggregation.max_update_norm": 1.0})
     hospital.approve(offer)
-    policy = TaskPolicy(hospital.home, ROOMY)
+    policy = TaskPolicy(hospital.home, SETTINGS)
     assert [policy.refusal_reason(offer, task) for task in ("advertise", "share", "unmask", "train")] == [None] * 4
 
 
-def test_a_full_disk(hospital):
-    offer = hospital.offer()
+def test_refusal_without_free_disk_space(hospital):
+    offer = hospital.make_offer()
     hospital.approve(offer)
-    told = TaskPolicy(hospital.home, SiteSettings(limits=ResourceLimits(min_free_disk_gb=1e9))).refusal_reason(
+    refusal = TaskPolicy(hospital.home, SiteSettings(limits=ResourceLimits(min_free_disk_gb=1e9))).refusal_reason(
         offer, "train"
     )
-    assert "must stay free; make room, or lower limits.disk_gb in site.toml" in told
+    assert "must stay free; make room, or lower limits.min_free_disk_gb in site.toml" in refusal
 
 
-def test_a_ledger_that_cannot_be_believed_permits_nothing(hospital):
-    offer = hospital.offer()
+def test_an_invalid_ledger_refuses_all_tasks(hospital):
+    offer = hospital.make_offer()
     hospital.approve(offer)
-    policy, file = TaskPolicy(hospital.home, ROOMY), hospital.path / "ledger.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: whole.index(b"\n") + 1])
+    policy, file = TaskPolicy(hospital.home, SETTINGS), hospital.path / "ledger.jsonl"
+    content = file.read_bytes()
+    file.write_bytes(content[: content.index(b"\n") + 1])
     assert "was replaced while it was open" in policy.refusal_reason(offer, "train")
-    file.write_bytes(whole)
+    file.write_bytes(content)
     assert policy.refusal_reason(offer, "train") is None
     with file.open("ab") as out:
         out.write(b'{"no": "entry"}\n')
-    assert "it is no entry" in policy.refusal_reason(offer, "train")
+    assert "it is not an entry" in policy.refusal_reason(offer, "train")
 
 
-def test_refreshing_reads_the_end_alone(hospital):
-    """However long the ledger is: what was read before is not read again."""
-    watching, writing = hospital.home.ledger, hospital.home.ledger
+def test_ledger_refresh_reads_only_new_entries(hospital):
+    """Entries that were read before are not parsed again."""
+    reader, writer = hospital.home.ledger, hospital.home.ledger
     for units in range(20):
-        writing.append(DatasetSnapshot(fingerprint="sha256:1", num_units=units, num_examples=units))
-    watching.refresh()
-    assert watching.head == writing.head
-    before = [id(entry) for entry in watching.entries()]
-    watching.refresh()
-    writing.append(DatasetSnapshot(fingerprint="sha256:1", num_units=99, num_examples=99))
-    watching.refresh()
-    assert [id(entry) for entry in watching.entries()][:-1] == before
-    assert watching.mark == writing.mark
+        writer.append(DatasetSnapshot(fingerprint="sha256:1", num_units=units, num_examples=units))
+    reader.refresh()
+    assert reader.head == writer.head
+    ids_before = [id(entry) for entry in reader.entries()]
+    reader.refresh()
+    writer.append(DatasetSnapshot(fingerprint="sha256:1", num_units=99, num_examples=99))
+    reader.refresh()
+    assert [id(entry) for entry in reader.entries()][:-1] == ids_before
+    assert reader.position == writer.position
 
 
-def test_the_coordinator_is_the_one_that_was_joined(hospital):
-    offer = hospital.offer()
+def test_refusal_of_offers_from_another_coordinator(hospital):
+    offer = hospital.make_offer()
     hospital.approve(offer)
-    policy = TaskPolicy(hospital.home, ROOMY)
-    hospital.join(generate_key())
+    policy = TaskPolicy(hospital.home, SETTINGS)
+    hospital.set_coordinator(generate_key())
     assert "and this site's coordinator is" in policy.refusal_reason(offer, "train")
     (hospital.path / "membership.json").write_text("{")
     assert "is damaged; restore it from a backup" in policy.refusal_reason(offer, "train")

@@ -1,4 +1,4 @@
-"""A new process for a run ends the one before it, also one that hangs, and nobody else."""
+"""A new worker process of a run kills the previous one, also a stopped one, and no other process."""
 
 import json
 import os
@@ -10,11 +10,11 @@ import psutil
 
 from sites.worker.single_instance import take_over_run
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEP_COMMAND = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
-def test_the_one_before_is_ended_even_if_it_is_stopped(tmp_path):
-    with subprocess.Popen(SLEEP) as other:
+def test_the_previous_process_is_killed_even_if_stopped(tmp_path):
+    with subprocess.Popen(SLEEP_COMMAND) as other:
         born = psutil.Process(other.pid).create_time()
         (tmp_path / "worker.json").write_text(json.dumps({"pid": other.pid, "born": born}))
         os.kill(other.pid, signal.SIGSTOP)
@@ -24,8 +24,8 @@ def test_the_one_before_is_ended_even_if_it_is_stopped(tmp_path):
     assert not take_over_run(tmp_path / "worker.json")
 
 
-def test_a_process_that_only_has_its_number_lives(tmp_path):
-    with subprocess.Popen(SLEEP) as other:
+def test_a_process_with_a_reused_pid_is_not_killed(tmp_path):
+    with subprocess.Popen(SLEEP_COMMAND) as other:
         (tmp_path / "worker.json").write_text(json.dumps({"pid": other.pid, "born": 1.0}))
         assert not take_over_run(tmp_path / "worker.json")
         assert other.poll() is None

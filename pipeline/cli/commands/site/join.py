@@ -162,7 +162,7 @@ def _status_rows(agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "url" not in agent:
         yield "agent", "never ran" if not agent["running"] else "runs"
         return
-    yield "agent", f"runs, process {agent['pid']}" if agent["running"] else f"does not run (last seen {agent['at']})"
+    yield "agent", f"runs, process {agent['pid']}" if agent["running"] else f"does not run (last seen {agent['written_at']})"
     yield "coordinator", f"{agent['coordinator']}, {agent['url']}"
     if agent["running"]:
         yield "connection", agent["state"] + (f" since {agent['connected_since']}" if agent["connected_since"] else "")
@@ -170,7 +170,7 @@ def _status_rows(agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "FLARE's client", agent["flare"]
     if agent["problem"]:
         yield "problem", agent["problem"]
-    yield "last beat", agent["last_beat"] or "never"
+    yield "last heartbeat", agent["last_heartbeat"] or "never"
     yield "disk", f"{agent['disk_free_gb']:g} GB free"
     yield "versions", ", ".join(f"{name} {number}" for name, number in agent["versions"].items())
 

@@ -115,7 +115,7 @@ def summarize_ledger(ledger: Ledger) -> dict[str, Any]:
         "delta": ledger.budget.delta,
         "spent": spent_epsilon,
         "left": max(0.0, ledger.budget.epsilon - spent_epsilon),
-        "forgotten": len(ledger.entries("forget")),
+        "forgotten": len(ledger.entries(UnitWithdrawn.kind)),
     }
 
 
@@ -169,10 +169,7 @@ def verify_command(ledger_path: Path, receipts_folder: Path | None, json: bool) 
 
 def _find_receipt(ledger_path: Path, receipts_folder: Path) -> LedgerReceipt:
     ledger_state = verify_ledger(ledger_path).state
-    receipts = [
-        CountersignedState.model_validate_json(file.read_bytes()).receipt
-        for file in sorted(receipts_folder.glob("*.json"))
-    ]
+    receipts = [CountersignedState.load(file).receipt for file in sorted(receipts_folder.glob("*.json"))]
     if ledger_state is not None:
         for receipt in receipts:
             if (receipt.site, receipt.dataset_id) == (ledger_state.opening.site, ledger_state.opening.dataset_id):

@@ -1,4 +1,4 @@
-"""The federation beside its yardsticks: a dot plot by site, and their ROC curves laid over each other."""
+"""Figures that compare the federated run with its baselines: a dot plot by site and overlaid ROC curves."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from pipeline.reports.document.figure_style import (
 )
 from pipeline.reports.document.formatting import shorten_text
 from pipeline.reports.run.baselines.results import BaselineResult
+from pipeline.reports.run.headline_metric import ScoreInterval
 from pipeline.reports.run.scores import new_unit_square
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IntervalEdges = tuple[float, float]
-
 
 @dataclass(frozen=True)
 class DotPlotRow:
     label: str
-    scores: Mapping[str, float]  # contender -> score
-    interval: IntervalEdges | None = None  # the federation's
+    scores: Mapping[str, float]  # result name -> score
+    interval: ScoreInterval | None = None  # the federated run's
     is_overall: bool = False
 
 
@@ -35,7 +34,7 @@ class DotPlotRow:
 def plot_baseline_dots(
     rows: Sequence[DotPlotRow], results: Collection[BaselineResult], title: str, percent: bool
 ) -> Figure:
-    """A line a row, a dot a contender; the federation's interval is a bar behind its dot."""
+    """One line per row, one dot per result; the federated run's interval is a bar behind its dot."""
     figure, axes = new_figure((FULL_WIDTH_INCHES[0], 1.25 + 0.36 * len(rows)))
     scale = 100 if percent else 1
     for index, row in enumerate(rows):

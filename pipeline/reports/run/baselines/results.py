@@ -1,4 +1,4 @@
-"""The federation and its yardsticks, in one form and one order: from each site alone to all data in one place."""
+"""Results of the federated run and its baselines, ordered from local-only to centralised training."""
 
 from __future__ import annotations
 
@@ -21,25 +21,23 @@ from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, m
 class PlotStyle:
     label: str
     color: str
-    marker: str  # shapes differ too: not everybody sees the colours
+    marker: str  # shapes differ too, for readers who cannot distinguish the colours
     description: str
 
 
 PLOT_STYLES: Mapping[str, PlotStyle] = {
     "local_only": PlotStyle(
-        "Each site alone", PALETTE[8], "X", "every site goes on alone from the same start; its last round"
+        "Local only", PALETTE[8], "X", "every site trains alone from the same initial model; its last round"
     ),
     "federated": PlotStyle("Federated", PALETTE[0], "o", "this run"),
     "unprotected": PlotStyle(
-        "Federated, unprotected", PALETTE[3], "v", "as this run, without clipping, noise and masks"
+        "Federated, unprotected", PALETTE[3], "v", "as this run, without differential privacy and secure aggregation"
     ),
-    "normalised": PlotStyle(
-        "Federated, normalised", PALETTE[1], "D", "as this run, each site normalises its own colours"
+    "normalized": PlotStyle(
+        "Federated, normalised", PALETTE[1], "D", "as this run, with colour normalisation at each site"
     ),
-    "unskewed": PlotStyle("Federated, no scanners", PALETTE[4], "^", "as this run, on the images before the scanners"),
-    "centralized": PlotStyle(
-        "All data in one place", PALETTE[2], "s", "one model on all data, which hospitals cannot do"
-    ),
+    "unskewed": PlotStyle("Federated, unskewed", PALETTE[4], "^", "as this run, on images without the feature skew"),
+    "centralized": PlotStyle("Centralised", PALETTE[2], "s", "one model on the pooled data, which hospitals cannot do"),
 }
 
 
@@ -49,13 +47,13 @@ class BaselineResult:
     style: PlotStyle
     test_scores: JsonObject
     curve: list[tuple[int, float]]
-    curve_metric: str  # of the curve
+    curve_metric: str
     intervals: JsonObject
-    evaluated_at: str  # coordinator or pooled: the same for all, so that they are judged alike
-    has_several_models: bool = False  # a model a site, or a group: their scores have no common order
+    evaluated_at: str  # "coordinator" or "pooled", the same for all results, so that they are comparable
+    has_several_models: bool = False  # one per site or cluster: rank-based metrics cannot be pooled
 
     def overall_score(self, metric: str) -> float | None:
-        """None where the scores of several models would be put in one order."""
+        """None for rank-based metrics of several models."""
         if self.has_several_models and metric in RANK_BASED_METRICS:
             return None
         return finite_or_none((self.test_scores.get(self.evaluated_at) or {}).get(metric))
@@ -83,8 +81,11 @@ class BaselineResult:
         return curve if curve and curve.get("fpr") and not self.has_several_models else None
 
 
+ResultsByName = Mapping[str, BaselineResult]
+
+
 def load_baseline_results(record: RunRecord) -> dict[str, BaselineResult]:
-    """Empty without yardsticks: a federation alone has nothing to be held against."""
+    """Results by name; empty if the run has no baselines."""
     run_results = record.results or {}
     baselines: JsonObject = run_results.get("baselines") or {}
     test_scores: JsonObject = run_results.get("test") or {}
@@ -115,9 +116,9 @@ def _baseline_result(name: str, entry: JsonObject, evaluated_at: str, record: Ru
     has_several_models = record.has_several_models if uses_run_strategy else name == "local_only"
     intervals: JsonObject = (
         {} if uses_run_strategy and record.has_personalized_models else entry.get("intervals") or {}
-    )  # they are of the common model
+    )  # they are of the global model
     if name == "federated" and record.has_personalized_models:
-        style = replace(style, description="this run, every site by its own model")
+        style = replace(style, description="this run, every site with its personalised model")
     metric = str(entry.get("metric") or "accuracy")
     return BaselineResult(
         name=name,
@@ -131,8 +132,8 @@ def _baseline_result(name: str, entry: JsonObject, evaluated_at: str, record: Ru
     )
 
 
-def shared_metric(results: Mapping[str, BaselineResult], headline: HeadlineMetric) -> str:
-    """The leading metric, unless no yardstick has it, as in runs of older versions."""
+def shared_metric(results: ResultsByName, headline: HeadlineMetric) -> str:
+    """The headline metric if some baseline has it, else accuracy (runs of older versions)."""
     baselines = (result for result in results.values() if result.name != "federated")
     is_available = any(
         result.overall_score(headline.metric) is not None or result.scores_by_site(headline.metric)

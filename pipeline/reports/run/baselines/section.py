@@ -1,23 +1,21 @@
-"""The section of a run's report that holds the federation against its yardsticks."""
+"""The report section that compares the federated run with its baselines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 
 from pipeline.reports.document.formatting import PERCENT_METRICS, SPLIT_LABELS, format_points, format_score
 from pipeline.reports.document.page import COORDINATOR_LABEL, POOLED_LABEL, ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
 from pipeline.reports.run.baselines.figures import DotPlotRow, plot_baseline_dots, plot_roc_overlay
-from pipeline.reports.run.baselines.results import BaselineResult, load_baseline_results, shared_metric
+from pipeline.reports.run.baselines.results import ResultsByName, load_baseline_results, shared_metric
 from pipeline.reports.run.baselines.text import TEST_SET_LABELS, baseline_findings
 from pipeline.reports.run.curves import CurveSeries
 from pipeline.reports.run.headline_metric import RANK_BASED_METRICS, HeadlineMetric
 from pipeline.reports.run.record import RunRecord
 
-MAX_DOT_PLOT_SITES = 16  # sites in the dot plot: of more, the weakest
-CURVE_TEST_SETS = ("coordinator", "pooled")  # as yardsticks record their curves
-ResultsByName = Mapping[str, BaselineResult]
+MAX_DOT_PLOT_SITES = 16  # with more sites, the weakest
+CURVE_TEST_SETS = ("coordinator", "pooled")  # in the order in which baselines choose their curve
 
 
 def add_baselines_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
@@ -28,9 +26,7 @@ def add_baselines_section(writer: ReportWriter, record: RunRecord, headline: Hea
     rows = _dot_plot_rows(results, metric)
     if not any(row.scores for row in rows):
         return
-    writer.page.add_section("What federation gains and loses").add_findings(
-        baseline_findings(results, headline, metric)
-    )
+    writer.page.add_section("Comparison with baselines").add_findings(baseline_findings(results, headline, metric))
     num_hidden = len(results["federated"].scores_by_site(metric)) - sum(not row.is_overall for row in rows)
     writer.add_figure(
         "baselines",
@@ -43,7 +39,7 @@ def add_baselines_section(writer: ReportWriter, record: RunRecord, headline: Hea
 
 
 def _dot_plot_rows(results: ResultsByName, metric: str) -> list[DotPlotRow]:
-    """All together first, then the sites, the federation's weakest first."""
+    """The overall row, then the sites by ascending federated score."""
     federated = results["federated"]
     overall_scores = {
         key: value for key, result in results.items() if (value := result.overall_score(metric)) is not None
@@ -67,8 +63,8 @@ def _scores_at_site(results: ResultsByName, metric: str, site: str) -> dict[str,
 
 
 def _dot_plot_caption(rows: list[DotPlotRow], num_hidden: int) -> str:
-    text = "On test data; further right is better. Sites are ordered by the federated score, the weakest on top"
-    text += f"; the {num_hidden} strongest are left out." if num_hidden > 0 else "."
+    text = "Test data; further right is better. Sites are ordered by the federated score, the weakest on top"
+    text += f"; the {num_hidden} strongest are not shown." if num_hidden > 0 else "."
     if any(row.interval for row in rows):
         text += " The pale bar is the federated score's interval."
     return text
@@ -111,12 +107,12 @@ def _add_baselines_table(writer: ReportWriter, results: ResultsByName, headline:
         TableColumn(POOLED_LABEL if results["federated"].evaluated_at == "pooled" else COORDINATOR_LABEL, True),
     ]
     columns += [TableColumn("Mean over sites", True), TableColumn("Weakest site", True)] if has_site_scores else []
-    columns += [TableColumn("Gap to one place, points", True)] if central_score is not None else []
-    caption = f"{headline.metric_title(metric)} on test data; a point is a hundredth."
+    columns += [TableColumn("Gap to centralised, points", True)] if central_score is not None else []
+    caption = f"{headline.metric_title(metric)} on test data; a point is 0.01."
     if metric in RANK_BASED_METRICS and any(result.has_several_models for result in shown_results):
-        local_only_note = "Each site alone has its own model, so there is no pooled value."
+        local_only_note = "Local-only training has one model per site, so it has no pooled value."
         caption += (
-            " Several models have no pooled value."
+            " Runs with several models have no pooled value."
             if results["federated"].has_several_models
             else f" {local_only_note}"
         )
@@ -131,17 +127,17 @@ def _add_roc_overlay(writer: ReportWriter, results: ResultsByName) -> bool:
         result.name: result.overall_score("positive_auroc") or result.overall_score("auroc")
         for result in results_with_roc
     }
-    caption = f"ROC curves with their areas, {TEST_SET_LABELS[results_with_roc[0].evaluated_at]}."
+    caption = f"ROC curves and their areas, {TEST_SET_LABELS[results_with_roc[0].evaluated_at]}."
     if "local_only" in results:
-        caption += " Sites that train alone have no common curve."
-    writer.add_figure("yardstick_roc", plot_roc_overlay(results_with_roc, areas), caption)
+        caption += " Local-only models have no common curve."
+    writer.add_figure("baseline_roc", plot_roc_overlay(results_with_roc, areas), caption)
     return True
 
 
 def _add_baseline_curves(
     writer: ReportWriter, record: RunRecord, headline: HeadlineMetric, results: ResultsByName, wide: bool
 ) -> None:
-    """By what the yardsticks were followed by: accuracy in runs of older versions."""
+    """Learning curves by the metric that the baselines recorded."""
     metric = next((result.curve_metric for result in results.values() if result.curve), "accuracy")
     split = record.most_evaluated_split()
     site_means = [
@@ -173,13 +169,11 @@ def _add_baseline_curves(
     if len(series) < 2:
         return
     figure = figures.plot_curves(series, headline.metric_title(metric), percent=metric in PERCENT_METRICS, wide=wide)
-    caption = (
-        f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data by round: how quickly each of them learns."
-    )
+    caption = f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data by round."
     if metric in RANK_BASED_METRICS and curve_by_name.get("local_only"):
         caption += (
-            " Where sites have their own models: the mean over sites."
+            " Where sites have different models: the mean over sites."
             if record.has_several_models
-            else " Sites that train alone: the mean over sites."
+            else " Local only: the mean over sites."
         )
-    writer.add_figure("yardstick_curves", figure, caption)
+    writer.add_figure("baseline_curves", figure, caption)

@@ -1,4 +1,4 @@
-"""What the yardsticks say, in sentences made of the numbers: gains, losses, and when a difference is too small to tell."""
+"""Sentences that compare the federated run with its baselines: gains, losses and negligible differences."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from pipeline.reports.document.formatting import format_count, format_interval, format_points, format_score, join_names
-from pipeline.reports.run.baselines.results import BaselineResult
+from pipeline.reports.run.baselines.results import ResultsByName
 from pipeline.reports.run.headline_metric import HeadlineMetric
 
 TEST_SET_LABELS = {"pooled": "all sites pooled", "coordinator": "on the coordinator's set"}
-ResultsByName = Mapping[str, BaselineResult]
+NEGLIGIBLE_GAIN = 0.005  # half a point
 
 
 def baseline_findings(results: ResultsByName, headline: HeadlineMetric, metric: str) -> list[str]:
     describers: tuple[Callable[[ResultsByName, HeadlineMetric, str], str], ...] = (
         _describe_local_only,
-        _describe_central,
+        _describe_centralized,
         _describe_privacy_cost,
-        _describe_scanner_cost,
+        _describe_skew_cost,
         _describe_color_normalization,
     )
     sentences = [sentence for describe in describers if (sentence := describe(results, headline, metric))]
@@ -35,13 +35,13 @@ def _describe_federation(results: ResultsByName, headline: HeadlineMetric, metri
         []
         if value is None
         else [
-            f"The federation reaches {format_score(metric, value)} ({headline.metric_title(metric)}, {test_set_label}{interval_text})."
+            f"The federated model reaches {format_score(metric, value)} ({headline.metric_title(metric)}, {test_set_label}{interval_text})."
         ]
     )
 
 
 def _describe_local_only(results: ResultsByName, headline: HeadlineMetric, metric: str) -> str:
-    """Site by site: each alone has a model of its own, so there is no pooled score to set beside the federation's."""
+    """Site by site, as local-only training has one model per site and so no pooled score."""
     if "local_only" not in results:
         return ""
     federated_scores, local_only_scores = (
@@ -52,22 +52,22 @@ def _describe_local_only(results: ResultsByName, headline: HeadlineMetric, metri
     if not gains:
         return _describe_overall_local_only(results, headline, metric)
     if are_gains_negligible(gains):
-        return f"Each site alone would do about the same {describe_negligible_gains(gains)}."
-    return f"Against each site alone, the federation {describe_gains(gains)}."
+        return f"Local-only training scores about the same {describe_negligible_gains(gains)}."
+    return f"Compared with local-only training, the federated model {describe_gains(gains)}."
 
 
 def _describe_overall_local_only(results: ResultsByName, headline: HeadlineMetric, metric: str) -> str:
     gap = _score_gap(results, "local_only", metric)
     if gap is None:
         return ""
-    local_only_text = f"Each site alone reaches {_overall_score_text(results, 'local', metric)}"
+    local_only_text = f"Local-only training reaches {_overall_score_text(results, 'local_only', metric)}"
     if abs(gap) < NEGLIGIBLE_GAIN:
-        return f"{local_only_text}, practically what the federation reaches ({_overall_score_text(results, 'federated', metric)})."
+        return f"{local_only_text}, about the same as the federated model ({_overall_score_text(results, 'federated', metric)})."
     verb = "gains" if gap < 0 else "loses"
-    return f"{local_only_text}: the federation {verb} {_gap_text(gap)} over it.{_describe_chance(results, 'local', metric)}"
+    return f"{local_only_text}: the federated model {verb} {_gap_text(gap)}.{_describe_chance(results, 'local_only', metric)}"
 
 
-def _describe_central(results: ResultsByName, headline: HeadlineMetric, metric: str) -> str:
+def _describe_centralized(results: ResultsByName, headline: HeadlineMetric, metric: str) -> str:
     gap = _score_gap(results, "centralized", metric)
     if gap is None:
         return ""
@@ -76,72 +76,76 @@ def _describe_central(results: ResultsByName, headline: HeadlineMetric, metric: 
         _overall_score_text(results, "federated", metric),
     )
     if abs(gap) < NEGLIGIBLE_GAIN:
-        return f"All data in one place would do practically the same: {central_text} against {federated_text}."
+        return f"Centralised training reaches about the same: {central_text} against {federated_text}."
     chance_text = _describe_chance(results, "centralized", metric)
     if gap > 0:
-        return f"All data in one place would reach {central_text}: the federation loses {_gap_text(gap)} to it.{chance_text}"
-    return f"All data in one place reaches only {central_text}, {_gap_text(gap)} below the federation's {federated_text}.{chance_text}"
+        return f"Centralised training reaches {central_text}: the federated model loses {_gap_text(gap)}.{chance_text}"
+    return f"Centralised training reaches only {central_text}, {_gap_text(gap)} below the federated model's {federated_text}.{chance_text}"
 
 
 def _describe_privacy_cost(results: ResultsByName, headline: HeadlineMetric, metric: str) -> str:
     cost = _score_gap(results, "unprotected", metric)
     if cost is None:
         return ""
-    unprotected_text = f"Unprotected, the same federation reaches {_overall_score_text(results, 'unprotected', metric)}"
+    unprotected_text = (
+        f"Without privacy protection, the same run reaches {_overall_score_text(results, 'unprotected', metric)}"
+    )
     if abs(cost) < NEGLIGIBLE_GAIN:
-        return f"{unprotected_text}: privacy costs next to nothing here ({format_points(cost)} points)."
+        return f"{unprotected_text}: the cost of privacy is negligible here ({format_points(cost)} points)."
     chance_text = _describe_chance(results, "unprotected", metric)
     if cost > 0:
         return f"{unprotected_text}: privacy costs {_gap_text(cost)}.{chance_text}"
-    return f"{unprotected_text}, {_gap_text(cost)} less: here privacy did no harm.{chance_text}"
+    return f"{unprotected_text}, {_gap_text(cost)} less: privacy did not lower the score here.{chance_text}"
 
 
-def _describe_scanner_cost(results: ResultsByName, headline: HeadlineMetric, metric: str) -> str:
+def _describe_skew_cost(results: ResultsByName, headline: HeadlineMetric, metric: str) -> str:
     cost = _score_gap(results, "unskewed", metric)
     if cost is None:
         return ""
-    unskewed_text = f"On the images as they were before the scanners, the same federation reaches {_overall_score_text(results, 'unskewed', metric)}"
+    unskewed_text = (
+        f"On images without the feature skew, the same run reaches {_overall_score_text(results, 'unskewed', metric)}"
+    )
     if abs(cost) < NEGLIGIBLE_GAIN:
-        return f"{unskewed_text}: the scanners cost next to nothing here ({format_points(cost)} points)."
+        return f"{unskewed_text}: the cost of the feature skew is negligible here ({format_points(cost)} points)."
     chance_text = _describe_chance(results, "unskewed", metric)
     if cost > 0:
-        return f"{unskewed_text}: the scanners, their differences and their faults together, cost {_gap_text(cost)}.{chance_text}"
-    return f"{unskewed_text}, {_gap_text(cost)} less: here the scanners did no harm.{chance_text}"
+        return f"{unskewed_text}: the feature skew (differences between scanners and degraded images together) costs {_gap_text(cost)}.{chance_text}"
+    return f"{unskewed_text}, {_gap_text(cost)} less: the feature skew did not lower the score here.{chance_text}"
 
 
 def _describe_color_normalization(results: ResultsByName, headline: HeadlineMetric, metric: str) -> str:
-    gain, scanner_cost = _score_gap(results, "normalised", metric), _score_gap(results, "unskewed", metric)
+    gain, skew_cost = _score_gap(results, "normalized", metric), _score_gap(results, "unskewed", metric)
     if gain is None:
         return ""
-    normalized_text = f"Colour normalisation at each site reaches {_overall_score_text(results, 'normalised', metric)}"
+    normalized_text = f"Colour normalisation at each site reaches {_overall_score_text(results, 'normalized', metric)}"
     if abs(gain) < NEGLIGIBLE_GAIN:
-        return f"{normalized_text}: next to no change ({format_points(gain)} points)."
-    chance_text = _describe_chance(results, "normalised", metric)
+        return f"{normalized_text}: a negligible change ({format_points(gain)} points)."
+    chance_text = _describe_chance(results, "normalized", metric)
     if gain < 0:
-        return f"{normalized_text}, {_gap_text(gain)} less than without: here it does harm.{chance_text}"
-    if scanner_cost is None or scanner_cost < NEGLIGIBLE_GAIN or _may_be_chance(results, "unskewed"):
+        return f"{normalized_text}, {_gap_text(gain)} less than without: it lowers the score here.{chance_text}"
+    if skew_cost is None or skew_cost < NEGLIGIBLE_GAIN or _may_be_chance(results, "unskewed"):
         return f"{normalized_text}, {_gap_text(gain)} more than without.{chance_text}"
     recovered_text = (
-        f"all of these {_gap_text(scanner_cost)}"
-        if gain >= scanner_cost
-        else f"{100 * gain:.1f} of these {_gap_text(scanner_cost)}"
+        f"all of these {_gap_text(skew_cost)}"
+        if gain >= skew_cost
+        else f"{100 * gain:.1f} of these {_gap_text(skew_cost)}"
     )
-    return f"{normalized_text}: it wins back {recovered_text}.{chance_text}"
+    return f"{normalized_text}: it recovers {recovered_text}.{chance_text}"
 
 
 def _seed_caution(headline: HeadlineMetric) -> str:
     seeds_text = (
-        "Each score is one training run; another seed would move it too. Differences at single sites are not tested."
+        "Each score is from one training run and varies with the seed. Differences at single sites are not tested."
     )
     if headline.intervals:
         return seeds_text
     if headline.global_model_intervals:
-        return f"There are intervals of the common model alone, so a small difference may be chance. {seeds_text}"
-    return f"No intervals were made for this run, so a small difference may be chance. {seeds_text}"
+        return f"Only the global model has intervals, so a small difference may be chance. {seeds_text}"
+    return f"This run has no intervals, so a small difference may be chance. {seeds_text}"
 
 
 def _score_gap(results: ResultsByName, name: str, metric: str) -> float | None:
-    """The yardstick minus the federation."""
+    """The baseline's score minus the federated one."""
     if name not in results:
         return None
     baseline_score, federated_score = results[name].overall_score(metric), results["federated"].overall_score(metric)
@@ -149,12 +153,14 @@ def _score_gap(results: ResultsByName, name: str, metric: str) -> float | None:
 
 
 def _describe_chance(results: ResultsByName, name: str, metric: str) -> str:
-    """By the paired bootstrap: both were judged on the same units, drawn alike."""
+    """By the paired bootstrap: both were evaluated on the same draws of units."""
     interval = _difference_interval(results, name)
     if interval is None:
         return ""
     low, high = (format_points(edge) for edge in interval)
-    verdict = "so it may be chance" if _may_be_chance(results, name) else "so the test data at hand do not explain it"
+    verdict = (
+        "so it may be chance" if _may_be_chance(results, name) else "so sampling of the test data does not explain it"
+    )
     return f" The interval of the difference is {low} to {high} points, {verdict}."
 
 
@@ -164,7 +170,7 @@ def _may_be_chance(results: ResultsByName, name: str) -> bool:
 
 
 def _difference_interval(results: ResultsByName, name: str) -> tuple[float, float] | None:
-    """The interval of the yardstick's score minus the federation's."""
+    """The interval of the baseline's score minus the federated one."""
     federated, baseline = (results[result_name].intervals.get("paired") or {} for result_name in ("federated", name))
     if (
         not federated.get("values")
@@ -186,13 +192,11 @@ def _gap_text(gap: float) -> str:
     return f"{abs(100 * gap):.1f} points"
 
 
-# Site by site, what one model has over another, in a sentence made of the numbers.
-
-NEGLIGIBLE_GAIN = 0.005  # half a point: nobody would notice
+# Gains of one model over another, site by site
 
 
 def gains_by_site(scores: Mapping[str, float], reference_scores: Mapping[str, float]) -> dict[str, float]:
-    """At the sites that know both."""
+    """Differences at the sites that have both scores."""
     return {site: scores[site] - reference_scores[site] for site in scores if site in reference_scores}
 
 

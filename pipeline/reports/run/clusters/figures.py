@@ -1,4 +1,4 @@
-"""Groups drawn: who was in which one from round to round, and the tree that they were cut from."""
+"""Figures of clusters: assignments by round, and the dendrogram."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pipeline.reports.run.curves import MAX_HEATMAP_COLUMNS, format_round_axis, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ClusterColors = Mapping[str, str]  # group -> colour
-MAX_FULL_HEIGHT_ROWS = 60  # as many as get full height
-ROW_HEIGHT_INCHES, LETTER_WIDTH_INCHES = 0.24, 0.075  # inches: of a row, and of a letter in a cell
+ClusterColors = Mapping[str, str]  # cluster -> colour
+MAX_FULL_HEIGHT_ROWS = 60  # with more sites, rows are narrower and cells have no labels
+ROW_HEIGHT_INCHES, LETTER_WIDTH_INCHES = 0.24, 0.075
 OTHER_CLUSTERS_COLOR = PALETTE[8]
-CLUSTER_PALETTE = tuple(colour for colour in PALETTE if colour != OTHER_CLUSTERS_COLOR)
-PIXELS_PER_ROW = 14  # pixels a row, of which the first and the last stay blank
-CELL_OPACITY = 0.55  # never opaque: the ink stays readable on both themes
+CLUSTER_PALETTE = tuple(color for color in PALETTE if color != OTHER_CLUSTERS_COLOR)
+PIXELS_PER_ROW = 14  # the first and the last stay blank
+CELL_OPACITY = 0.55  # never opaque, so that text is readable on both themes
 
 
 def assign_cluster_colors(names: Sequence[str], result_clusters: Collection[str]) -> dict[str, str]:
-    """Each its own as far as they go; of the groups that are not ours the rest share one, and ours begin again."""
+    """A colour per cluster. If colours run out, the result's clusters repeat them and the others share one."""
     own_colors = {
         name: CLUSTER_PALETTE[index % len(CLUSTER_PALETTE)]
         for index, name in enumerate(names)
@@ -40,7 +40,7 @@ def plot_cluster_membership(
     colors: ClusterColors,
     result_index: int,
 ) -> Figure:
-    """groups[round][site]; `sites` in the order of their groups in the round at place `at`, which stand at the right."""
+    """One row per site, one column per round; `sites` are ordered by their clusters in the round at `result_index`."""
     import numpy as np
     from matplotlib.colors import to_rgb
     from matplotlib.lines import Line2D
@@ -55,7 +55,7 @@ def plot_cluster_membership(
         for column, cluster in enumerate(row_clusters):
             if cluster is not None:
                 cells[row, column] = (*to_rgb(colors[cluster]), CELL_OPACITY)
-    if len(sites) <= MAX_FULL_HEIGHT_ROWS:  # rows part from each other
+    if len(sites) <= MAX_FULL_HEIGHT_ROWS:  # blank lines between rows
         cells = np.repeat(cells, PIXELS_PER_ROW, axis=0)
         cells[0::PIXELS_PER_ROW] = cells[PIXELS_PER_ROW - 1 :: PIXELS_PER_ROW] = 0
     axes.imshow(cells, aspect="auto", interpolation="none", extent=(-0.5, len(rounds) - 0.5, len(sites) - 0.5, -0.5))
@@ -82,10 +82,8 @@ def plot_cluster_membership(
 
 
 def _label_cluster_runs(axes: Any, clusters_by_row: Sequence[Sequence[str | None]], per_column: int) -> None:
-    """Every stretch in one group says its name where there is room: colours may be alike."""
-    column_width = (
-        (FULL_WIDTH_INCHES[0] - 2.6) / max(len(clusters_by_row[0]), 1) if clusters_by_row else 0.0
-    )  # inches a column
+    """Labels every stretch of rounds in one cluster if there is room, as colours may repeat."""
+    column_width = (FULL_WIDTH_INCHES[0] - 2.6) / max(len(clusters_by_row[0]), 1) if clusters_by_row else 0.0  # inches
     for row, row_clusters in enumerate(clusters_by_row):
         start = 0
         for column in range(1, len(row_clusters) + 1):
@@ -101,7 +99,7 @@ def _label_cluster_runs(axes: Any, clusters_by_row: Sequence[Sequence[str | None
 def _label_clusters(
     axes: Any, sites: Sequence[str], cluster_by_site: Mapping[str, str], num_rounds: int, height: float
 ) -> None:
-    """At the right, beside its rows; a name that would lie on the one above it is left out."""
+    """Labels the clusters at the right of their rows; leaves out labels that would overlap the one above."""
     start, min_free_inches = 0, -1.0
     edge = num_rounds - 0.5
     for row in range(1, len(sites) + 1):
@@ -127,7 +125,7 @@ def plot_dendrogram(
     colors: ClusterColors,
     title: str,
 ) -> Figure:
-    """A dendrogram, the sites at the left; a branch has its group's colour as long as all of it is in one group."""
+    """A dendrogram with the sites at the left; a branch within one cluster has the cluster's colour."""
     import numpy as np
     from matplotlib.colors import to_rgba
     from matplotlib.ticker import MaxNLocator

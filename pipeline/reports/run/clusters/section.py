@@ -1,4 +1,4 @@
-"""The section of a run's report about groups: who is in which, who moved when, and the tree that they were cut from."""
+"""The report section on clusters of sites: members, moves between clusters, scores and dendrogram."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from statistics import fmean
 
 from pipeline.reports.document.formatting import SPLIT_LABELS, format_count, format_integer, format_score, join_names
 from pipeline.reports.document.page import ReportWriter, TableCell, TableColumn
-from pipeline.reports.run.clusters import figures as group_figures
+from pipeline.reports.run.clusters import figures as cluster_figures
 from pipeline.reports.run.headline_metric import HeadlineMetric
 from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores, finite_or_none, metric_by_site
 
-MAX_NAMES_PER_ROW = 12  # of a group's sites in its row
-MAX_NAMES_IN_SENTENCE = 5  # in a sentence
+MAX_NAMES_PER_ROW = 12  # sites named in a cluster's row
+MAX_NAMES_IN_SENTENCE = 5
 MAX_DENDROGRAM_LEAVES = 60
-DENDROGRAM_AXIS_TITLES = {"cfl": "Cuts: the first is furthest right"}  # else a distance
+DENDROGRAM_AXIS_TITLES = {"cfl": "Splits: the first is furthest right"}  # other strategies: a distance
+ClusterBySite = Mapping[str, str]
 
 
 def add_clusters_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
     history = load_cluster_history(record)
     if history is None or not history.result_clusters:
         return
-    writer.page.add_section("Groups").add_text(
+    writer.page.add_section("Clusters").add_text(
         _describe_clusters(history, len(record.sites)), *filter(None, [_describe_later_moves(history)])
     )
     _add_clusters_table(writer, record, headline, history)
     result_clusters = set(history.result_clusters.values())
-    colors = group_figures.assign_cluster_colors(history.cluster_names, result_clusters)
+    colors = cluster_figures.assign_cluster_colors(history.cluster_names, result_clusters)
     former_clusters = [name for name in history.cluster_names if name not in result_clusters]
     sites = _sites_by_cluster(history, record.sites)
-    figure = group_figures.plot_cluster_membership(
+    figure = cluster_figures.plot_cluster_membership(
         sites, history.rounds, history.clusters_by_round, colors, history.result_index
     )
-    writer.add_figure("groups", figure, _membership_caption(history, former_clusters, len(sites)))
+    writer.add_figure("clusters", figure, _membership_caption(history, former_clusters, len(sites)))
     if max(Counter(history.result_clusters.values()).values()) > MAX_NAMES_PER_ROW:
         _add_sites_table(writer, history)
     _add_dendrogram(writer, record, history, colors)
@@ -44,26 +45,26 @@ def add_clusters_section(writer: ReportWriter, record: RunRecord, headline: Head
 def _describe_clusters(history: ClusterHistory, num_sites: int) -> str:
     num_clusters = len(set(history.result_clusters.values()))
     unassigned_text = (
-        f", {num_sites - len(history.result_clusters)} not yet in any"
+        f", {num_sites - len(history.result_clusters)} not yet assigned"
         if num_sites > len(history.result_clusters)
         else ""
     )
-    text = f"{format_count(len(history.result_clusters), 'site')} in {format_count(num_clusters, 'group')}{unassigned_text}. "
+    text = f"{format_count(len(history.result_clusters), 'site')} in {format_count(num_clusters, 'cluster')}{unassigned_text}. "
     moves = history.moves
     if not moves:
-        return f"{text}Nobody ever changed group, from round {history.rounds[0]} to {history.rounds[-1]}."
+        return f"{text}No site changed its cluster, from round {history.rounds[0]} to {history.rounds[-1]}."
     last_move_round = moves[-1].round
     moved_sites = _join_some_sites(
         sorted({move.site for move in moves if move.round == last_move_round}, key=natural_sort_key)
     )
     num_stable_rounds = history.rounds[-1] - last_move_round
     if not num_stable_rounds:
-        return f"{text}The groups had not settled: {moved_sites} moved in the last round, {last_move_round}."
-    return f"{text}The last to move: {moved_sites}, in round {last_move_round}. Since then, for {format_count(num_stable_rounds, 'round')}, the groups have been stable."
+        return f"{text}The clusters are not stable: {moved_sites} moved in the last round, {last_move_round}."
+    return f"{text}Last move: {moved_sites}, in round {last_move_round}. The clusters were stable for the following {format_count(num_stable_rounds, 'round')}."
 
 
 def _describe_later_moves(history: ClusterHistory) -> str:
-    """Where the result is of an earlier round than the last."""
+    """Moves after the round that the result is from."""
     last_clusters = next(cluster_by_site for cluster_by_site in reversed(history.clusters_by_round) if cluster_by_site)
     result_round = history.rounds[history.result_index]
     if last_clusters is history.result_clusters or result_round == history.rounds[-1]:
@@ -72,8 +73,8 @@ def _describe_later_moves(history: ClusterHistory) -> str:
         (site for site, cluster in last_clusters.items() if history.result_clusters.get(site) != cluster),
         key=natural_sort_key,
     )
-    text = f"These are the groups of round {result_round}, whose models were kept."
-    return f"{text} By the last round, {_join_some_sites(moved_sites)} had gone elsewhere." if moved_sites else text
+    text = f"These are the clusters of round {result_round}, whose models are the result."
+    return f"{text} By the last round, {_join_some_sites(moved_sites)} had moved." if moved_sites else text
 
 
 def _join_some_sites(sites: Sequence[str]) -> str:
@@ -83,7 +84,7 @@ def _join_some_sites(sites: Sequence[str]) -> str:
 
 
 def _sites_by_cluster(history: ClusterHistory, sites: Sequence[str]) -> list[str]:
-    """By group, within it by the first move; who never moved comes last, who is in no group at the very end."""
+    """All sites by cluster, then by first move, those that never moved last; unassigned sites at the end."""
     first_move_round: dict[str, int] = {}
     for move in history.moves:
         first_move_round.setdefault(move.site, move.round)
@@ -102,13 +103,13 @@ def _sites_by_cluster(history: ClusterHistory, sites: Sequence[str]) -> list[str
 
 
 def _membership_caption(history: ClusterHistory, former_clusters: Sequence[str], num_sites: int) -> str:
-    caption = "Every site's group from round to round; at the right, the groups "
+    caption = "Cluster of every site by round; at the right, the clusters "
     caption += (
         "of the last round" if history.result_index == len(history.rounds) - 1 else "of the round at the dotted line"
     )
-    caption += ", by which the sites are ordered."
+    caption += ", which order the sites."
     caption += (
-        " Blank: not yet known."
+        " Blank: not yet assigned."
         if any(len(cluster_by_site) < num_sites for cluster_by_site in history.clusters_by_round)
         else ""
     )
@@ -118,7 +119,7 @@ def _membership_caption(history: ClusterHistory, former_clusters: Sequence[str],
             if len(former_clusters) > 2
             else join_names(former_clusters)
         )
-        caption += f" {names}: groups of other rounds."
+        caption += f" {names}: clusters of other rounds."
     return caption
 
 
@@ -156,22 +157,22 @@ def _add_clusters_table(
             else []
         )
         rows.append(row)
-    columns = [TableColumn("Group"), TableColumn("Sites", True), TableColumn("Who", is_text=True)]
-    columns += [TableColumn("Own models", True)] if record.has_personalized_models else []
+    columns = [TableColumn("Cluster"), TableColumn("Sites", True), TableColumn("Members", is_text=True)]
+    columns += [TableColumn("Personalised models", True)] if record.has_personalized_models else []
     columns += (
-        [TableColumn("Group's model", True)] if cluster_model_scores or not record.has_personalized_models else []
+        [TableColumn("Cluster model", True)] if cluster_model_scores or not record.has_personalized_models else []
     )
-    columns += [TableColumn("Group's model, coordinator's set", True)] if len(rows[0]) > len(columns) else []
-    pooling_text = "pooled" if metric == "accuracy" else "the mean over them"
+    columns += [TableColumn("Cluster model, coordinator's set", True)] if len(rows[0]) > len(columns) else []
+    pooling_text = "pooled" if metric == "accuracy" else "mean over sites"
     writer.page.add_table(
         columns,
         rows,
-        f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data of the group's sites, {pooling_text}.",
+        f"{headline.metric_title(metric)} on {SPLIT_LABELS[split]} data of the cluster's sites, {pooling_text}.",
     )
 
 
 def _add_sites_table(writer: ReportWriter, history: ClusterHistory) -> None:
-    """Where a group has more sites than its row can name."""
+    """The cluster of every site, for clusters with more sites than a row names."""
     last_move_round: dict[str, int] = {}
     num_moves: dict[str, int] = {}
     first_known_round = {
@@ -194,11 +195,11 @@ def _add_sites_table(writer: ReportWriter, history: ClusterHistory) -> None:
     ]
     columns = [
         TableColumn("Site"),
-        TableColumn("Group"),
+        TableColumn("Cluster"),
         TableColumn("Since round", True),
-        TableColumn("Moves in all", True),
+        TableColumn("Moves", True),
     ]
-    writer.page.add_table(columns, rows, "The group of every site")
+    writer.page.add_table(columns, rows, "Cluster of every site")
 
 
 def _list_sites(sites: Sequence[str]) -> str:
@@ -207,7 +208,7 @@ def _list_sites(sites: Sequence[str]) -> str:
 
 
 def _cluster_score(sites: JsonObject, cluster_sites: Sequence[str], metric: str) -> float | None:
-    """Accuracy is pooled, each site counting by its examples; other metrics have no exact pooling of sites' values."""
+    """Accuracy weighted by examples, which equals the pooled one; of other metrics the mean over sites."""
     values = metric_by_site({site: sites.get(site) for site in cluster_sites}, metric)
     if not values:
         return None
@@ -234,23 +235,21 @@ def _add_dendrogram(
     if len(leaves) < 2 or len(merges) != len(leaves) - 1:
         return
     if len(leaves) > MAX_DENDROGRAM_LEAVES:
-        writer.page.add_text(f"The tree of {len(leaves)} sites is too large to draw; rounds.jsonl has it.")
+        writer.page.add_text(f"The dendrogram of {len(leaves)} sites is too large to plot; rounds.jsonl contains it.")
         return
     title = DENDROGRAM_AXIS_TITLES.get(record.component_name("strategy") or "", "Distance between models")
     description = (
-        "The tree that the groups were cut from: the further right two branches meet, the less alike they are."
+        "Dendrogram that the clusters were cut from: the further right two branches join, the less similar they are."
     )
     if record.component_name("strategy") == "cfl":
-        description = "The cuts that made the groups: what was parted first meets furthest right."
-    caption = f"{description} Beside every site, its group; a branch has the colour of its group."
+        description = "Splits that made the clusters: the first split is furthest right."
+    caption = f"{description} Next to every site, its cluster; a branch has the colour of its cluster."
     writer.add_figure(
-        "tree", group_figures.plot_dendrogram(leaves, merges, history.result_clusters, colors, title), caption
+        "dendrogram", cluster_figures.plot_dendrogram(leaves, merges, history.result_clusters, colors, title), caption
     )
 
 
-# Who was in which group in every round, and when they moved.
-
-ClusterBySite = Mapping[str, str]  # site -> group
+# History of cluster assignments
 
 
 @dataclass(frozen=True)
@@ -263,11 +262,11 @@ class ClusterMove:
 
 @dataclass(frozen=True)
 class ClusterHistory:
-    """Groups bear the names that they have in the round `at`; those that were not there then are called f1, f2, ..."""
+    """Assignments by round, with the cluster names of the result's round; other clusters are named f1, f2, ..."""
 
     rounds: Sequence[int]
-    clusters_by_round: Sequence[ClusterBySite]  # a round each; empty where unknown
-    result_index: int  # the place of the round that the run's result is of
+    clusters_by_round: Sequence[ClusterBySite]  # one per round; empty if unknown
+    result_index: int  # index in `rounds` of the round that the run's result is from
 
     @property
     def result_clusters(self) -> ClusterBySite:
@@ -275,7 +274,7 @@ class ClusterHistory:
 
     @property
     def cluster_names(self) -> list[str]:
-        """Those of the result first."""
+        """The clusters of the result first."""
         all_clusters = {cluster for cluster_by_site in self.clusters_by_round for cluster in cluster_by_site.values()}
         result_names = set(self.result_clusters.values())
         return sorted(all_clusters, key=lambda name: (name not in result_names, natural_sort_key(name)))
@@ -294,7 +293,7 @@ class ClusterHistory:
 
 
 def load_cluster_history(record: RunRecord) -> ClusterHistory | None:
-    """From the first round with groups on."""
+    """Starts at the first round with clusters; None if the run has none."""
     known_indices = [index for index, round_record in enumerate(record.round_records) if round_record.get("groups")]
     if not known_indices:
         return None
@@ -318,14 +317,19 @@ def load_cluster_history(record: RunRecord) -> ClusterHistory | None:
 
 
 def track_clusters(clusters_by_round: Sequence[ClusterBySite], result_index: int) -> list[ClusterBySite]:
-    """Places in a tree are dealt out anew with every tree: a group is followed by its members instead."""
+    """Renames clusters so that a cluster keeps its name over rounds, by its members.
+
+    DemLearn names a cluster by its position in the tree, which changes whenever the tree is rebuilt.
+    """
     result_members = {
         name: {site for site, cluster in clusters_by_round[result_index].items() if cluster == name}
         for name in clusters_by_round[result_index].values()
     }
     tracked_rounds = [clusters_by_round[result_index]]
     for step, indices in ((1, range(result_index + 1, len(clusters_by_round))), (-1, range(result_index - 1, -1, -1))):
-        last_members = {name: set(sites) for name, sites in result_members.items()}  # as each group was last met
+        last_members = {
+            name: set(sites) for name, sites in result_members.items()
+        }  # of each cluster in the last round that had it
         for index in indices:
             tracked_clusters = _match_clusters(
                 clusters_by_round[index],
@@ -346,7 +350,7 @@ def track_clusters(clusters_by_round: Sequence[ClusterBySite], result_index: int
 def _match_clusters(
     cluster_by_site: ClusterBySite, last_members: Mapping[str, set[str]], used_names: set[str]
 ) -> dict[str, str]:
-    """Under the names of the groups met before that they share most sites with."""
+    """Gives each cluster the name of the known cluster with which it shares most sites (optimal assignment)."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 

@@ -47,7 +47,7 @@ export function liveRound(live, began, records) {
 function person(site, { answered, missed, began, usual, phase }) {
   const name = h("strong", null, site);
   if (answered.has(site)) return h("li", { class: "answered" }, name, badge("good", "answered"));
-  if (site in missed) return h("li", { class: "missed" }, name, badge("bad", "missed"), h("small", null, missed[site]));
+  if (site in missed) return h("li", { class: "missed" }, name, badge("bad", "missed"), h("small", null, missed[site].text));
   const late = phase === "train" && usual && (Date.now() - Date.parse(began)) / 1000 > Math.max(SLOW * usual, 5);
   return h(
     "li",

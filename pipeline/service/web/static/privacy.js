@@ -3,15 +3,15 @@
 import { badge, empty, h, svg, table } from "./dom.js";
 import { countOf, isNumber, joined, ranges } from "./words.js";
 
-const QUARANTINED = "quarantined:";
-const BUDGET = "privacy budget";
+// kinds of failures in rounds.jsonl -> their badges
+const DOUBTS = { quarantined: "quarantined", privacy_budget: "refused" };
 const KINDS = [
   ["dp_sgd", "noise at the sites, charged to their ledgers"],
   ["client_level_dp", "noise at the coordinator"],
   ["secure_aggregation", "secure sums"],
 ];
 const BARE =
-  "Nothing protects the people behind the images: updates and models carry neither noise nor masks. Images stay at the sites; what a model or an update tells of a single person is not bounded.";
+  "This run has no formal privacy protection: neither differential privacy nor secure aggregation. Images stay at the sites, but what a model or an update reveals about a single person is not bounded.";
 
 /** `study`: the text as resolved; before the first round it is all there is. */
 export function privacyBody(told, records, study = "") {
@@ -107,9 +107,9 @@ function gauge(share) {
 function refusals(records) {
   const found = new Map();
   for (const record of records) {
-    for (const [site, why] of Object.entries(record.missed ?? {})) {
-      if (!why.startsWith(BUDGET) || found.has(site)) continue;
-      const budget = Number(/ of ([\d.]+(?:e-?\d+)?) at delta/.exec(why)?.[1] ?? NaN);
+    for (const [site, { kind, text }] of Object.entries(record.missed ?? {})) {
+      if (kind !== "privacy_budget" || found.has(site)) continue;
+      const budget = Number(/ of ([\d.]+(?:e-?\d+)?) at delta/.exec(text)?.[1] ?? NaN);
       found.set(site, { first: record.round, budget: isNumber(budget) ? budget : undefined });
     }
   }
@@ -120,11 +120,10 @@ function refusals(records) {
 export function doubtsBody(records) {
   const cases = new Map();
   for (const record of records) {
-    for (const [site, why] of Object.entries(record.missed ?? {})) {
-      const kind = why.startsWith(QUARANTINED) ? "quarantined" : why.startsWith(BUDGET) ? "refused" : null;
-      if (!kind) continue;
-      const key = `${site} ${why.replace(/[\d.e+-]*\d/g, "#")}`;
-      const one = cases.get(key) ?? { site, kind, why, rounds: [] };
+    for (const [site, { kind, text }] of Object.entries(record.missed ?? {})) {
+      if (!(kind in DOUBTS)) continue;
+      const key = `${site} ${kind} ${text.replace(/[\d.e+-]*\d/g, "#")}`;
+      const one = cases.get(key) ?? { site, kind: DOUBTS[kind], why: text, rounds: [] };
       one.rounds.push(record.round);
       cases.set(key, one);
     }
@@ -137,7 +136,7 @@ export function doubtsBody(records) {
     h("strong", null, site),
     badge(kind === "refused" ? "still" : "bad", kind),
     ranges(rounds),
-    why.replace(QUARANTINED, "").replace(`${BUDGET}:`, "").trim(),
+    why,
   ]);
   const quarantined = rows.length
     ? `${countOf(rows.length, "case")}: quarantined updates were left out of the model; a refusal is the site's own ledger saying no`

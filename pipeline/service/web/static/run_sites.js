@@ -48,7 +48,8 @@ export function summary(site, records) {
     if ((record.counted ?? []).includes(site)) sum.counted += 1;
     if (site in (record.missed ?? {})) {
       sum.missed.push(record.round);
-      sum.reason = record.missed[site];
+      const { kind, text } = record.missed[site];
+      sum.reason = `${kind.replaceAll("_", " ")}: ${text}`;
     }
     const work = record.work?.[site];
     if (!work) continue;

@@ -29,7 +29,7 @@ def test_a_wrong_token_is_refused_in_words_and_a_right_one_enters(visit, stage):
 def test_the_overview_shows_runs_sites_and_what_waits_for_whom(visit, stage):
     page = visit()
     runs = texts(page, "#run-table tbody tr")
-    value = stage.plays[SLOW].told()["headline"]["value"]
+    value = stage.plays[SLOW].response()["headline"]["value"]
     assert runs[0].startswith(f"moons-stragglers fedprox · {SLOW} ▶ running 21 of 30 {100 * value:.1f} %")
     assert "3 of 4 4 of 4" in runs[0]
     pending = texts(page, "#pending tbody tr")
@@ -124,7 +124,7 @@ def test_a_study_is_offered_and_what_is_wrong_with_it_is_told(visit, stage):
     page = visit("#/offer")
     page.fill("#text", 'name = "x"')
     page.uncheck("#to-motol")
-    page.fill("#fewest", "2")
+    page.fill("#min_sites", "2")
     stage.refusal = "the study: data is missing"
     page.click("#offer-form button")
     page.wait_for_selector("[role=alert] >> text=the study: data is missing")
@@ -132,7 +132,7 @@ def test_a_study_is_offered_and_what_is_wrong_with_it_is_told(visit, stage):
     page.click("#offer-form button")
     page.wait_for_selector("h1 >> text=moons-stragglers")
     path, header, body = stage.posts[-1]
-    assert (path, header, body["study"], body["fewest"]) == ("/api/runs", "1", 'name = "x"', 2)
+    assert (path, header, body["study"], body["min_sites"]) == ("/api/runs", "1", 'name = "x"', 2)
     assert body["sites"] == ["charite", "karolinska", "la-paz", "st-james", "uz-leuven"]
 
 
@@ -140,8 +140,8 @@ def test_names_and_reasons_are_text_whatever_they_say(visit, recordings):
     with served(scene(recordings, NAMES | {"site-02": NASTY})) as nasty:
         play = nasty.plays[SLOW]
         play.run |= {"name": NASTY, "reason": NASTY, "strategy": NASTY}
-        play.run["live"]["missed"] = {"uz-leuven": NASTY}
-        play.recording.rounds[10]["missed"] = {NASTY: f"quarantined: {NASTY}"}
+        play.run["live"]["missed"] = {"uz-leuven": {"kind": "no_reply", "text": NASTY}}
+        play.recording.rounds[10]["missed"] = {NASTY: {"kind": "quarantined", "text": NASTY}}
         nasty.log.append({"time": nasty.log[0]["time"], "level": "info", "event": NASTY, "why": NASTY})
         for hash in ("#/", f"#/runs/{SLOW}", f"#/runs/{TREE}", "#/sites", "#/log", "#/offer"):
             page = visit(hash, at=nasty)

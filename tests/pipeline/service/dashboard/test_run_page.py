@@ -19,7 +19,7 @@ def test_a_running_run_tells_who_is_waited_for_and_what_was_missed(visit, stage)
     assert people[0].startswith("karolinska ! slow")  # first who keeps the others waiting
     assert "usually < 0.1 s" in people[0]
     assert people[1:3] == ["charite ✓ answered", "st-james ✓ answered"]
-    assert people[3] == "uz-leuven ✕ missed no answer"
+    assert people[3] == "uz-leuven ✕ missed no reply"
     rows = {row.split()[0]: row for row in texts(page, "#site-table tbody tr")}
     rounds = stage.plays[SLOW].recording.rounds[:22]
     counted = sum("karolinska" in record["counted"] for record in rounds)
@@ -118,8 +118,8 @@ def test_groups_and_their_tree_are_drawn_and_told(visit, stage):
     page.click("text=Show the tree as table")
     first, second, distance, _ = last["tree"]["merges"][0]
     leaves = last["tree"]["leaves"]
-    told = texts(page, "#tree-table tbody tr")[0]
-    assert told == f"1 {leaves[first]} {leaves[second]} {float(f'{distance:.3g}')}"
+    response = texts(page, "#tree-table tbody tr")[0]
+    assert response == f"1 {leaves[first]} {leaves[second]} {float(f'{distance:.3g}')}"
 
 
 def test_epsilon_stands_against_its_limit_in_bars_and_words(visit, stage):
@@ -135,7 +135,7 @@ def test_epsilon_stands_against_its_limit_in_bars_and_words(visit, stage):
 
 
 def test_an_unprotected_run_is_called_so_and_a_private_offer_is_not(visit, stage):
-    assert "Nothing protects the people" in visit(f"#/runs/{TREE}").locator("#privacy").inner_text()
+    assert "This run has no formal privacy protection" in visit(f"#/runs/{TREE}").locator("#privacy").inner_text()
     play = stage.plays[PRIVATE]
     play.run["state"], play.shown = "offered", 0
     object.__setattr__(play.recording, "privacy", None)

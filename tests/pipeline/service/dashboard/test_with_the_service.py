@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.pipeline.service.conftest import STUDY, beating
 from tests.pipeline.service.dashboard.test_run_page import texts
 from tests.support.fake_api import listening
+from tests.support.service_factory import STUDY_TOML, make_heartbeat
 
 
 def aside(call: Callable[..., Any], *args: Any) -> Any:
@@ -19,35 +19,35 @@ def aside(call: Callable[..., Any], *args: Any) -> Any:
         return pool.submit(call, *args).result()
 
 
-def test_a_study_from_offer_to_model(world, recordings, browser):
+def test_a_study_from_offer_to_model(service, recordings, browser):
     recorded = recordings["slow"]
-    site = aside(world.enrol, "site-01")
+    site = aside(service.enrol_site, "site-01")
     status = {"state": "connected", "run": None, "flare": "running", "disk_free_gb": 55.5, "warnings": 0}
-    assert aside(site.post, "/site/beat", beating(status=status)).status_code == 200
-    keys = {"ssl_certfile": world.home.path / "web.crt", "ssl_keyfile": world.home.path / "web.key"}
-    with listening(world.app, **keys) as url:
+    assert aside(site.post, "/site/heartbeat", make_heartbeat(status=status)).status_code == 200
+    keys = {"ssl_certfile": service.home.path / "web.crt", "ssl_keyfile": service.home.path / "web.key"}
+    with listening(service.app, **keys) as url:
         page = browser.new_context(ignore_https_errors=True, locale="en-GB").new_page()
         page.set_default_timeout(8000)
         complaints: list[str] = []
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(said.text) if "Security Policy" in said.text else None)
         page.goto(f"{url}/#/offer")
-        page.fill("#token", world.lead_token)
+        page.fill("#token", service.lead_token)
         page.keyboard.press("Enter")
-        page.fill("#text", STUDY)
+        page.fill("#text", STUDY_TOML)
         page.click("#offer-form button")
         page.wait_for_selector("#do-begin[aria-disabled]")
         run = page.url.rpartition("/")[2]
         assert "no image leaves a site" in page.locator("#study").inner_text()
 
         aside(
-            site.post, "/site/beat", beating(world.approval(run), status=status)
+            site.post, "/site/heartbeat", make_heartbeat(service.make_approval(run), status=status)
         )  # the last approval: it begins by itself
         page.wait_for_selector(".run-head .badge >> text=starting")
         assert "approved" in texts(page, "#approval-table tbody tr")[0]
-        world.store.state(run, "running")
+        service.store.set_run_state(run, "running")
         live = {
-            "at": world.clock().isoformat(),
+            "at": service.clock().isoformat(),
             "pid": 1,
             "round": 3,
             "rounds": 4,
@@ -55,17 +55,19 @@ def test_a_study_from_offer_to_model(world, recordings, browser):
             "asked": ["site-01"],
         }
         lines = "".join(json.dumps(record) + "\n" for record in recorded.rounds[:3])
-        world.file(run, "rounds.jsonl", lines.encode())
-        world.file(run, "live.json", json.dumps(live | {"answered": [], "missed": {}}).encode())
+        service.write_run_file(run, "rounds.jsonl", lines.encode())
+        service.write_run_file(run, "live.json", json.dumps(live | {"answered": [], "missed": {}}).encode())
         page.wait_for_selector(".tiles >> text=2 of 4")
         assert texts(page, "#people li")[0].startswith("site-01 … waited for")
         page.click("#do-pause")
         page.wait_for_selector(".run-head .badge >> text=pausing")
-        assert json.loads((world.home.runs / run / "control.json").read_text()) == {"want": "pause"}
+        assert json.loads((service.home.runs_folder / run / "control.json").read_text()) == {"want": "pause"}
 
-        world.file(run, "models/global.safetensors", recorded.files["models/global.safetensors"].read_bytes())
-        world.file(run, "results.json", json.dumps(recorded.results).encode())
-        world.store.state(run, "finished")
+        service.write_run_file(
+            run, "models/global.safetensors", recorded.files["models/global.safetensors"].read_bytes()
+        )
+        service.write_run_file(run, "results.json", json.dumps(recorded.results).encode())
+        service.store.set_run_state(run, "finished")
         page.wait_for_selector("#result-table")
         with page.expect_download() as found:
             page.click("#files >> text=models/global.safetensors")
@@ -76,5 +78,5 @@ def test_a_study_from_offer_to_model(world, recordings, browser):
         page.click("#sign-out")
         page.wait_for_selector("h1 >> text=Sign in")
         page.context.close()
-        world.app.state.parts.event_stream.close()
+        service.app.state.context.event_stream.close()
     assert complaints == []

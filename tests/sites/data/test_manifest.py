@@ -8,24 +8,26 @@ from pipeline.core.errors import DataError, MissingDataError
 from sites.data.manifest import read_manifest
 
 
-def read(folder: Path, text: str | bytes, unit: str | None = None, classes: tuple[str, ...] | None = None):
+def write_and_read(folder: Path, text: str | bytes, unit: str | None = None, classes: tuple[str, ...] | None = None):
     raw = text.encode() if isinstance(text, str) else text
     (folder / "list.csv").write_bytes(raw)
     return read_manifest(folder, "list.csv", unit, classes)
 
 
-def test_columns_become_keys(tmp_path: Path) -> None:
-    [one, two], unit = read(tmp_path, "path,label,split,slide,patient\na.png,x,train,s1,p1\nd/b.png,y,TEST,,p2\n")
+def test_manifest_columns_become_keys(tmp_path: Path) -> None:
+    [one, two], unit = write_and_read(
+        tmp_path, "path,label,split,slide,patient\na.png,x,train,s1,p1\nd/b.png,y,TEST,,p2\n"
+    )
     assert (one.label, one.split, dict(one.keys)) == ("x", "train", {"slide": "s1", "patient": "p1"})
     assert (two.file, two.split, two.keys["slide"]) == (tmp_path.resolve() / "d/b.png", "test", "unknown")
     assert unit == "patient"
 
 
-def test_unit_is_the_named_or_the_coarsest_column(tmp_path: Path) -> None:
+def test_manifest_privacy_unit_is_the_named_or_the_coarsest_column(tmp_path: Path) -> None:
     text = "path,label,group,slide,owner\na.png,x,g,s,o\n"
-    assert read(tmp_path, text)[1] == "slide"
-    assert read(tmp_path, text, unit="owner")[1] == "owner"
-    assert read(tmp_path, "path,label\na.png,x\n")[1] is None
+    assert write_and_read(tmp_path, text)[1] == "slide"
+    assert write_and_read(tmp_path, text, unit="owner")[1] == "owner"
+    assert write_and_read(tmp_path, "path,label\na.png,x\n")[1] is None
 
 
 @pytest.mark.parametrize(
@@ -37,8 +39,8 @@ def test_unit_is_the_named_or_the_coarsest_column(tmp_path: Path) -> None:
         ",path,label\n0,a.png,x",
     ],
 )
-def test_spreadsheet_dialects(tmp_path: Path, text: str) -> None:
-    [entry], _ = read(tmp_path, text)
+def test_manifest_spreadsheet_dialects(tmp_path: Path, text: str) -> None:
+    [entry], _ = write_and_read(tmp_path, text)
     assert (entry.display_name, entry.label, dict(entry.keys)) == ("a.png", "x", {})
 
 
@@ -65,32 +67,32 @@ def test_spreadsheet_dialects(tmp_path: Path, text: str) -> None:
         (b"path,label\n\xe9.png,x\n", "is not UTF-8"),
     ],
 )
-def test_refused_with_the_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_manifest_errors_name_the_line(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(DataError) as caught:
-        read(tmp_path, text)
+        write_and_read(tmp_path, text)
     assert message in str(caught.value)
 
 
-def test_all_problems_at_once(tmp_path: Path) -> None:
+def test_manifest_errors_list_all_problems(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        read(tmp_path, "path,label\n" + "a.png,\n" * 12)
+        write_and_read(tmp_path, "path,label\n" + "a.png,\n" * 12)
     assert "line 2:" in str(caught.value)
     assert str(caught.value).endswith("and 2 more")
 
 
-def test_named_unit_has_to_be_there(tmp_path: Path) -> None:
+def test_manifest_named_unit_column_must_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column named owner"):
-        read(tmp_path, "path,label,patient\na.png,x,p\n", unit="owner")
+        write_and_read(tmp_path, "path,label,patient\na.png,x,p\n", unit="owner")
 
 
-def test_label_outside_the_classes(tmp_path: Path) -> None:
+def test_manifest_label_outside_the_classes(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"line 2: label 'schistocite' is not in data.classes; did you mean 'schistocyte'"
     ):
-        read(tmp_path, "path,label\na.png,schistocite\n", classes=("normal", "schistocyte"))
+        write_and_read(tmp_path, "path,label\na.png,schistocite\n", classes=("normal", "schistocyte"))
 
 
-def test_links_may_not_lead_out(tmp_path: Path) -> None:
+def test_manifest_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (tmp_path / "secret.png").touch()
@@ -99,12 +101,12 @@ def test_links_may_not_lead_out(tmp_path: Path) -> None:
     (folder / "loop.png").symlink_to(folder / "loop.png")
     for path in ("link.png", "up/secret.png"):
         with pytest.raises(DataError, match="leads out of"):
-            read(folder, f"path,label\n{path},x\n")
+            write_and_read(folder, f"path,label\n{path},x\n")
     with pytest.raises(DataError, match="cannot be followed"):
-        read(folder, "path,label\nloop.png,x\n")
+        write_and_read(folder, "path,label\nloop.png,x\n")
 
 
-def test_the_manifest_itself(tmp_path: Path) -> None:
+def test_manifest_missing_or_outside_the_folder(tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match=r"correct data.manifest"):
         read_manifest(tmp_path, "absent.csv", None, None)
     with pytest.raises(DataError, match="leads out of"):

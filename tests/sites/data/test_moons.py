@@ -3,7 +3,7 @@ import torch
 from sites.data.moons import TwoMoons
 
 
-def test_sizes_types_and_classes() -> None:
+def test_two_moons_sizes_types_and_classes() -> None:
     data = TwoMoons().load(None, 3)
     assert data.x.shape == (840, 2)
     assert data.x.dtype == torch.float32
@@ -12,18 +12,18 @@ def test_sizes_types_and_classes() -> None:
     assert data.classes == ("upper", "lower")
 
 
-def test_upper_is_upper() -> None:
+def test_two_moons_upper_is_class_0() -> None:
     data = TwoMoons(noise=0).load(None, 0)
     assert data.x[data.y == 0, 1].min() >= 0
     assert data.x[data.y == 1, 1].max() <= 0.5
 
 
-def test_seed_decides() -> None:
+def test_two_moons_follow_the_seed() -> None:
     one, same, other = TwoMoons().load(None, 1), TwoMoons().load(None, 1), TwoMoons().load(None, 2)
     assert torch.equal(one.x, same.x)
     assert one.fingerprint == same.fingerprint != other.fingerprint
 
 
-def test_val_is_carved_from_train() -> None:
+def test_two_moons_val_is_split_off_train() -> None:
     data = TwoMoons(points=100, val=0.25).load(None, 0)
     assert [len(data.rows_in_split(s)) for s in ("train", "val", "test")] == [60, 20, 20]
