@@ -42,8 +42,8 @@ bench: env system
 	$(BIN)/python benchmarks/cells.py
 	$(BIN)/python benchmarks/codecs.py
 	$(BIN)/python benchmarks/private_step.py
-	$(BIN)/python benchmarks/secure_sum.py
-	$(BIN)/python benchmarks/across.py
+	$(BIN)/python benchmarks/secure_aggregation.py
+	$(BIN)/python benchmarks/flare_rounds.py
 	$(BIN)/python benchmarks/edge.py
 
 clean:

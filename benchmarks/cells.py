@@ -2,9 +2,9 @@
 
     make bench        or        .venv/bin/python benchmarks/cells.py [--json]
 
-The packaged study `schistocytes`: its cell file is read and decoded once, and every batch is augmented. Beside it the
-same rounds on tensors that already lie in memory, without augmentation: (load + rounds x augmented) / (rounds x plain).
-The real cells are used where they are (HEMOFED_DATA, ../shared/data), else a cell file of rendered ones is made.
+The packaged study `schistocytes` reads and decodes its cell file once and augments every batch. The baseline is the same
+rounds on tensors in memory without augmentation: (load_seconds + rounds x augmented) / (rounds x plain). If there are no real
+cells (HEMOFED_DATA, ../shared/data), rendered ones are written to a cell file.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from pipeline.study.schema import Study, load_study
 from pipeline.study.toml_file import find_study
 
 LIMIT = 1.15
-FILE = "chula_rbc12.npz"
+FILE_NAME = "chula_rbc12.npz"
 
 
-def cell_file(folder: Path) -> Path:
-    """The real one, or one of rendered cells in the same form."""
-    for place in (os.environ.get("HEMOFED_DATA"), Path(__file__).parents[2] / "shared" / "data"):
-        if place and (Path(place) / FILE).is_file():
-            return Path(place)
+def find_cell_folder(folder: Path) -> Path:
+    """The folder of the real cell file, or `folder` with a file of rendered cells in the same format."""
+    for candidate in (os.environ.get("HEMOFED_DATA"), Path(__file__).parents[2] / "shared" / "data"):
+        if candidate and (Path(candidate) / FILE_NAME).is_file():
+            return Path(candidate)
     import cv2
 
     from sites.data.synthetic_smear import SyntheticSmear
 
     data = SyntheticSmear(cells=12_000, task="types").load(None, 0)
-    packed = [
+    jpegs = [
         cv2.imencode(".jpg", x[::-1].transpose(1, 2, 0), [cv2.IMWRITE_JPEG_QUALITY, 90])[1] for x in data.x.numpy()
     ]
     patient = data.keys["patient"].codes.numpy()
     np.savez(
-        folder / FILE,
-        jpeg=np.concatenate(packed),
-        offset=np.cumsum([0, *map(len, packed)]),
+        folder / FILE_NAME,
+        jpeg=np.concatenate(jpegs),
+        offset=np.cumsum([0, *map(len, jpegs)]),
         labels=data.y.numpy(),
         class_names=np.array(data.classes),
         field=data.keys["field"].codes.numpy(),
@@ -60,56 +60,59 @@ def cell_file(folder: Path) -> Path:
 def measure(repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        root = cell_file(folder)
+        root = find_cell_folder(folder)
         study = load_study(find_study("schistocytes"))
-        began = time.perf_counter()
+        start = time.perf_counter()
         study.data.load(root, study.seed)
-        load = time.perf_counter() - began
+        load_seconds = time.perf_counter() - start
         plain = study.model_copy(update={"augmentation": type(study.augmentation)()})
-        sims = {"augmented": start(study, folder / "a", root), "plain": start(plain, folder / "p", root)}
-        best = {kind: float("inf") for kind in sims}
-        for turn in range(1, repeats + 2):
-            for kind, (sim, progress) in sims.items():  # in turns, so that a busy machine slows both
-                began = time.perf_counter()
-                after = sim.round_loop._run_round(replace(progress, round=turn))
-                spent = after.seconds - progress.seconds
-                sims[kind] = (sim, after)
-                if turn > 1:  # the first is warm-up
-                    best[kind] = min(best[kind], spent, time.perf_counter() - began)
+        runs = {"augmented": start_run(study, folder / "a", root), "plain": start_run(plain, folder / "p", root)}
+        best = {kind: float("inf") for kind in runs}
+        for round_number in range(1, repeats + 2):
+            for kind, (simulation, run_state) in runs.items():  # alternating, so that a busy machine slows both
+                start = time.perf_counter()
+                next_state = simulation.round_loop._run_round(replace(run_state, round=round_number))
+                seconds = next_state.seconds - run_state.seconds
+                runs[kind] = (simulation, next_state)
+                if round_number > 1:  # the first is warm-up
+                    best[kind] = min(best[kind], seconds, time.perf_counter() - start)
     rounds = study.rounds
-    ratio = (load + rounds * best["augmented"]) / (rounds * best["plain"])
-    return {"cells": str(root), "rounds": rounds, "load": load, **best, "ratio": ratio, "limit": LIMIT}
+    ratio = (load_seconds + rounds * best["augmented"]) / (rounds * best["plain"])
+    return {"cells": str(root), "rounds": rounds, "load": load_seconds, **best, "ratio": ratio, "limit": LIMIT}
 
 
-def rendering() -> float:
-    """Rendered cells a second on one core, windows cut: best of ten."""
+def measure_rendering() -> float:
+    """Rendered and cropped cells per second on one core, best of ten runs."""
     import cv2
 
     from sites.data.renderer.field import crop_rendered_cells, render_field
     from sites.data.renderer.sampling_plan import plan_fields
 
     cv2.setNumThreads(1)
-    sittings = plan_fields(1000, 13, 0.15, 2)
+    field_plans = plan_fields(1000, 13, 0.15, 2)
     best = float("inf")
     for _ in range(10):
-        began = time.perf_counter()
-        for s in sittings:
-            crop_rendered_cells(render_field(np.random.default_rng(s.seed), s.profile, s.types, s.num_unlabeled))
-        best = min(best, time.perf_counter() - began)
-    return sum(len(s.types) for s in sittings) / best
+        start = time.perf_counter()
+        for plan in field_plans:
+            crop_rendered_cells(
+                render_field(np.random.default_rng(plan.seed), plan.profile, plan.types, plan.num_unlabeled)
+            )
+        best = min(best, time.perf_counter() - start)
+    return sum(len(plan.types) for plan in field_plans) / best
 
 
-def start(study: Study, path: Path, root: Path) -> tuple[Simulation, Any]:
-    quick = study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"every": 1000})})
-    sim = build_simulation(quick, RunFolder.create(path, quick), root, None, lambda record: None)
-    return sim, sim.round_loop.start_run(sim.trainer_context.spec.read_state(sim.trainer_context.make_model()))
+def start_run(study: Study, path: Path, root: Path) -> tuple[Simulation, Any]:
+    study = study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"every": 1000})})
+    simulation = build_simulation(study, RunFolder.create(path, study), root, None, lambda record: None)
+    context = simulation.trainer_context
+    return simulation, simulation.round_loop.start_run(context.spec.read_state(context.make_model()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
-    row = measure(3) | {"rendered_per_second": rendering()}
+    row = measure(3) | {"rendered_per_second": measure_rendering()}
     if as_json:
         print(json.dumps(row, indent=1))
         return
@@ -118,7 +121,7 @@ def main() -> None:
         f"cells  load {row['load']:.2f} s once, round {row['augmented']:.2f} s, without augmentation {row['plain']:.2f} s: "
         f"{row['ratio']:.2f}x over {row['rounds']} rounds, {verdict} the limit of {row['limit']}"
     )
-    print(f"render {row['rendered_per_second']:.0f} cells a second on one core, 72 x 72 pixels, cut from whole fields")
+    print(f"render {row['rendered_per_second']:.0f} cells per second on one core, 72 x 72 pixels, cropped from fields")
 
 
 if __name__ == "__main__":

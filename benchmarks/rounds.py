@@ -1,9 +1,9 @@
-"""What a federated round costs beside a plain PyTorch loop over the same batches, as a ratio within one run.
+"""Time of a simulated federated round relative to a plain PyTorch loop over the same batches, within one run.
 
     make bench        or        .venv/bin/python benchmarks/rounds.py [--json]
 
-Both sides train 10 sites x 6,000 images, batch 50, one epoch, from the same weights on the same index order; ours
-includes everything a round does: messages to bytes and back, weighing, averaging, record and checkpoint.
+Both train 10 sites x 6,000 images, batch size 50, one epoch, from the same weights with the same order of examples.
+hemofed's time includes everything in a round: serialization, weighting, averaging, record and checkpoint.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from sites.training.base import StepBudget, TrainRequest, iterate_batches
 LIMITS = {"mlp": 0.7, "cnn28": 1.05}
 
 
-def study(model: str, images: int) -> Study:
+def make_study(model: str, images: int) -> Study:
     return Study.model_validate(
         {
             "name": f"bench-{model}",
@@ -43,68 +44,75 @@ def study(model: str, images: int) -> Study:
     )
 
 
-def plain(sim: Simulation) -> Callable[[], None]:
-    """As anybody would write it: one module, one optimiser a site, a loop over batches; then the mean."""
-    pool, spec = sim.trainer_context.pool, sim.trainer_context.spec
-    module = sim.trainer_context.make_model()
-    start = [p.detach().clone() for p in module.parameters()]
-    sites = sim.dataset.sites
+def make_plain_loop(simulation: Simulation) -> Callable[[], None]:
+    """One module, one optimizer per site, a loop over batches, then the mean of the weights."""
+    pool, spec = simulation.trainer_context.pool, simulation.trainer_context.spec
+    module = simulation.trainer_context.make_model()
+    initial = [p.detach().clone() for p in module.parameters()]
+    sites = simulation.dataset.sites
 
-    def order(site: SiteId) -> list[torch.Tensor]:
-        ticket = TrainRequest(site, 1, 0, TrainJob(torch.zeros(spec.num_parameters), epochs=1))
-        assert isinstance(ticket.job, TrainJob)
+    def list_batches(site: SiteId) -> list[torch.Tensor]:
+        request = TrainRequest(site, 1, 0, TrainJob(torch.zeros(spec.num_parameters), epochs=1))
+        assert isinstance(request.job, TrainJob)
         return list(
             iterate_batches(
-                sim.trainer_context,
-                ticket,
-                StepBudget.from_job(ticket.job, sim.trainer_context.split_indices[site], sim.trainer_context.config),
+                simulation.trainer_context,
+                request,
+                StepBudget.from_job(
+                    request.job, simulation.trainer_context.split_indices[site], simulation.trainer_context.config
+                ),
             )
         )
 
-    orders = {site: order(site) for site in sites}
+    batches = {site: list_batches(site) for site in sites}
 
     def run() -> None:
-        total = [torch.zeros_like(p) for p in start]
+        total = [torch.zeros_like(p) for p in initial]
         for site in sites:
             with torch.no_grad():
-                for p, w in zip(module.parameters(), start, strict=True):
+                for p, w in zip(module.parameters(), initial, strict=True):
                     p.copy_(w)
-            optimiser = torch.optim.SGD(module.parameters(), lr=0.01)
-            for index in orders[site]:
-                optimiser.zero_grad()
-                F.cross_entropy(module(pool.x[index]), pool.y[index]).backward()
-                optimiser.step()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+            for rows in batches[site]:
+                optimizer.zero_grad()
+                F.cross_entropy(module(pool.x[rows]), pool.y[rows]).backward()
+                optimizer.step()
             for t, p in zip(total, module.parameters(), strict=True):
                 t += p.detach() / len(sites)
 
     return run
 
 
-def ours(sim: Simulation) -> Callable[[], None]:
-    progress = [sim.round_loop.start_run(sim.trainer_context.spec.read_state(sim.trainer_context.make_model()))]
+def make_federated_round(simulation: Simulation) -> Callable[[], None]:
+    run_states = [
+        simulation.round_loop.start_run(
+            simulation.trainer_context.spec.read_state(simulation.trainer_context.make_model())
+        )
+    ]
 
     def run() -> None:
-        from dataclasses import replace
-
-        progress[0] = sim.round_loop._run_round(replace(progress[0], round=progress[0].round + 1))
+        last = run_states[-1]
+        run_states[:] = [simulation.round_loop._run_round(replace(last, round=last.round + 1))]
 
     return run
 
 
-def ratio(model: str, images: int, repeats: int) -> dict[str, Any]:
+def measure(model: str, images: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        s = study(model, images)
-        sim = build_simulation(s, RunFolder.create(Path(folder) / "run", s), None, None, lambda record: None)
-        contestants = {"plain": plain(sim), "hemofed": ours(sim)}
-        times: dict[str, list[float]] = {name: [] for name in contestants}
-        for turn in range(repeats + 1):
-            for name, run in contestants.items():  # in turns, so that a busy machine slows both
-                began = time.perf_counter()
+        study = make_study(model, images)
+        simulation = build_simulation(
+            study, RunFolder.create(Path(folder) / "run", study), None, None, lambda record: None
+        )
+        functions = {"plain": make_plain_loop(simulation), "hemofed": make_federated_round(simulation)}
+        times: dict[str, list[float]] = {name: [] for name in functions}
+        for repeat in range(repeats + 1):
+            for name, run in functions.items():  # alternating, so that a busy machine slows both
+                start = time.perf_counter()
                 run()
-                if turn:  # the first is warm-up
-                    times[name].append(time.perf_counter() - began)
+                if repeat:  # the first is warm-up
+                    times[name].append(time.perf_counter() - start)
     best = {name: min(values) for name, values in times.items()}
-    trainer = sim.round_loop.environment["trainer"]
+    trainer = simulation.round_loop.environment["trainer"]
     return {
         "model": model,
         "images": images,
@@ -119,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
-    rows = [ratio("mlp", 60_000, 7), ratio("cnn28", 60_000, 4)]
+    rows = [measure("mlp", 60_000, 7), measure("cnn28", 60_000, 4)]
     if as_json:
         print(json.dumps(rows, indent=1))
         return

@@ -25,11 +25,11 @@ from sites.training.base import TrainerContext, TrainingConfig
 from tests.support.studies import moons_study
 
 ROOT = Path(__file__).parents[1]
-# two halves of the tests share a machine: how long an example takes to draw or to check says nothing about the code
+CHROMIUM = Path("/usr/bin/chromium")
+
+# test processes share a machine: how long an example takes to generate or to check says nothing about the code
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
-
-CHROMIUM = Path("/usr/bin/chromium")
 
 
 @pytest.fixture
@@ -38,92 +38,105 @@ def moons() -> Callable[..., Study]:
 
 
 @pytest.fixture
-def go(tmp_path: Path) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
-    """Runs a study in a fresh folder."""
+def run_study(tmp_path: Path) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
+    """Runs a study in a new folder below tmp_path and returns the run folder and the results."""
 
-    def start(study: Study, name: str = "run") -> tuple[RunFolder, dict[str, Any]]:
+    def run(study: Study, name: str = "run") -> tuple[RunFolder, dict[str, Any]]:
         folder = RunFolder.create(tmp_path / name, study)
         return folder, run_simulation(study, folder)
 
-    return start
+    return run
 
 
 @pytest.fixture
-def bench() -> Callable[..., TrainerContext]:
-    """A bench over random images: sizes by site, a dense net or a small CNN."""
+def make_trainer_context() -> Callable[..., TrainerContext]:
+    """A trainer context with random images of three classes.
+
+    sizes: site -> number of examples. net: "mlp", "cnn" (group norm) or "batch" (a CNN with batch norm).
+    """
 
     def make(
         sizes: Mapping[str, int] | None = None,
         net: str = "mlp",
-        batch: int | None = 8,
-        optimiser: Any = "sgd",
+        batch_size: int | None = 8,
+        optimizer: Any = "sgd",
         lr: float = 0.1,
-        augment: BatchAugmentation = NO_AUGMENTATION,
-        balance: Any = "none",
-        **recipe: float,
+        augmentation: BatchAugmentation = NO_AUGMENTATION,
+        class_balance: Any = "none",
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
     ) -> TrainerContext:
         sizes = sizes or {"a": 40, "b": 40, "c": 40}
-        total = sum(sizes.values())
-        g = torch.Generator().manual_seed(5)
-        pool = ExamplePool(
-            torch.rand(total, 1, 28, 28, generator=g), torch.randint(0, 3, (total,), generator=g), torch.device("cpu")
-        )
+        num_examples = sum(sizes.values())
+        generator = torch.Generator().manual_seed(5)
+        images = torch.rand(num_examples, 1, 28, 28, generator=generator)
+        labels = torch.randint(0, 3, (num_examples,), generator=generator)
         model = MLP(hidden=(16,)) if net == "mlp" else CNN28(norm="batch" if net == "batch" else "group")
-        examples, at = {}, 0
-        for site, n in sizes.items():
-            rows = torch.arange(at, at + n)
-            examples[site] = SplitIndices(rows, rows[: n // 4], rows[n // 4 : n // 2])
-            at += n
-        build = lambda: model.init_network((1, 28, 28), 3, 0)  # noqa: E731
-        how = TrainingConfig(
-            batch,
-            optimiser,
-            recipe.get("momentum", 0.0),
-            recipe.get("weight_decay", 0.0),
-            lambda turn: lr,
-            augment,
-            balance,
+        split_indices, start = {}, 0
+        for site, size in sizes.items():
+            rows = torch.arange(start, start + size)
+            split_indices[site] = SplitIndices(rows, rows[: size // 4], rows[size // 4 : size // 2])
+            start += size
+
+        def make_model() -> torch.nn.Module:
+            return model.init_network((1, 28, 28), 3, 0)
+
+        config = TrainingConfig(
+            batch_size=batch_size,
+            optimizer=optimizer,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            lr_schedule=lambda round_number: lr,
+            augmentation=augmentation,
+            class_balance=class_balance,
         )
-        return TrainerContext(build, ParameterSpec.from_module(build()), pool, examples, how, 3, 11)
+        return TrainerContext(
+            make_model=make_model,
+            spec=ParameterSpec.from_module(make_model()),
+            pool=ExamplePool(images, labels, torch.device("cpu")),
+            split_indices=split_indices,
+            config=config,
+            num_classes=3,
+            seed=11,
+        )
 
     return make
 
 
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Small networks are slower with several threads, on a busy machine a hundred times, because threads wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """hemofed's wheel, built from a copy of the files that git does not ignore."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("the wheel is built from what git knows, and this is no git checkout")
+        pytest.skip("the wheel is built from a git checkout, and this is not one")
     for name in filter(lambda name: (ROOT / name).is_file(), listed.stdout.splitlines()):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(out),
-        str(source),
-    ]
-    subprocess.run(build, check=True)
+    options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(out)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
     return next(out.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Not for the whole session: playwright keeps a loop running, beside which no test can `asyncio.run`."""
+    """Not for the whole session: while playwright's event loop runs, no test can call `asyncio.run`."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     if not CHROMIUM.exists():
         pytest.skip("chromium is not installed: apt-get install chromium")
     with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield found
-        found.close()
+        chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,7 @@ def export_bundle(
 ) -> ExportResult:
     """Writes OUTPUT_FOLDER and OUTPUT_FOLDER.zip.
 
-    `model_name`: global, group/2 or site/S. `crop_and_diameter_px`: side of a training image and diameter of a red cell,
+    `model_name`: global, cluster/2 or site/S. `crop_and_diameter_px`: side of a training image and diameter of a red cell,
     in pixels of a field, if the study's data do not define them.
     """
     crop_diameters, rbc_diameter_px = _resolve_scale(run_folder.load_study(), crop_and_diameter_px)

@@ -56,11 +56,11 @@ def build_card(run_folder: RunFolder, model_name: str, header: Mapping[str, Any]
         "data": {site: _count_by_split(site_data) for site, site_data in sites["sites"].items()},
         "training": {
             "network": study.model.name,
-            "parameters": results["parameters"],
+            "num_parameters": results["num_parameters"],
             "strategy": study.strategy.name,
             "rounds": results["rounds"],
             "best_round": results["best_round"],
-            "chosen_by": results["chosen_by"],
+            "selected_by": results["selected_by"],
             "study": study.hash,
             "normalization": study.normalization.name,
         },
@@ -82,8 +82,8 @@ def _count_by_split(site_data: Mapping[str, Any]) -> dict[str, Any]:
 def _collect_metrics(test_results: Mapping[str, Any], model_name: str) -> JsonDict:
     """Test metrics: of the global model, or else of the models that the sites evaluated."""
     view = (
-        test_results.get("views", {}).get("global", {})
-        if model_name == "global" and "views" in test_results
+        test_results.get("comparisons", {}).get("global", {})
+        if model_name == "global" and "comparisons" in test_results
         else test_results
     )
     metrics = {source: _select_metrics(view[source]) for source in ("coordinator", "pooled") if source in view}
@@ -133,8 +133,8 @@ def _render_lines(
     yield from (f"- {limit}" for limit in model_card["limits"])
     yield "\n## Training\n"
     yield (
-        f"{training['network']} ({training['parameters']:,} parameters), {training['strategy']}, round {training['best_round']} of "
-        f"{training['rounds']} ({training['chosen_by']}); study {training['study'][:12]}.\n"
+        f"{training['network']} ({training['num_parameters']:,} parameters), {training['strategy']}, round {training['best_round']} of "
+        f"{training['rounds']} ({training['selected_by']}); study {training['study'][:12]}.\n"
     )
     yield "| site | train | val | test |\n|---|---|---|---|"
     for site, site_counts in model_card["data"].items():

@@ -1,1 +1,1 @@
-"""Networks that a study chooses by name, one or one family a module; GroupNorm unless asked otherwise."""
+"""Networks that a study selects by name, one family per module. Convolutional networks use GroupNorm by default."""

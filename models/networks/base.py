@@ -21,6 +21,8 @@ NormType = Literal["group", "batch"]
 
 
 class ModelConfig(Component):
+    """A network's name and hyperparameters, as in the study's [model]."""
+
     input_description: ClassVar[str]  # for messages, e.g. "images of 28 x 28 pixels with 1 or 3 channels"
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Small convolutional networks of our own: `cnn28` for Fashion-MNIST and the like, `cnn72` for single blood cells.
+"""Small convolutional networks: `cnn28` for images such as Fashion-MNIST, `cnn72` for single blood cells.
 
-Stages halve the image by their stride, beginning with the first: work at full resolution is what makes
-a small CNN slow on a CPU. GroupNorm by default: it keeps no running statistics that sites would have to share.
+Already the first stage halves the image by its stride, because convolutions at full resolution dominate the time of a
+small CNN on a CPU. GroupNorm is the default: it has no running statistics that sites would have to share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from models.networks.base import InputShape, ModelConfig, NormType, create_norm_
 def conv_stage(
     in_channels: int, out_channels: int, norm: NormType, *, kernel_size: int = 3, stride: int = 2
 ) -> list[nn.Module]:
-    # no bias: the norm layer that follows has one
+    # without bias, because the following norm layer has one
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=False)
     return [conv, create_norm_layer(norm, out_channels), nn.ReLU()]
 

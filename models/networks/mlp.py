@@ -1,6 +1,11 @@
-"""Dense networks: `mlp` of the Fashion-MNIST thesis (784-128-10) and `twonn`, the lecture's 2NN (784-200-200-10).
+"""Fully connected networks.
 
-The module is a chain Flatten, Linear, ReLU, ..., Linear, which the stacked trainer runs for all sites at once.
+mlp        the MLP of the Fashion-MNIST thesis, 784-128-10 by default
+twonn      the 2NN of McMahan et al. 2017, arXiv 1602.05629: 784-200-200-10
+moons_net  2-4-2, for points in the plane
+
+The modules are sequences Flatten, Linear, ReLU, ..., Linear, whose gradients the stacked trainer computes by hand
+(sites/training/stacked_mlp.py).
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ InitScheme = Literal["glorot", "torch"]
 
 
 def dense_chain(widths: list[int], init: InitScheme) -> list[nn.Module]:
-    """Linear layers between successive widths, ReLU after all but the last."""
+    """Linear layers between successive widths, with a ReLU after each except the last."""
     layers: list[nn.Module] = []
     for in_features, out_features in pairwise(widths):
         linear = nn.Linear(in_features, out_features)
@@ -30,7 +35,7 @@ def dense_chain(widths: list[int], init: InitScheme) -> list[nn.Module]:
 
 
 class DenseNetwork(ModelConfig):
-    """Base of the dense networks below, which only choose the hidden layers."""
+    """Base of `mlp` and `twonn`, which differ in the default hidden layers."""
 
     input_description: ClassVar[str] = "inputs of any shape"
     hidden: tuple[PositiveInt, ...]
@@ -55,10 +60,9 @@ class TwoNN(DenseNetwork):
     hidden: tuple[PositiveInt, ...] = Field(default=(200, 200), description="widths of the hidden layers")
 
 
-# `moons_net`: the toy report's dense 4 -> dense 2 for points in the plane. The report names no activation: we use ReLU.
-
-
 class MoonsNet(ModelConfig):
+    """The network of the two-moons report (4 hidden units). The report names no activation; this one uses ReLU."""
+
     name: Literal["moons_net"] = "moons_net"
     input_description: ClassVar[str] = "points with 2 coordinates, shape (2,)"
     init: InitScheme = "glorot"

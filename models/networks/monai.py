@@ -27,6 +27,8 @@ def replace_batch_norm(module: nn.Module) -> None:
 
 
 class TensorCopy(nn.Module):
+    """The identity, with a new tensor as output."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x.clone()
 
@@ -40,6 +42,8 @@ def insert_copy_before_shortcut(module: nn.Module) -> None:
 
 
 class MonaiNet(ModelConfig):
+    """Base of the MONAI networks."""
+
     input_description: ClassVar[str] = "images of at least 32 pixels a side with 1 or 3 channels"
     norm: NormType = "group"
 

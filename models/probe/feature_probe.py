@@ -19,15 +19,15 @@ _MIN_CONTRAST = 0.01  # below it, sharpness is damped
 
 
 def split_head(module: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """(body, head) of a copy, with head(body(x)) = module(x): the head is the last dense layer, or the identity."""
+    """(body, head) of a copy, with head(body(x)) = module(x): the head is the last linear layer, or the identity."""
     module_copy = copy.deepcopy(module).eval()
-    dense_names = [name for name, layer in module_copy.named_modules() if isinstance(layer, nn.Linear)]
-    if not dense_names:
+    linear_names = [name for name, layer in module_copy.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear_names:
         return module_copy, nn.Identity()
-    if dense_names[-1] == "":
+    if linear_names[-1] == "":
         return nn.Identity(), module_copy
-    parent_name, _, layer_name = dense_names[-1].rpartition(".")
-    head = module_copy.get_submodule(dense_names[-1])
+    parent_name, _, layer_name = linear_names[-1].rpartition(".")
+    head = module_copy.get_submodule(linear_names[-1])
     setattr(module_copy.get_submodule(parent_name), layer_name, nn.Identity())
     return module_copy, head
 
@@ -62,7 +62,7 @@ def measure_image_quality(x: Tensor) -> Tensor:
 
 
 def iter_orientations(x: Tensor, num_tta_views: int) -> Iterator[Tensor]:
-    """(N, C, H, W) unchanged, then rotated and mirrored, up to all eight orientations of a square image."""
+    """(N, C, H, W) as it is, then rotated and mirrored, up to all eight orientations of a square image."""
     yield x
     for n in range(1, num_tta_views):
         rotated = torch.rot90(x, n % 4, (2, 3))

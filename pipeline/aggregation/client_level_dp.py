@@ -21,7 +21,10 @@ MIN_USEFUL_SITES = 50  # with fewer sites the noise of a useful epsilon exceeds 
 
 
 class ClientLevelDpMean(WeightedMean):
-    """sensitivity: bound on the 2-norm of an update after clipping and, with secure aggregation, rounding."""
+    """The mean of clipped updates with Gaussian noise.
+
+    sensitivity: bound on the 2-norm of an update after clipping and, with secure aggregation, rounding.
+    """
 
     paper: ClassVar[str] = "McMahan et al. 2018, arXiv 1710.06963"
     name: Literal["site_noise"] = "site_noise"  # type: ignore[assignment]

@@ -55,12 +55,11 @@ class RequestLog:
     accepted: list[Reply] = field(default_factory=list)  # without their vectors
     failures: dict[SiteId, ClientFailure] = field(default_factory=dict)
     vector_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the accepted vectors; equal for all
+    bytes_up: int = 0
+    bytes_down: int = 0
 
     def quarantine(self, site: SiteId, reason: object) -> None:
         self.failures[site] = ClientFailure("quarantined", str(reason).removeprefix(f"{site}: "))
-
-    bytes_up: int = 0
-    bytes_down: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,13 +216,13 @@ class RoundRequest:
     def record_accepted(self, replies: Sequence[Reply], payloads: Mapping[SiteId, NamedTensors]) -> None:
         """Records accepted and missing replies; raises QuorumNotReachedError if too few were accepted."""
         self.log.accepted.extend(map(_strip_vectors, replies))
-        answered = {reply.site for reply in replies}
+        replied = {reply.site for reply in replies}
         for site in payloads:
-            if site not in answered:
+            if site not in replied:
                 self.log.failures.setdefault(site, ClientFailure("no_reply", "no reply"))
-        if len(answered) < self.round_policy.quorum:
+        if len(replied) < self.round_policy.quorum:
             raise QuorumNotReachedError(
-                f"{len(answered)} of {len(payloads)} sites answered, round.quorum is {self.round_policy.quorum}"
+                f"{len(replied)} of {len(payloads)} sites replied, round.quorum is {self.round_policy.quorum}"
             )
 
     def _build_message(self, task: str, site: SiteId, vectors: NamedTensors) -> Message:

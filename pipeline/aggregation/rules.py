@@ -23,12 +23,12 @@ MIN_UPDATES_FOR_OUTLIERS = 3  # with fewer replies the median says nothing about
 
 
 class AggregationRule(Component):
+    """How the replies of a round become one aggregate. Base class of all rules."""
+
     paper: ClassVar[str] = ""
     visibility: ClassVar[Visibility] = "each"
     is_streamable: ClassVar[bool] = False  # replies can be added one by one
-    outlier_factor: float | None = Field(
-        100.0, gt=1
-    )  # an outlier's norm exceeds this multiple of the round's median norm
+    outlier_factor: float | None = Field(100.0, gt=1)  # outliers exceed this multiple of the round's median norm
 
     @property
     def min_clients(self) -> int:
@@ -36,7 +36,8 @@ class AggregationRule(Component):
         return 1
 
     @abstractmethod
-    def aggregate(self, replies: Sequence[Reply]) -> Aggregate: ...
+    def aggregate(self, replies: Sequence[Reply]) -> Aggregate:
+        """The aggregate of these replies; they are without outliers and have the same keys and shapes."""
 
     def finalize_sum(self, aggregate: Aggregate) -> Aggregate:
         """The result for a secure aggregation, of which only the sum is known."""

@@ -1,4 +1,4 @@
-"""`hemofed coordinator ...`: what a study lead does across hospitals. Each command's code is imported only when it runs."""
+"""`hemofed coordinator ...`: the study lead's commands. The code of a command is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JsonOption, OverridesOption
+from pipeline.cli.options import JsonOption, OverridesOption, StudyArgument
 
-coordinator_app = typer.Typer(help="Run studies across hospitals.", no_args_is_help=True)
+coordinator_app = typer.Typer(help="Run studies across hospitals as their coordinator.", no_args_is_help=True)
 
-HomeArgument = Annotated[Path, typer.Argument(help="The coordinator's home folder")]
+HomeArgument = Annotated[Path, typer.Argument(help="Coordinator's home folder")]
 HomeOption = Annotated[
     Path | None,
     typer.Option(
-        "--home", envvar="HEMOFED_COORDINATOR", help="The coordinator's home; else HEMOFED_URL, _TOKEN and _CA"
+        "--home",
+        envvar="HEMOFED_COORDINATOR",
+        help="Coordinator's home folder; without it: HEMOFED_URL, HEMOFED_TOKEN, HEMOFED_CA",
     ),
 ]
-RunArgument = Annotated[str, typer.Argument(help="The run, as `status` names it")]
+RunArgument = Annotated[str, typer.Argument(help="Run, as listed by `coordinator status`")]
 
 
 @coordinator_app.command("init")
 def coordinator_init(
     home: HomeArgument,
-    name: Annotated[str, typer.Option(help="What sites see it called")] = "hemofed",
-    host: Annotated[str, typer.Option(help="Name or address at which sites reach it")] = "localhost",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The one port that it opens")] = 8443,
+    name: Annotated[str, typer.Option(help="Name shown to sites")] = "hemofed",
+    host: Annotated[str, typer.Option(help="Host name or address at which sites reach the coordinator")] = "localhost",
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port for sites and dashboard, the only one that is opened")
+    ] = 8443,
     json: JsonOption = False,
 ) -> None:
-    """Make a coordinator's home: keys, certificates, database, the lead's token."""
+    """Create a coordinator's home: keys, certificates, database and the lead's token."""
     from pipeline.cli.commands.coordinator import init_command
 
     init_command(home, name, host, port, json)
@@ -38,9 +42,9 @@ def coordinator_init(
 @coordinator_app.command("serve")
 def coordinator_serve(
     home: HomeArgument,
-    bind: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 for this machine alone")] = "0.0.0.0",
+    bind: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1: this machine only")] = "0.0.0.0",
 ) -> None:
-    """Serve sites and the dashboard, and run what is to be run, until it is stopped. Goes on where it was killed."""
+    """Serve sites and the dashboard and execute runs until stopped; interrupted runs are resumed."""
     from pipeline.cli.output import console
     from pipeline.service.runtime.serve import serve_coordinator
 
@@ -49,17 +53,19 @@ def coordinator_serve(
 
 @coordinator_app.command("run")
 def coordinator_run(
-    study: Annotated[str, typer.Argument(help="A study file or a packaged study")],
+    study: StudyArgument,
     home: HomeOption = None,
     overrides: OverridesOption = None,
     sites: Annotated[
-        list[str] | None, typer.Option("--site", help="A site to ask, as often as needed; all if not given")
+        list[str] | None, typer.Option("--site", help="Site to offer the study to; repeatable; default: all")
     ] = None,
-    min_sites: Annotated[int | None, typer.Option(min=1, help="Sites without which it does not run")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end")] = False,
+    min_sites: Annotated[
+        int | None, typer.Option(min=1, help="Minimum number of sites; default: the study's quorum")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Show progress until the run ends")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Offer a study to the sites; it runs once their officers have approved it."""
+    """Offer a study to sites; it starts when their officers have approved it."""
     from pipeline.cli.commands.coordinator import run_command
 
     run_command(
@@ -75,11 +81,11 @@ def coordinator_run(
 
 @coordinator_app.command("status")
 def coordinator_status(
-    run: Annotated[str | None, typer.Argument(help="A run; all runs and sites if not given")] = None,
+    run: Annotated[str | None, typer.Argument(help="Run to show; default: all runs and sites")] = None,
     home: HomeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Sites, runs, and what they wait for."""
+    """Show sites, runs and what they wait for."""
     from pipeline.cli.commands.coordinator import status_command
 
     status_command(home, run, json)
@@ -87,36 +93,36 @@ def coordinator_status(
 
 @coordinator_app.command("begin")
 def coordinator_begin(run: RunArgument, home: HomeOption = None, json: JsonOption = False) -> None:
-    """Do not wait for the last approvals."""
+    """Start a run without waiting for the remaining approvals."""
     _post_action(home, run, "begin", json)
 
 
 @coordinator_app.command("pause")
 def coordinator_pause(run: RunArgument, home: HomeOption = None, json: JsonOption = False) -> None:
-    """Rest after the round that is under way."""
+    """Pause a run after its current round."""
     _post_action(home, run, "pause", json)
 
 
 @coordinator_app.command("resume")
 def coordinator_resume(run: RunArgument, home: HomeOption = None, json: JsonOption = False) -> None:
-    """Go on from the last round that counted."""
+    """Resume a run after its last accepted round."""
     _post_action(home, run, "resume", json)
 
 
 @coordinator_app.command("stop")
 def coordinator_stop(run: RunArgument, home: HomeOption = None, json: JsonOption = False) -> None:
-    """End at once; rounds that counted stay."""
+    """Stop a run at once; accepted rounds are kept."""
     _post_action(home, run, "stop", json)
 
 
 @coordinator_app.command("invite")
 def coordinator_invite(
-    site: Annotated[str, typer.Argument(help="What the site will be called")],
+    site: Annotated[str, typer.Argument(help="Name of the new site")],
     home: HomeOption = None,
-    hours: Annotated[float, typer.Option(min=0.1, help="How long the invitation is good")] = 48.0,
+    hours: Annotated[float, typer.Option(min=0.1, help="Validity of the invitation in hours")] = 48.0,
     json: JsonOption = False,
 ) -> None:
-    """A one-time invitation for a hospital."""
+    """Create a one-time invitation for a hospital."""
     from pipeline.cli.commands.coordinator import invite_command
 
     invite_command(home, site, hours, json)
@@ -124,9 +130,9 @@ def coordinator_invite(
 
 @coordinator_app.command("remove")
 def coordinator_remove(
-    site: Annotated[str, typer.Argument(help="The site")], home: HomeOption = None, json: JsonOption = False
+    site: Annotated[str, typer.Argument(help="Name of the site")], home: HomeOption = None, json: JsonOption = False
 ) -> None:
-    """A site's credential is void from now on."""
+    """Remove a site and void its credential."""
     from pipeline.cli.commands.coordinator import remove_command
 
     remove_command(home, site, json)
@@ -135,12 +141,12 @@ def coordinator_remove(
 @coordinator_app.command("users")
 def coordinator_users(
     home: HomeOption = None,
-    add: Annotated[str | None, typer.Option(help="Make a user of this name; the token is shown once")] = None,
-    role: Annotated[str, typer.Option(help="lead, officer or viewer")] = "viewer",
-    revoke: Annotated[str | None, typer.Option(help="This user's token is void from now on")] = None,
+    add: Annotated[str | None, typer.Option(help="Name of a new user, whose token is shown once")] = None,
+    role: Annotated[str, typer.Option(help="Role of the new user: lead, officer or viewer")] = "viewer",
+    revoke: Annotated[str | None, typer.Option(help="Name of a user whose token to revoke")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Who may look at the dashboard, and who may act."""
+    """List, add and revoke users of the dashboard."""
     from pipeline.cli.commands.coordinator import users_command
 
     users_command(home, add, role, revoke, json)
@@ -149,11 +155,13 @@ def coordinator_users(
 @coordinator_app.command("backup")
 def coordinator_backup(
     home: HomeArgument,
-    file: Annotated[Path, typer.Argument(help="The file to write")],
-    encrypt: Annotated[bool, typer.Option("--encrypt", help="Passphrase: typed in, or HEMOFED_PASSPHRASE")] = False,
+    file: Annotated[Path, typer.Argument(help="File to write")],
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt with a passphrase: typed, or HEMOFED_PASSPHRASE")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """The home in one file; also while it is served."""
+    """Back up a coordinator's home to one file, even while it is served."""
     from pipeline.cli.commands.coordinator import backup_command
 
     backup_command(home, file, encrypt, json)
@@ -161,9 +169,9 @@ def coordinator_backup(
 
 @coordinator_app.command("restore")
 def coordinator_restore(
-    file: Annotated[Path, typer.Argument(help="The backup")], home: HomeArgument, json: JsonOption = False
+    file: Annotated[Path, typer.Argument(help="Backup file")], home: HomeArgument, json: JsonOption = False
 ) -> None:
-    """Bring a backup back; newer receipts of sites' ledgers stay."""
+    """Restore a coordinator's home from a backup; newer receipts in the home are kept."""
     from pipeline.cli.commands.coordinator import restore_command
 
     restore_command(file, home, json)

@@ -1,4 +1,4 @@
-"""A whole federation on one machine, through the same commands that a lead and hospitals type."""
+"""A federation on one machine, set up with the commands that a study lead and hospitals use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from pipeline.service.runtime.client import connect
 from pipeline.service.runtime.serve import find_free_ports
 from pipeline.service.storage.home import CoordinatorHome
 
-TIMEOUT_SECONDS = 120.0  # for anything but a study itself
+TIMEOUT_SECONDS = 120.0  # for every step except the study itself
 
 
 @dataclass
 class LocalFederation:
+    """A coordinator and site agents as child processes; their homes and logs are in `folder`."""
+
     folder: Path
-    children: dict[str, ChildProcess] = field(default_factory=dict)  # by the name of their home
+    children: dict[str, ChildProcess] = field(default_factory=dict)  # name of the home -> process
 
     @property
     def home(self) -> Path:
@@ -33,7 +35,7 @@ class LocalFederation:
 
     @property
     def process_mark(self) -> str:
-        return f"miniature-{self.folder.resolve()}"
+        return f"local-federation-{self.folder.resolve()}"
 
     @property
     def url(self) -> str:
@@ -44,7 +46,8 @@ class LocalFederation:
         return (self.home / "lead.token").read_text("utf-8").strip()
 
     def start_coordinator(self) -> None:
-        run_cli_json(*("coordinator", "init", self.home), *("--port", find_free_ports(1)[0], "--name", "miniature"))
+        options = ["--port", find_free_ports(1)[0], "--name", "local"]
+        run_cli_json("coordinator", "init", self.home, *options)
         self.serve_coordinator()
 
     def serve_coordinator(self) -> None:
@@ -52,7 +55,7 @@ class LocalFederation:
         self.wait_until(self._is_coordinator_up, "the coordinator")
 
     def enrol_site(self, site: str, *init_options: object) -> None:
-        """A hospital makes its keys and enrols; its agent runs from then on. `init_options`: options of `site init`."""
+        """Creates the site's home, enrols the site and starts its agent. `init_options`: options of `site init`."""
         home = self.folder / site
         run_cli_json("site", "init", home, "--site", site, "--dataset", f"{site}-data", "--epsilon", 8, *init_options)
         invitation = str(run_cli_json("coordinator", "invite", site, "--home", self.home)["token"])
@@ -60,19 +63,19 @@ class LocalFederation:
         self.wait_until(lambda: (home / "membership.json").exists(), f"{site} to enrol")
 
     def start_agent(self, site: str, invitation: str = "") -> None:
-        """The invitation goes through the environment: arguments can be read by everybody on the machine."""
+        """The invitation is passed in the environment, because every user of the machine can read arguments."""
         coordinator_options = ["--coordinator", self.url] if invitation else []
         self._start_child("site", "join", self.folder / site, *coordinator_options, invitation=invitation)
 
     def offer_study(self, study: str, overrides: list[str]) -> str:
-        """The run's name."""
-        flags = [part for override in overrides for part in ("--set", override)]
-        return str(run_cli_json("coordinator", "run", study, "--home", self.home, *flags)["id"])
+        """Returns the run's name."""
+        override_options = [part for override in overrides for part in ("--set", override)]
+        return str(run_cli_json("coordinator", "run", study, "--home", self.home, *override_options)["id"])
 
     def approve_run(self, run: str, site: str) -> None:
         home = self.folder / site
         self.wait_until(lambda: self._has_offer(home, run), f"the offer of {run} at {site}")
-        run_cli_json(*("site", "approve", home, run), *("--officer", home / "officer.pem", "--yes"))
+        run_cli_json("site", "approve", home, run, *["--officer", home / "officer.pem", "--yes"])
 
     def get_run(self, run: str) -> dict[str, Any]:
         with connect(self.home) as client:
@@ -83,7 +86,9 @@ class LocalFederation:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise ServiceError(f"waited {seconds:.0f} s for {description} in vain; logs are in {self.folder}")
+                raise ServiceError(
+                    f"timed out after {seconds:.0f} s, waiting for {description}; the logs are in {self.folder}"
+                )
             time.sleep(0.2)
 
     def close(self) -> None:
@@ -100,7 +105,7 @@ class LocalFederation:
     def _is_coordinator_up(self) -> bool:
         if not self.children["coordinator"].is_alive:
             raise ServiceError(
-                f"the coordinator ended at once: {self.children['coordinator'].log_path.read_text('utf-8')}"
+                f"the coordinator ended during its start: {self.children['coordinator'].log_path.read_text('utf-8')}"
             )
         with suppress(ServiceError), connect(self.home) as client:
             return bool(client.get("/health"))
@@ -109,9 +114,9 @@ class LocalFederation:
     def _start_child(self, *arguments: object, invitation: str = "") -> None:
         home = Path(str(arguments[2]))
         env = {**os.environ, **({"HEMOFED_INVITATION": invitation} if invitation else {})}
-        log = self.folder / f"{home.name}.log"
+        log_path = self.folder / f"{home.name}.log"
         self.children[home.name] = ChildProcess.start(
-            _cli_command(*arguments), self.folder, env, log, self.process_mark
+            _cli_command(*arguments), self.folder, env, log_path, self.process_mark
         )
 
 
@@ -120,7 +125,7 @@ def _cli_command(*arguments: object) -> list[str]:
 
 
 def run_cli_json(*arguments: object) -> dict[str, Any]:
-    """What a command of ours prints as JSON."""
+    """Runs a hemofed command with --json, and returns what it prints."""
     completed = subprocess.run(_cli_command(*arguments, "--json"), capture_output=True, text=True, check=False)
     if completed.returncode:
         raise ServiceError(f"hemofed {' '.join(map(str, arguments))}: {completed.stderr.strip()}")

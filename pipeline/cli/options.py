@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+StudyArgument = Annotated[str, typer.Argument(help="Study file or packaged study (see `hemofed study list`)")]
 OverridesOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. local.lr=0.1")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override of a study key, e.g. local.lr=0.1; repeatable"),
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", envvar="HEMOFED_DATA", help="Where data sets lie")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, nothing else")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress")]
+DataOption = Annotated[Path | None, typer.Option("--data", envvar="HEMOFED_DATA", help="Folder of the data sets")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress")]

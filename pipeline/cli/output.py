@@ -1,10 +1,9 @@
-"""What commands print: JSON for machines, tables for people, and a live table of rounds."""
+"""Output of the commands: JSON, tables, and a live table of rounds."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from pipeline.reports.document.formatting import format_bytes
 
-# names come from data and studies: nothing in them is markup
+# without markup: names that come from data and studies are printed as they are
 console = Console(markup=False, highlight=False)
 stderr_console = Console(stderr=True, markup=False, highlight=False)
 MAX_SHOWN_ROUNDS = 12  # rounds in the live table
@@ -38,7 +37,7 @@ def format_auroc(value: float | None) -> str:
 def build_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", num_text_columns: int = 1
 ) -> Table:
-    """The first `words` columns are text, the rest numbers. Several columns of text may wrap; a single name never vanishes."""
+    """The first `num_text_columns` columns are text, the others numbers. A single text column does not wrap."""
     table = Table(title=title or None, title_justify="left")
     for index, column in enumerate(columns):
         is_wrapping = index < num_text_columns and num_text_columns > 1
@@ -54,7 +53,9 @@ def build_table(
 
 
 class RoundProgressTable:
-    """A live table of the last rounds with the time left; a line a round where there is no terminal."""
+    """A live table of the last rounds with the time left; without a terminal, one line per round."""
+
+    _metric_title = "val accuracy"
 
     def __init__(self, name: str, rounds: int, quiet: bool) -> None:
         self.quiet = quiet
@@ -71,7 +72,6 @@ class RoundProgressTable:
         )
         self._task_id = self._progress_bar.add_task(name, total=rounds)
         self._live = Live(console=stderr_console, refresh_per_second=4, transient=False)
-        self._last = time.perf_counter()
 
     def __enter__(self) -> RoundProgressTable:
         if stderr_console.is_terminal and not self.quiet:
@@ -91,14 +91,14 @@ class RoundProgressTable:
         from pipeline.coordinator.evaluation import headline_metrics
 
         split, metrics = headline_metrics(record)
-        has_positive_class = "positive_auroc" in metrics  # the study names a class that matters
+        has_positive_class = "positive_auroc" in metrics  # only if the study names a positive class
         self._metric_title = f"{split} {'AUROC' if has_positive_class else 'accuracy'}"
-        num_missed = len(record["missed"])
+        num_missed = len(record["failures"])
         row = [
             str(record["round"]),
             format_auroc(metrics["positive_auroc"]) if has_positive_class else format_percent(metrics.get("accuracy")),
             "–" if metrics.get("loss") is None else f"{metrics['loss']:.4f}",
-            (f"{len(record['counted'])}/{len(record['asked'])}" if record["asked"] else "–")
+            (f"{len(record['accepted'])}/{len(record['sampled_clients'])}" if record["sampled_clients"] else "–")
             + (f" ({num_missed} missed)" if num_missed else ""),
             format_bytes(record["bytes"]["up"] + record["bytes"]["down"]),
             f"{sum(record['seconds'].values()):.2f} s",
@@ -113,8 +113,6 @@ class RoundProgressTable:
                 f"{self._name} round {row[0]}: {self._metric_title} {row[1]}, loss {row[2]}, sites {row[3]}, {row[5]}{void_text}",
                 soft_wrap=True,
             )
-
-    _metric_title = "val accuracy"
 
     def _refresh(self) -> None:
         columns = ["round", self._metric_title, "loss", "sites", "traffic", "time"]

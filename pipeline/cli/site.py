@@ -1,4 +1,4 @@
-"""`hemofed site ...`: what a hospital does. Each command's code is imported only when it runs."""
+"""`hemofed site ...`: a hospital's commands. The code of a command is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import DataOption, JsonOption, OverridesOption
+from pipeline.cli.options import DataOption, JsonOption, OverridesOption, StudyArgument
 
-site_app = typer.Typer(
-    help="What a hospital does: look at its images, approve studies, take part.", no_args_is_help=True
-)
-ledger_app = typer.Typer(help="A site's record of what was spent on its patients.", no_args_is_help=True)
+site_app = typer.Typer(help="Check images, approve studies and take part as a hospital.", no_args_is_help=True)
+ledger_app = typer.Typer(help="Show, verify, export and recover a site's privacy ledger.", no_args_is_help=True)
 site_app.add_typer(ledger_app, name="ledger")
-key_app = typer.Typer(help="Keys: of the site, of its officer, of a second person.", no_args_is_help=True)
+key_app = typer.Typer(
+    help="Create, replace and revoke keys of a site, its officer and a cosigner.", no_args_is_help=True
+)
 site_app.add_typer(key_app, name="key")
 
-HomeArgument = Annotated[Path, typer.Argument(help="The site's home folder; of a simulated site RUN/homes/SITE")]
-OptionalOfficerKeyOption = Annotated[Path | None, typer.Option("--officer", help="The officer's private key")]
-OfficerKeyOption = Annotated[Path, typer.Option("--officer", help="The officer's private key")]
+HomeArgument = Annotated[Path, typer.Argument(help="Site's home folder; of a simulated site: RUN/homes/SITE")]
+OptionalOfficerKeyOption = Annotated[Path | None, typer.Option("--officer", help="Officer's private key")]
+OfficerKeyOption = Annotated[Path, typer.Option("--officer", help="Officer's private key")]
 CosignerKeyOption = Annotated[
-    Path | None, typer.Option("--cosigner", help="The second person's private key, where the policy asks")
+    Path | None, typer.Option("--cosigner", help="Cosigner's private key, if approvals require one")
 ]
 
 
 @site_app.command("preview")
 def site_preview(
-    study: str,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write")] = Path("preview.html"),
+    study: StudyArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write")] = Path("preview.html"),
     overrides: OverridesOption = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show each site's cells as it sees them, before anything is trained."""
+    """Write a page with each site's images as it sees them, before any training."""
     from pipeline.cli.commands.study import preview_command
 
     preview_command(study, overrides or [], data, out, json)
@@ -42,19 +42,19 @@ def site_preview(
 @site_app.command("init")
 def site_init(
     home: HomeArgument,
-    site: Annotated[str, typer.Option(help="What the site is called")],
-    dataset: Annotated[str, typer.Option(help="The data set's own name, given once and for good")],
-    epsilon: Annotated[float, typer.Option(help="What all studies together may spend of it")],
-    delta: Annotated[float, typer.Option(help="The chance that the promise does not hold")] = 1e-5,
-    unit: Annotated[str, typer.Option(help="Whom the budget protects")] = "patient",
-    data: Annotated[Path | None, typer.Option("--data", help="Where the site's images lie")] = None,
+    site: Annotated[str, typer.Option(help="Name of the site")],
+    dataset: Annotated[str, typer.Option(help="Name of the data set, which cannot be changed later")],
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of the data set, for all studies together")],
+    delta: Annotated[float, typer.Option(help="Probability that the privacy loss exceeds epsilon")] = 1e-5,
+    unit: Annotated[str, typer.Option(help="Privacy unit that the budget protects")] = "patient",
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the site's images")] = None,
     simulate_site: Annotated[
-        str | None, typer.Option("--simulate-site", help="In a rehearsal: the simulated site whose examples it takes")
+        str | None, typer.Option("--simulate-site", help="Simulated site whose examples to use, in a rehearsal")
     ] = None,
     officer_key: OptionalOfficerKeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a site's key and settings, and open its privacy ledger."""
+    """Create a site's home: key, settings and privacy ledger."""
     from pipeline.cli.commands.site.ledger import init_command
 
     init_command(
@@ -74,11 +74,11 @@ def site_init(
 @site_app.command("exclude-patient")
 def site_exclude_patient(
     home: HomeArgument,
-    patient: Annotated[str, typer.Argument(help="The patient (or other unit) as the data name it")],
-    reason: Annotated[str, typer.Option(help="For the record; no name, please")] = "",
+    patient: Annotated[str, typer.Argument(help="Patient (or other privacy unit) as named in the data")],
+    reason: Annotated[str, typer.Option(help="Reason for the record, without names")] = "",
     json: JsonOption = False,
 ) -> None:
-    """A patient withdraws: nothing of him is read any more, and the ledger says so."""
+    """Record a patient's withdrawal; later runs do not read the patient's data."""
     from pipeline.cli.commands.site.ledger import exclude_patient_command
 
     exclude_patient_command(home, patient, reason, json)
@@ -87,83 +87,85 @@ def site_exclude_patient(
 @site_app.command("budget")
 def site_budget(
     home: HomeArgument,
-    epsilon: Annotated[float, typer.Argument(help="The new budget")],
+    epsilon: Annotated[float, typer.Argument(help="New epsilon budget")],
     officer_key: OfficerKeyOption,
-    delta: Annotated[float | None, typer.Option(help="As before if not given")] = None,
+    delta: Annotated[float | None, typer.Option(help="New delta; default: unchanged")] = None,
 ) -> None:
-    """The officer changes what may be spent."""
-    from pipeline.cli.commands.site.ledger import budget_command
+    """Change the privacy budget, with the officer's key."""
+    from pipeline.cli.commands.site.ledger import set_budget_command
 
-    budget_command(home, epsilon, delta, officer_key)
+    set_budget_command(home, epsilon, delta, officer_key)
 
 
 @ledger_app.command("show")
 def ledger_show(home: HomeArgument, json: JsonOption = False) -> None:
-    """What was spent on the site's data, by which study, and what is left."""
-    from pipeline.cli.commands.site.ledger import show_command
+    """Show what each study spent of the privacy budget, and what is left."""
+    from pipeline.cli.commands.site.ledger import show_ledger_command
 
-    show_command(home, json)
+    show_ledger_command(home, json)
 
 
 @ledger_app.command("verify")
 def ledger_verify(
-    ledger: Annotated[Path, typer.Argument(help="A home, a ledger file or an export")],
+    ledger: Annotated[Path, typer.Argument(help="Home folder, ledger file or export")],
     anchor: Annotated[
-        Path | None, typer.Option(help="The coordinator's receipts, e.g. RUN/coordinator/receipts: finds a cut end")
+        Path | None, typer.Option(help="Folder of the coordinator's receipts, to detect a truncated ledger")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check every hash and signature."""
-    from pipeline.cli.commands.site.ledger import verify_command
+    """Verify every hash and signature of a ledger."""
+    from pipeline.cli.commands.site.ledger import verify_ledger_command
 
-    verify_command(ledger, anchor, json)
+    verify_ledger_command(ledger, anchor, json)
 
 
 @ledger_app.command("export")
 def ledger_export(
-    ledger: Annotated[Path, typer.Argument(help="A home or a ledger file")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write")] = Path("ledger.json"),
+    ledger: Annotated[Path, typer.Argument(help="Home folder or ledger file")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write")] = Path("ledger.json"),
 ) -> None:
-    """One file for an auditor, which `verify` checks anywhere."""
-    from pipeline.cli.commands.site.ledger import export_command
+    """Export a ledger to one file that an auditor can verify anywhere."""
+    from pipeline.cli.commands.site.ledger import export_ledger_command
 
-    export_command(ledger, out)
+    export_ledger_command(ledger, out)
 
 
 @key_app.command("rotate")
 def key_rotate(home: HomeArgument, officer_key: OptionalOfficerKeyOption = None) -> None:
-    """A new key for the site: signed by the old one, or, if that is lost, by the officer."""
-    from pipeline.cli.commands.site.ledger import rotate_command
+    """Replace the site's key, signed by the old key or, if that is lost, by the officer."""
+    from pipeline.cli.commands.site.ledger import rotate_key_command
 
-    rotate_command(home, officer_key)
+    rotate_key_command(home, officer_key)
 
 
 @key_app.command("revoke")
 def key_revoke(
     home: HomeArgument,
     officer_key: OfficerKeyOption,
-    after: Annotated[int, typer.Option(help="The last entry that is to be believed")],
-    reason: Annotated[str, typer.Option(help="For the record")] = "",
+    after: Annotated[int, typer.Option(help="Index of the last trusted entry")],
+    reason: Annotated[str, typer.Option(help="Reason for the record")] = "",
 ) -> None:
-    """The officer declares what a stolen key has signed since to be void."""
-    from pipeline.cli.commands.site.ledger import revoke_command
+    """Revoke a stolen site key, and void the entries that it signed since."""
+    from pipeline.cli.commands.site.ledger import revoke_key_command
 
-    revoke_command(home, officer_key, after, reason)
+    revoke_key_command(home, officer_key, after, reason)
 
 
 @site_app.command("check")
 def site_check(
     home: HomeArgument,
-    study: Annotated[str | None, typer.Option(help="A study file, a packaged study or an offered run")] = None,
+    study: Annotated[
+        str | None, typer.Option(help="Study file, packaged study or offered run; default: the newest offer")
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Where the images lie; as in site.toml if not given")
+        Path | None, typer.Option("--data", help="Folder of the images; default: that in site.toml")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page to write; HOME/check.html if not given")
+        Path | None, typer.Option("--out", "-o", help="HTML file to write; default: HOME/check.html")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Look at the site's images before any study does: counts, quality, duplicates, names in files. Nothing leaves."""
+    """Check the site's images on this machine: counts, quality, duplicates, identifying information."""
     from pipeline.cli.commands.site.check import check_command
 
     check_command(home, study, data, out, json)
@@ -171,7 +173,7 @@ def site_check(
 
 @site_app.command("offers")
 def site_offers(home: HomeArgument, json: JsonOption = False) -> None:
-    """What is offered, approved, expired or withdrawn."""
+    """List offered studies and the state of their approvals."""
     from pipeline.cli.commands.site.approve import offers_command
 
     offers_command(home, json)
@@ -180,14 +182,14 @@ def site_offers(home: HomeArgument, json: JsonOption = False) -> None:
 @site_app.command("approve")
 def site_approve(
     home: HomeArgument,
-    run: Annotated[str | None, typer.Argument(help="Run, or an offer's digest; the list if not given")] = None,
+    run: Annotated[str | None, typer.Argument(help="Run or offer digest; default: list the offers")] = None,
     officer_key: OptionalOfficerKeyOption = None,
     cosigner_key: CosignerKeyOption = None,
-    days: Annotated[int, typer.Option(min=1, max=730, help="How long the approval stands")] = 90,
-    assume_yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    days: Annotated[int, typer.Option(min=1, max=730, help="Validity of the approval in days")] = 90,
+    assume_yes: Annotated[bool, typer.Option("--yes", help="Approve without confirmation")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show an offered study in plain words, and with the officer's key approve it."""
+    """Show an offered study in plain words, and approve it with the officer's key."""
     from pipeline.cli.commands.site.approve import approve_command
 
     approve_command(
@@ -204,12 +206,12 @@ def site_approve(
 @site_app.command("revoke-approval")
 def site_revoke_approval(
     home: HomeArgument,
-    run: Annotated[str, typer.Argument(help="Run, or an offer's digest")],
+    run: Annotated[str, typer.Argument(help="Run or offer digest")],
     officer_key: OptionalOfficerKeyOption = None,
-    reason: Annotated[str, typer.Option(help="For the record")] = "",
+    reason: Annotated[str, typer.Option(help="Reason for the record")] = "",
     json: JsonOption = False,
 ) -> None:
-    """End an approval, from the next message on; the site's own key is enough."""
+    """Revoke an approval from the next message on; the site's own key is enough."""
     from pipeline.cli.commands.site.approve import revoke_approval_command
 
     revoke_approval_command(home, run, officer_key, reason, json)
@@ -220,11 +222,11 @@ def site_require_cosigner(
     home: HomeArgument,
     officer_key: OfficerKeyOption,
     cosigner: Annotated[
-        str | None, typer.Option(help="Public key, or key file, of who must sign too; nobody if not given")
+        str | None, typer.Option(help="Public key or key file of the cosigner; default: no cosigner")
     ] = None,
-    current_cosigner: Annotated[Path | None, typer.Option(help="Private key of who had to sign until now")] = None,
+    current_cosigner: Annotated[Path | None, typer.Option(help="Private key of the current cosigner")] = None,
 ) -> None:
-    """Say whether approvals take a second person."""
+    """Require a cosigner for approvals, or stop requiring one."""
     from pipeline.cli.commands.site.approve import require_cosigner_command
 
     require_cosigner_command(home, officer_key, cosigner, current_cosigner)
@@ -233,15 +235,15 @@ def site_require_cosigner(
 @site_app.command("join")
 def site_join(
     home: HomeArgument,
-    coordinator: Annotated[str | None, typer.Option(help="Its address, e.g. https://fl.example.org:8443")] = None,
-    site: Annotated[
-        str | None, typer.Option(help="What the coordinator calls this site; as the home says if not given")
+    coordinator: Annotated[
+        str | None, typer.Option(help="Coordinator's address, e.g. https://fl.example.org:8443")
     ] = None,
-    systemd: Annotated[bool, typer.Option("--systemd", help="Print a systemd unit, and do nothing else")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Enrol, and do not run the agent")] = False,
+    site: Annotated[str | None, typer.Option(help="Name of this site at the coordinator; default: the home's")] = None,
+    systemd: Annotated[bool, typer.Option("--systemd", help="Print a systemd unit and exit")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Enrol, fetch offers and models once, and exit")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Enrol with an invitation (asked for, or HEMOFED_INVITATION), then run the site's agent until it is stopped."""
+    """Enrol with an invitation (typed, or HEMOFED_INVITATION), then run the site's agent until stopped."""
     from pipeline.cli.commands.site.join import join_command
 
     join_command(home, coordinator, site, systemd, once, json)
@@ -249,7 +251,7 @@ def site_join(
 
 @site_app.command("status")
 def site_status(home: HomeArgument, json: JsonOption = False) -> None:
-    """What the agent does, what is offered, what was spent."""
+    """Show the agent's state, the offers and the spent budget."""
     from pipeline.cli.commands.site.join import status_command
 
     status_command(home, json)
@@ -257,7 +259,7 @@ def site_status(home: HomeArgument, json: JsonOption = False) -> None:
 
 @site_app.command("leave")
 def site_leave(home: HomeArgument, json: JsonOption = False) -> None:
-    """Leave the federation; keys, ledger and models stay."""
+    """Leave the federation; keys, ledger and models are kept."""
     from pipeline.cli.commands.site.join import leave_command
 
     leave_command(home, json)
@@ -266,11 +268,13 @@ def site_leave(home: HomeArgument, json: JsonOption = False) -> None:
 @site_app.command("backup")
 def site_backup(
     home: HomeArgument,
-    file: Annotated[Path, typer.Argument(help="The file to write")],
-    encrypt: Annotated[bool, typer.Option("--encrypt", help="Passphrase: typed in, or HEMOFED_PASSPHRASE")] = False,
+    file: Annotated[Path, typer.Argument(help="File to write")],
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt with a passphrase: typed, or HEMOFED_PASSPHRASE")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """The home in one file, without images."""
+    """Back up a site's home to one file, without images."""
     from pipeline.cli.commands.site.backup import backup_command
 
     backup_command(home, file, encrypt, json)
@@ -278,9 +282,9 @@ def site_backup(
 
 @site_app.command("restore")
 def site_restore(
-    file: Annotated[Path, typer.Argument(help="The backup")], home: HomeArgument, json: JsonOption = False
+    file: Annotated[Path, typer.Argument(help="Backup file")], home: HomeArgument, json: JsonOption = False
 ) -> None:
-    """Bring a backup back; a newer ledger stays."""
+    """Restore a site's home from a backup; a newer ledger in the home is kept."""
     from pipeline.cli.commands.site.backup import restore_command
 
     restore_command(file, home, json)
@@ -290,20 +294,26 @@ def site_restore(
 def ledger_recover(
     home: HomeArgument,
     officer_key: OfficerKeyOption,
-    ledger: Annotated[str | None, typer.Option(help="The old ledger, as the coordinator's refusal names it")] = None,
-    index: Annotated[int | None, typer.Option(help="Its last entry")] = None,
-    head: Annotated[str | None, typer.Option(help="Hash of that entry")] = None,
-    lost_charges: Annotated[
-        int | None, typer.Option(min=0, help="Charges in the lost end; the most possible if not given")
+    ledger: Annotated[str | None, typer.Option(help="Id of the old ledger, from the coordinator's message")] = None,
+    index: Annotated[
+        int | None, typer.Option(help="Index of the old ledger's last entry, from the coordinator's message")
     ] = None,
-    lost_epsilon: Annotated[float, typer.Option(min=0, help="Of studies that this copy does not know")] = 0.0,
-    drop_cosigner: Annotated[bool, typer.Option("--drop-cosigner", help="The second person's key is lost")] = False,
+    head: Annotated[
+        str | None, typer.Option(help="Hash of the old ledger's last entry, from the coordinator's message")
+    ] = None,
+    lost_charges: Annotated[
+        int | None, typer.Option(min=0, help="Number of charges among the lost entries; default: the most possible")
+    ] = None,
+    lost_epsilon: Annotated[
+        float, typer.Option(min=0, help="Epsilon spent by studies that are missing in this copy")
+    ] = 0.0,
+    drop_cosigner: Annotated[bool, typer.Option("--drop-cosigner", help="Remove a cosigner whose key is lost")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Open a new ledger that continues an older copy, as the coordinator's refusal says."""
-    from pipeline.cli.commands.site.backup import recover_command
+    """Open a new ledger that continues an outdated copy, when the coordinator refuses that copy."""
+    from pipeline.cli.commands.site.backup import recover_ledger_command
 
-    recover_command(
+    recover_ledger_command(
         home=home,
         officer_key_path=officer_key,
         ledger_id=ledger,
@@ -318,11 +328,11 @@ def ledger_recover(
 
 @key_app.command("new")
 def key_new(
-    file: Annotated[Path, typer.Argument(help="The file to write")],
-    protect: Annotated[bool, typer.Option("--protect", help="With a passphrase")] = False,
+    file: Annotated[Path, typer.Argument(help="File to write")],
+    protect: Annotated[bool, typer.Option("--protect", help="Encrypt the key with a passphrase")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a key, for an officer or a second person."""
+    """Create a key for an officer or a cosigner."""
     from pipeline.cli.commands.site.backup import create_key_command
 
     create_key_command(file, protect, json)
@@ -331,10 +341,10 @@ def key_new(
 @key_app.command("officer")
 def key_officer(
     home: HomeArgument,
-    old: Annotated[Path, typer.Option(help="The officer's key until now")],
-    new: Annotated[Path, typer.Option(help="The new one; made there if there is none")],
+    old: Annotated[Path, typer.Option(help="Officer's current private key")],
+    new: Annotated[Path, typer.Option(help="Officer's new private key; created if the file does not exist")],
 ) -> None:
-    """A new key for the officer."""
+    """Replace the officer's key."""
     from pipeline.cli.commands.site.backup import replace_officer_key_command
 
     replace_officer_key_command(home, old, new)

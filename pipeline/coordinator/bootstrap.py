@@ -19,7 +19,7 @@ from pipeline.coordinator.metrics import PositiveClass
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-ConfidenceInterval = list[float]  # [low, high], as JSON has it
+ConfidenceInterval = list[float]  # [low, high], a list as in JSON
 NUM_RESAMPLES = 1000
 CONFIDENCE_LEVEL = 0.95
 MIN_UNITS = 10  # for curves: at least half as many units with the class and half as many with others
@@ -58,11 +58,8 @@ def bootstrap_metrics(
     unique_units, unit = np.unique(examples.units, return_inverse=True)
     if len(unique_units) < MIN_UNITS:
         return {}
-    unit_counts, num_classes, labels = (
-        _draw_unit_counts(len(unique_units), num_resamples, seed),
-        examples.score_bins.shape[1],
-        examples.labels,
-    )
+    unit_counts = _resample_unit_counts(len(unique_units), num_resamples, seed)
+    num_classes, labels = examples.score_bins.shape[1], examples.labels
     resampled = _bootstrap_accuracy(examples.predicted, labels, unit, unit_counts, num_classes)
     class_index = (
         positive_class.class_index if positive_class.class_index is not None else 1 if num_classes == 2 else None
@@ -88,10 +85,10 @@ def bootstrap_metrics(
     return resampled
 
 
-def _draw_unit_counts(num_units: int, num_resamples: int, seed: int) -> FloatArray:
+def _resample_unit_counts(num_units: int, num_resamples: int, seed: int) -> FloatArray:
     """(D, U): how often each unit occurs in each resample."""
-    drawn_units = np.random.default_rng([seed, 0xB007]).integers(0, num_units, (num_resamples, num_units))
-    flat_index = drawn_units + np.arange(num_resamples)[:, None] * num_units
+    sampled_units = np.random.default_rng([seed, 0xB007]).integers(0, num_units, (num_resamples, num_units))
+    flat_index = sampled_units + np.arange(num_resamples)[:, None] * num_units
     return (
         np.bincount(flat_index.ravel(), minlength=num_resamples * num_units)
         .reshape(num_resamples, num_units)

@@ -19,11 +19,11 @@ from pipeline.study.schema import Study
 
 @dataclass(frozen=True)
 class EvaluationResult:
+    # the global model on the coordinator's data
     coordinator: Mapping[Split, EvaluationSums] = field(default_factory=dict)
-    sites: Mapping[SiteId, Mapping[Split, EvaluationSums]] = field(
-        default_factory=dict
-    )  # each site's model at that site
-    # other models at the sites: "global", "group"
+    # each site's model at that site
+    sites: Mapping[SiteId, Mapping[Split, EvaluationSums]] = field(default_factory=dict)
+    # other models at the sites: "global", "cluster"
     comparisons: Mapping[str, EvaluationResult] = field(default_factory=dict)
     # models other than the global one, on the coordinator's data
     models: Mapping[str, Mapping[Split, EvaluationSums]] = field(default_factory=dict)
@@ -57,7 +57,9 @@ class EvaluationResult:
                 for n, sums in self.models.items()
                 if float(sums[split].n)
             }
-            entry |= {key: values for key, values in (("views", comparisons), ("models", models)) if values and entry}
+            entry |= {
+                key: values for key, values in (("comparisons", comparisons), ("models", models)) if values and entry
+            }
             if entry:
                 metrics[split] = entry
         return metrics

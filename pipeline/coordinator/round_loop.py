@@ -78,7 +78,7 @@ class RoundLoop:
     secure_aggregation: SecureAggregationSetup | None = None
     on_round_end: Callable[[dict[str, Any]], None] = lambda record: None
     retry_below_quorum: bool = (
-        False  # below the quorum: halt and repeat the round later, instead of recording it as void
+        False  # below the quorum halt, to repeat the round later, instead of recording it as void
     )
     stream_aggregation: bool = False  # add replies one by one, to bound the memory
     privacy_spent: Callable[[], Mapping[str, Any]] = dict  # the privacy spending that sites disclose, for the record
@@ -87,24 +87,20 @@ class RoundLoop:
         self._study_hash = self.study.hash  # reads the installed packages, so only once
 
     def start_run(self, initial_model: ModelState) -> RunState:
+        """The state before round 1: warm-up on public data, the strategy's initial state and its evaluation, as round 0."""
         if epochs := self.study.public.warmup_epochs:
-            (result,) = self.run_jobs(
-                [
-                    TrainJob(
-                        initial_model.weights,
-                        initial_model.norm_stats,
-                        epochs=epochs,
-                        dataset="public",
-                        lr=self.study.public.lr,
-                    )
-                ],
-                0,
+            job = TrainJob(
+                initial_model.weights,
+                initial_model.norm_stats,
+                epochs=epochs,
+                dataset="public",
+                lr=self.study.public.lr,
             )
+            (result,) = self.run_jobs([job], 0)
             assert isinstance(result, TrainResult)
             initial_model = ModelState(result.weights, result.norm_stats)
-        run_state = RunState(
-            0, self._check_state_type(self.study.strategy.init_state(initial_model, self.context), "init_state")
-        )
+        state = self.study.strategy.init_state(initial_model, self.context)
+        run_state = RunState(0, self._check_state_type(state, "init_state"))
         started_at = time.perf_counter()
         evaluation = self._evaluate_round(run_state)
         return self._finish_round(
@@ -214,9 +210,9 @@ class RoundLoop:
         record = {
             "round": run_state.round,
             "lr": self.context.lr_schedule(run_state.round) if run_state.round else None,
-            "asked": log.requested,
-            "counted": [r.site for r in log.accepted],
-            "missed": _failure_records(log.failures),
+            "sampled_clients": log.requested,
+            "accepted": [r.site for r in log.accepted],
+            "failures": _failure_records(log.failures),
             "work": {r.site: vars(r.update.work) for r in log.accepted if r.update.work},
             "train_loss": {
                 r.site: float(r.update.summed["train_loss"]) / r.update.work.num_examples
@@ -237,7 +233,7 @@ class RoundLoop:
             **self.privacy_spent(),
             # a repeated round adds new noise and spends budget again
             **({"attempt": run_state.attempt} if self.aggregation_rule else {}),
-            "not_evaluated": _failure_records(evaluation.failures),
+            "evaluation_failures": _failure_records(evaluation.failures),
             "metrics": metrics,
         }
         self.folder.append_round(record)
@@ -248,8 +244,10 @@ class RoundLoop:
     def _cluster_record(self, state: Any) -> dict[str, Any]:
         """The clusters, if the algorithm has any."""
         clusters, dendrogram = self.study.strategy.cluster_assignment(state), self.study.strategy.dendrogram(state)
-        record: dict[str, Any] = {"groups": dict(clusters)} if clusters else {}
-        return record | ({"tree": {"leaves": dendrogram.leaves, "merges": dendrogram.merges}} if dendrogram else {})
+        record: dict[str, Any] = {"clusters": dict(clusters)} if clusters else {}
+        return record | (
+            {"dendrogram": {"leaves": dendrogram.leaves, "merges": dendrogram.merges}} if dendrogram else {}
+        )
 
     def _update_best(self, run_state: RunState, metrics: Mapping[str, Any]) -> RunState:
         evaluation = self.study.evaluation
@@ -306,7 +304,7 @@ class RoundLoop:
             if not bool(torch.isfinite(model.weights).all()):
                 raise HemofedError(
                     f"round {round_number}: the {name} model is no longer finite; lower local.lr. "
-                    f"The run is kept as of round {round_number - 1}."
+                    f"The run folder holds the run up to round {round_number - 1}."
                 )
 
     def _save_checkpoint(self, run_state: RunState) -> None:

@@ -1,4 +1,4 @@
-"""A run on disk: study.toml, sites.json, rounds.jsonl, checkpoint/, results.json, models/, cells/, plots/, report.html."""
+"""A run on disk: run.json, study.toml, sites.json, rounds.jsonl, checkpoint/, results.json, models/, cells/, plots/, report.html."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from pipeline.study.offer import RUN_NAME_PATTERN
 from pipeline.study.schema import Study
 from pipeline.study.toml_file import parse_study, to_toml
 
+RUN_FORMAT = 2  # of run.json and all that a run writes; format 1 had no run.json
+
 
 @dataclass
 class RunFolder:
@@ -33,20 +35,28 @@ class RunFolder:
         """Reuses a folder without a checkpoint, e.g. after a start that failed because the data were missing."""
         existing_names = [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
         if (
-            not set(existing_names) <= {"study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"}
+            not set(existing_names) <= {"run.json", "study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"}
             or cls(path).has_checkpoint
         ):
             raise RunFolderError(
                 f"{path} is not empty; choose another --out, or continue it with `hemofed run --resume {path}`"
             )
+        folder = cls(path)
+        folder.write_json("run.json", {"format": RUN_FORMAT})
         write_atomically(path / "study.toml", to_toml(study.to_dict()).encode())
-        return cls(path)
+        return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         if not (path / "study.toml").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no study.toml")
-        return cls(path)
+        folder = cls(path)
+        run_format = folder.read_json("run.json").get("format") if (path / "run.json").is_file() else 1
+        if run_format != RUN_FORMAT:
+            raise RunFolderError(
+                f"{path} has run format {run_format}, but this version of hemofed reads format {RUN_FORMAT}; run the study again"
+            )
+        return folder
 
     def load_study(self) -> Study:
         file = self.path / "study.toml"

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from pipeline.study.schema import Study
 
 PROFILE_FILE_NAME = "profile.safetensors"
-RIDGE_FRACTION = (
-    1e-3  # of the mean variance: nearly constant features must not dominate the out-of-distribution distance
-)
+# of the mean variance: nearly constant features must not dominate the out-of-distribution distance
+RIDGE_FRACTION = 1e-3
 SitesByModel = Mapping[str, tuple[SiteId, ...]]
 
 
@@ -110,7 +109,7 @@ def sites_by_model(
         kind, _, member_name = name.partition("/")
         if kind == "site":
             model_sites[name] = tuple(s for s in sites if s == member_name)
-        elif kind == "group":
+        elif kind == "cluster":
             model_sites[name] = tuple(s for s in sites if f"{clusters.get(s, '')}.".startswith(f"{member_name}."))
         else:
             model_sites[name] = tuple(sites)

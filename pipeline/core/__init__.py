@@ -1,1 +1,1 @@
-"""What every other package may use: errors, files, seeds, flat parameter vectors, the component registry. Imports nothing of hemofed."""
+"""Shared by all packages: errors, files, seeds, flat parameter vectors, the component registry. Imports no other package."""

@@ -16,6 +16,7 @@ from pipeline.core.errors import NoSpaceError, RunFolderError
 
 @contextlib.contextmanager
 def raise_no_space(path: Path) -> Iterator[None]:
+    """Turns the OSError of a full disk into a NoSpaceError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -64,7 +65,7 @@ def exclusive_lock(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def load_round_records(path: Path) -> list[dict[str, Any]]:
-    """Ordered by round. Of a repeated round the later line counts; a truncated last line is ignored."""
+    """Ordered by round. The last line of a repeated round counts; a truncated last line is ignored."""
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     by_round: dict[int, dict[str, Any]] = {}
     for line_number, text in enumerate(lines, start=1):

@@ -31,6 +31,8 @@ class ModelState:
 
 @dataclass(frozen=True)
 class ParameterSpec:
+    """Names, shapes and roles of a module's parameters, in the order of the flat vector."""
+
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     roles: tuple[ParameterRole, ...]
@@ -111,7 +113,7 @@ def _concat_flat(tensors: Iterator[Tensor] | Iterator[nn.Parameter] | list[Tenso
 def _split_flat(flat: Tensor, shapes: tuple[tuple[int, ...], ...], size: int, what: str) -> list[Tensor]:
     if flat.shape[-1] != size:
         raise ModelError(
-            f"the {what} hold {flat.shape[-1]} numbers but the model has {size}; is it the same model section?"
+            f"the {what} hold {flat.shape[-1]} numbers but the model has {size}; is the [model] section the same?"
         )
     parts = flat.split([math.prod(s) for s in shapes], dim=-1)
     return [p.reshape(*flat.shape[:-1], *s) for p, s in zip(parts, shapes, strict=True)]

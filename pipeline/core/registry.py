@@ -78,7 +78,7 @@ def _register(registered: dict[str, type[Component]], cls: type[Component], orig
 def _load_plugin(entry_point: EntryPoint) -> type[Component]:
     try:
         cls = entry_point.load()
-    except Exception as error:  # a foreign package may raise anything on import
+    except Exception as error:  # a plugin may raise any exception on import
         raise StrategyContractError(
             f"the plugin {entry_point.value} cannot be loaded ({error}); repair or uninstall it"
         ) from error

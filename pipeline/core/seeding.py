@@ -11,6 +11,7 @@ import torch
 
 
 def derive_seed(*parts: object) -> int:
+    """63 bits of a hash of `parts`."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
@@ -19,4 +20,5 @@ def seeded_generator(*parts: object) -> torch.Generator:
 
 
 def seeded_uniform(*parts: object) -> float:
+    """One number in [0, 1)."""
     return derive_seed(*parts) / 2**63

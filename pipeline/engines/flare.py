@@ -51,12 +51,8 @@ class FlareEngine:
         verify_proof: Callable[[SiteId, str, str], bool],
     ) -> None:
         """`verify_proof(site, nonce, proof)`: whether the proof is the site's signature of the nonce."""
-        self._send_task, self._cancel_task, self._last_seen, self._live_status = (
-            send_task,
-            cancel_task,
-            last_seen,
-            live_status,
-        )
+        self._send_task, self._cancel_task = send_task, cancel_task
+        self._last_seen, self._live_status = last_seen, live_status
         self._halt_reason, self._min_sites, self._verify_proof = halt_reason, min_sites, verify_proof
         self._replies: queue.Queue[tuple[SiteId, str, Shareable]] = queue.Queue()
         self._open_tasks: dict[SiteId, Task] = {}  # tasks whose late replies are accepted
@@ -74,7 +70,8 @@ class FlareEngine:
         self._started_at = time.monotonic() - float(header["clock"])
 
     def collect_data_summaries(self) -> dict[SiteId, dict[str, Any]]:
-        self._live_status.phase = "about"
+        """Asks every site for its data summary and a proof of its key. Excludes sites that refuse or do not reply."""
+        self._live_status.phase = "data_summary"
         summaries: dict[SiteId, dict[str, Any]] = {}
         refusals: dict[SiteId, str] = {}
         nonce, num_asked = secrets.token_hex(16), len(self._last_seen)
@@ -132,6 +129,7 @@ class FlareEngine:
     def _request_replies(
         self, task_name: str, requests: Mapping[SiteId, Shareable], round_policy: RoundPolicy | None, max_silence: float
     ) -> Iterator[tuple[SiteId, Shareable]]:
+        """Yields replies as they arrive, until all sites have replied, are silent, or the deadline has passed."""
         started_at = time.monotonic()
         tasks = {
             site: self._create_task(task_name, site, request)
@@ -142,11 +140,8 @@ class FlareEngine:
             self._send_task(flare_task, site)
         live_status, pending_sites = self._live_status, set(tasks)
         live_status.asked, live_status.answered, live_status.missed = list(requests), [], {}
-        give_up_at = (
-            None
-            if round_policy is None or round_policy.deadline is None
-            else started_at + round_policy.deadline + DEADLINE_GRACE_SECONDS
-        )
+        deadline = None if round_policy is None else round_policy.deadline
+        give_up_at = None if deadline is None else started_at + deadline + DEADLINE_GRACE_SECONDS
         while pending_sites:
             live_status.write(force=False)
             if reason := self._halt_reason():

@@ -58,11 +58,8 @@ class FlareMessageFilter(FLComponent):  # type: ignore[misc]
         name = message.get_prop(MessagePropKey.COMMON_NAME)
         if name in (None, SERVER_NAME, ADMIN_NAME):
             return None
-        reason = (
-            "it has left, or was removed"
-            if name in self._load_departed_sites()
-            else rejection_reason(str(name), message)
-        )
+        has_left = name in self._load_departed_sites()
+        reason = "it has left, or was removed" if has_left else rejection_reason(str(name), message)
         if not reason:
             return None
         self.logger.warning(f"{name}: refused: {reason}")

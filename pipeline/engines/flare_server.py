@@ -32,6 +32,8 @@ QUIET_ENV = {"PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE", "TOKENIZERS_P
 
 @dataclass
 class FlareServer:
+    """Starts FLARE's server and manages its jobs through its administration interface."""
+
     home: Path  # of the coordinator
     port: int  # on the loopback
     host: str = "localhost"  # as sites know it
@@ -40,7 +42,7 @@ class FlareServer:
     def provision_kits(self) -> None:
         """Writes startup kits of the server and of its only administrator; removes the workspace of former jobs."""
         workspace, server_folder, admin_folder = self.home / "flare", self.home / "kit", self.home / "admin"
-        shutil.rmtree(workspace, ignore_errors=True)  # jobs of a killed server would stay running for ever
+        shutil.rmtree(workspace, ignore_errors=True)  # else the jobs of a killed server would count as running for ever
         workspace.mkdir(parents=True)
         authority = CertificateAuthority.open(self.home)
         write_kit(server_folder, build_server_kit(str(workspace), self.port))

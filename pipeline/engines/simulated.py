@@ -16,7 +16,15 @@ from torch import Tensor
 
 from pipeline.core.seeding import seeded_uniform
 from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression
-from pipeline.protocol.messages import Declined, Message, Reply, RoundPolicy, SiteId, Weighting
+from pipeline.protocol.messages import (
+    SECURE_AGGREGATION_TASKS,
+    Declined,
+    Message,
+    Reply,
+    RoundPolicy,
+    SiteId,
+    Weighting,
+)
 from pipeline.protocol.serialization import deserialize_message, serialize_reply
 from pipeline.strategies.base import Strategy, StrategyContext
 from sites.training.base import Trainer, TrainRequest
@@ -25,10 +33,6 @@ from sites.worker.task_session import TaskSession
 
 if TYPE_CHECKING:
     from sites.privacy.secure_agg_client import SecureAggClient
-
-SECURE_AGGREGATION_TASKS = frozenset(
-    {"advertise", "share", "unmask"}
-)  # steps of secure aggregation around the training
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class ClientSpeedModel:
 
 @dataclass(frozen=True)
 class LateReply:
+    """A reply that missed its round's deadline and counts in a later round."""
+
     site: SiteId
     due_round: int  # in which it arrives
     encoded_reply: bytes
@@ -63,6 +69,8 @@ class LateReply:
 
 @dataclass
 class SimulatedEngine:
+    """The `Engine` protocol with simulated clients."""
+
     sites: Sequence[SiteId]
     trainer: Trainer
     strategy: Strategy
@@ -142,11 +150,9 @@ class SimulatedEngine:
         round_number: int,
         round_policy: RoundPolicy,
     ) -> Iterator[tuple[SiteId, bytes]]:
-        """Yields the replies of this round, keeps the late ones for the round in which they arrive, and advances the clock."""
-        max_seconds, all_on_time = (
-            0.0,
-            len(sessions) == len(speeds),
-        )  # the clock also waits for busy and unavailable sites
+        """Yields the replies of this round, stores late ones for the round in which they arrive, and advances the clock."""
+        max_seconds = 0.0
+        all_on_time = len(sessions) == len(speeds)  # the clock also waits for busy and unavailable sites
         for session in sessions:
             work = session.work
             seconds = (
@@ -155,18 +161,12 @@ class SimulatedEngine:
                 else 0.0
             )
             if round_policy.deadline and seconds > round_policy.deadline + 1e-9:
-                self.late_replies.append(
-                    LateReply(
-                        session.site,
-                        round_number + math.ceil(seconds / round_policy.deadline) - 1,
-                        session.encode_reply(),
-                    )
-                )
+                due_round = round_number + math.ceil(seconds / round_policy.deadline) - 1
+                self.late_replies.append(LateReply(session.site, due_round, session.encode_reply()))
                 all_on_time = False
                 continue
-            all_on_time = (
-                all_on_time and isinstance(session.reply, Reply) and not (work is not None and work.is_partial)
-            )
+            is_partial = work is not None and work.is_partial
+            all_on_time = all_on_time and isinstance(session.reply, Reply) and not is_partial
             max_seconds = max(max_seconds, seconds)
             yield session.site, session.encode_reply()
         if speeds:
@@ -194,13 +194,15 @@ class SimulatedEngine:
             for i, (s, due_round) in enumerate(header["late"])
         ]
         self.client_states = {}
-        for site, identity in header["identities"].items():
+        for site, pending_attempt in header["identities"].items():
             tensors_by_section: dict[str, dict[str, Tensor]] = {"committed": {}, "pending": {}}
             for section, section_tensors in tensors_by_section.items():
                 prefix = f"memory/{site}/{section}/"
                 section_tensors.update({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
             self.client_states[site] = ClientStateStore(
-                tensors_by_section["committed"], tensors_by_section["pending"], identity and (identity[0], identity[1])
+                tensors_by_section["committed"],
+                tensors_by_section["pending"],
+                pending_attempt and (pending_attempt[0], pending_attempt[1]),
             )
 
 

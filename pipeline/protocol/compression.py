@@ -33,6 +33,8 @@ _RESIDUAL_PREFIX = "residual/"
 
 @dataclass(frozen=True)
 class UpdateCompression:
+    """The codec chains of a study, for updates (uplink) and for models (downlink)."""
+
     uplink: CodecChain = ()
     downlink: CodecChain = ()
     layout: VectorLayout = UNKNOWN_LAYOUT

@@ -35,6 +35,7 @@ DeclineKind = Literal[
     "other",  # a kind that this version does not know
 ]
 DECLINE_KINDS: frozenset[str] = frozenset(get_args(DeclineKind))
+SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})  # exchanges before and after the training
 FailureKind = Literal[DeclineKind, "quarantined", "no_reply"]
 
 
@@ -46,12 +47,14 @@ def client_weight(rule: Weighting, work: LocalWork | None) -> float:
 
 @dataclass(frozen=True)
 class Message:
+    """A request to one client: a task, the round, and the strategy's payload."""
+
     task: str
     round: int
     vectors: NamedTensors
     attempt: int = 0
     last_accepted: RoundAttempt | None = None
-    deadline: float | None = None
+    deadline: float | None = None  # seconds that the client may work
     accept_partial: bool = True  # whether the coordinator accepts work that the deadline cut short
     splits: tuple[Split, ...] = ()  # the splits to evaluate on
 
@@ -71,19 +74,21 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class Reply:
+    """A client's update, and what identifies the request that it replies to."""
+
     site: SiteId
     task: str
     round: int
     attempt: int
     update: ClientUpdate
-    weight: float
+    weight: float  # in means, by the study's weighting
 
 
 @dataclass(frozen=True)
 class Declined:
     """A client's reply that it does not take part in a round, and why.
 
-    Logic depends on `kind` only; `text` is for people.
+    Logic depends on `kind` only; `text` is for human readers.
     """
 
     site: SiteId
@@ -103,17 +108,24 @@ class ClientFailure:
 
 @dataclass(frozen=True)
 class RoundPolicy:
-    deadline: float | None = None
-    quorum: int = 1
-    partial_updates: Literal["drop", "keep"] = "keep"
-    late_updates: Literal["drop", "keep"] = "drop"
+    """How long a round waits, and which updates count."""
+
+    deadline: float | None = None  # seconds
+    quorum: int = 1  # replies without which the round is void
+    partial_updates: Literal["drop", "keep"] = "keep"  # of work that the deadline cut short
+    late_updates: Literal["drop", "keep"] = "drop"  # that arrive in a later round
 
 
+# a client's half of an algorithm: yields local jobs, receives their results, returns the update and the next client state
 ClientTask = Generator[LocalJob, JobResult, tuple[ClientUpdate, ClientState]]
 
 
 class Aggregate:
-    """Sums over replies in the order of arrival. For reproducible sums the engine yields replies in site order."""
+    """Sums and means over replies, added in the order of arrival. For reproducible sums the engine yields replies in site order.
+
+    clients: the sites that replied; num_replies: their number; work_by_client: their work, unless it is hidden by secure
+    aggregation.
+    """
 
     def __init__(self) -> None:
         self.work_by_client: dict[SiteId, LocalWork] = {}
@@ -165,9 +177,11 @@ class Aggregate:
         return self._weighted_sums
 
     def mean(self, key: str) -> Tensor:
+        """The mean of the clients' `ClientUpdate.averaged[key]`, by the study's weighting and aggregation rule."""
         return _require_vector(self._weighted_sums, key, "averaged") / self._weight_sum
 
     def sum(self, key: str) -> Tensor:
+        """The sum of the clients' `ClientUpdate.summed[key]`."""
         return _require_vector(self._sums, key, "summed")
 
 

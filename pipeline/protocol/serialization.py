@@ -173,11 +173,9 @@ def deserialize_reply(site: SiteId, data: bytes, decode_one: VectorDecoder = rej
         )
     for key, value in tensors.items():
         if key.startswith("mean/") and value.dtype != torch.float32:
-            raise ReplyError(f"{site}: {key.partition('/')[2]} came as {value.dtype}, not as float32")
+            raise ReplyError(f"{site}: {key.partition('/')[2]} has type {value.dtype}, not float32")
         if value.is_floating_point() and not is_finite(value):
-            raise ReplyError(
-                f"{site}: {key.partition('/')[2]} is not finite; lower local.lr or look at the site's data"
-            )
+            raise ReplyError(f"{site}: {key.partition('/')[2]} is not finite; lower local.lr or check the site's data")
     parts = {
         kind: {k[len(kind) + 1 :]: v for k, v in tensors.items() if k.startswith(f"{kind}/")}
         for kind in ("mean", "sum")

@@ -46,8 +46,10 @@ def proximal_term(target: ParamVector, mu: float) -> LocalRegularizer:
 
 @dataclass(frozen=True)
 class LocalWork:
+    """How much a client worked in a round. The aggregation weights and the record of the round follow from it."""
+
     steps_requested: int
-    steps_done: int
+    steps_done: int  # fewer, if the deadline cut the work short
     num_examples: int  # n_k, of the training split
     seconds: float = 0.0
     eval_steps: int = 0  # cost of evaluating the full local gradient (gamma-inexactness), in steps
@@ -104,7 +106,7 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class GradientJob:
-    """The gradient of the mean loss over the whole training split."""
+    """The gradient of the mean loss over all training examples."""
 
     weights: ParamVector
     norm_stats: ParamVector = field(default_factory=lambda: NO_NORM_STATS)
@@ -119,6 +121,8 @@ class GradientResult:
 
 @dataclass(frozen=True)
 class EvaluateJob:
+    """The evaluation sums of a model on one split."""
+
     weights: ParamVector
     split: Split
     norm_stats: ParamVector = field(default_factory=lambda: NO_NORM_STATS)

@@ -71,7 +71,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
     homogeneous_run = context.run_study(
         "clusters", "alike-cfl", strategy=IMAGE_STRATEGIES["cfl"], feature_skew={"name": "none"}
     )
-    num_clusters = len(set(homogeneous_run.round_records[-1]["groups"].values()))
+    num_clusters = len(set(homogeneous_run.round_records[-1]["clusters"].values()))
     checks.append(
         ClaimCheck("without planted clusters, CFL does not split", num_clusters == 1, f"clusters: {num_clusters}")
     )
@@ -97,7 +97,7 @@ def adjusted_rand_index(study_run: ReproductionRun) -> float:
     """Adjusted Rand index (Hubert & Arabie 1985) of the last clusters and the planted ones, which alternate by site."""
     from sklearn.metrics import adjusted_rand_score
 
-    cluster_by_site: Mapping[str, str] = study_run.round_records[-1]["groups"]
+    cluster_by_site: Mapping[str, str] = study_run.round_records[-1]["clusters"]
     sites = sorted(cluster_by_site)
     return float(adjusted_rand_score([n % 2 for n in range(len(sites))], [cluster_by_site[site] for site in sites]))
 
@@ -105,7 +105,9 @@ def adjusted_rand_index(study_run: ReproductionRun) -> float:
 def site_accuracy(study_run: ReproductionRun) -> float:
     """Pooled accuracy at the sites in per cent, of cluster models if there are any."""
     test_scores = study_run.results["test"]
-    cluster_scores = test_scores["views"]["group"] if "group" in test_scores.get("views", {}) else test_scores
+    cluster_scores = (
+        test_scores["comparisons"]["cluster"] if "cluster" in test_scores.get("comparisons", {}) else test_scores
+    )
     return 100 * float(cluster_scores["pooled"]["accuracy"])
 
 

@@ -24,7 +24,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
         for label, s in SETTINGS.items()
     }
     rounds = {label: int(r.results["rounds"]) for label, r in runs.items()}
-    missed_target = [label for label, r in runs.items() if not str(r.results["stopped"]).startswith("target")]
+    missed_target = [label for label, r in runs.items() if not str(r.results["stop_reason"]).startswith("target")]
     fedsgd_rounds = rounds["FedSGD"]
     rows = [
         [

@@ -25,7 +25,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "FedProx": {"name": "fedprox", "mu": 0.01},
     "DemLearn": {"name": "demlearn"},
 }
-LEVEL_VIEWS = {"site": "own", "group": "group", "top": "global"}  # level -> key of the scores at the sites
+LEVEL_VIEWS = {"site": "own", "cluster": "cluster", "top": "global"}  # level -> key of the scores at the sites
 
 
 def run(context: ReproductionContext) -> ReproductionResult:
@@ -113,7 +113,7 @@ def _last_test_scores(study_run: ReproductionRun) -> Mapping[str, Any]:
 
 def specialization(test_scores: Mapping[str, Any], level: str) -> float:
     """On the sites' own examples."""
-    level_scores = test_scores if LEVEL_VIEWS[level] == "own" else test_scores["views"][LEVEL_VIEWS[level]]
+    level_scores = test_scores if LEVEL_VIEWS[level] == "own" else test_scores["comparisons"][LEVEL_VIEWS[level]]
     return float(level_scores["pooled"]["accuracy"])
 
 

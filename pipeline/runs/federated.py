@@ -132,7 +132,7 @@ def _agree_on_data_format(
             raise ReplyError(
                 f"{site} sent an invalid data summary ({invalid_fields}); use the same version of hemofed on all sites"
             ) from error
-    data_formats = {site: (tuple(a["shape"]), tuple(a["classes"])) for site, a in data_summaries.items()}
+    data_formats = {site: (tuple(s["shape"]), tuple(s["classes"])) for site, s in data_summaries.items()}
     first_site = next(iter(data_formats))
     for site, data_format in data_formats.items():
         if data_format != data_formats[first_site]:

@@ -109,13 +109,13 @@ def _train_and_save(
         "site": late_joiner.name,
         "run": str(folder.path),
         "strategy": study.strategy.name,
-        "group": cluster,
-        "turns": late_joiner.num_rounds,
+        "cluster": cluster,
+        "rounds": late_joiner.num_rounds,
         "examples": dataset.class_counts(late_joiner.name),
-        "own": test_metrics.get("pooled"),
-        "global": test_metrics.get("views", {}).get("global", {}).get("pooled"),
-        "alone": _train_alone(study, late_joiner, joined_folder),
-        "model": str(joined_folder / "models" / "own.safetensors"),
+        "personalized_model": test_metrics.get("pooled"),
+        "global_model": test_metrics.get("comparisons", {}).get("global", {}).get("pooled"),
+        "local_only": _train_alone(study, late_joiner, joined_folder),
+        "model_file": str(joined_folder / "models" / "own.safetensors"),
     }
     RunFolder(joined_folder).write_json("results.json", results)
     return results

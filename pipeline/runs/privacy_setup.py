@@ -190,9 +190,9 @@ def describe_privacy(
         layout = secure_aggregation.update_layout
         num_clients = num_sampled_clients(len(sites), study.client_sampling.fraction)
         privacy_record["secure_aggregation"] = {
-            "asked": num_clients,
+            "num_sampled_clients": num_clients,
             "threshold": reconstruction_threshold(num_clients),
-            "clip": layout.max_update_norm,
+            "max_update_norm": layout.max_update_norm,
             "bits": layout.grid.num_bits,
             "step": layout.grid.step_size,
             "fingerprints": {s: keys.fingerprint(k) for s, k in secure_aggregation.public_keys.items()},
@@ -218,23 +218,23 @@ def _describe_client_level_dp(
         else secure_aggregation.update_layout.grid.max_rounded_norm
     )
     return {
-        "noise": noise_multiplier,
-        "clip": client_level_dp.max_update_norm,
-        "longest": max_norm,
+        "noise_multiplier": noise_multiplier,
+        "max_update_norm": client_level_dp.max_update_norm,
+        "sensitivity": max_norm,
         "delta": client_level_dp.delta,
         "epsilon": spent.epsilon,
         "accountant": spent.accountant,
-        "turns": num_rounds,
+        "rounds": num_rounds,
         "sites": len(sites),
-        "asked": num_clients,
+        "num_sampled_clients": num_clients,
     }
 
 
 def create_client_level_dp(study: Study, privacy_record: Mapping[str, Any]) -> AggregationRule | None:
     settings = privacy_record.get("client_level_dp")
     return settings and ClientLevelDpMean(
-        max_update_norm=settings["clip"],
-        noise_multiplier=settings["noise"],
-        sensitivity=settings["longest"],
-        num_sampled_clients=settings["asked"],
+        max_update_norm=settings["max_update_norm"],
+        noise_multiplier=settings["noise_multiplier"],
+        sensitivity=settings["sensitivity"],
+        num_sampled_clients=settings["num_sampled_clients"],
     )

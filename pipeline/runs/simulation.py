@@ -263,7 +263,7 @@ def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) ->
     model = study.strategy.global_models(state).get("global")
     dataset, pool = simulation.dataset, simulation.dataset.pool
     holders = (COORDINATOR,) if study.evaluation.evaluate_at == "coordinator" else dataset.sites
-    rows = torch.cat([dataset.split_indices[w].test for w in holders])
+    rows = torch.cat([dataset.split_indices[holder].test for holder in holders])
     if model is None or not len(rows):
         return None
     module = simulation.trainer_context.make_model().to(pool.device)
@@ -273,12 +273,13 @@ def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) ->
     examples = ScoredExamples(
         score_bins(logits).numpy(), logits.argmax(1).numpy(), pool.labels(rows).cpu().numpy(), unit
     )
-    site_index = np.repeat(np.arange(len(holders)), [len(dataset.split_indices[w].test) for w in holders])
+    num_examples = [len(dataset.split_indices[holder].test) for holder in holders]
+    holder_index = np.repeat(np.arange(len(holders)), num_examples)
     positive_class = simulation.round_loop.positive_class
     pooled = confidence_intervals(examples, positive_class, study.seed)
     by_site = {
-        w: confidence_intervals(examples.select(site_index == n), positive_class, study.seed)
-        for n, w in enumerate(holders)
+        holder: confidence_intervals(examples.select(holder_index == n), positive_class, study.seed)
+        for n, holder in enumerate(holders)
     }
     headline_metric = "accuracy" if positive_class.class_index is None else "positive_auroc"
     paired = [
@@ -302,7 +303,7 @@ def _check_any_round_counted(folder: RunFolder) -> None:
     training_rounds = folder.load_rounds()[1:]
     if training_rounds and all(record["void"] for record in training_rounds):
         last_round = training_rounds[-1]
-        reasons = "; ".join(f"{site}: {failure['text']}" for site, failure in [*last_round["missed"].items()][:3])
+        reasons = "; ".join(f"{site}: {failure['text']}" for site, failure in [*last_round["failures"].items()][:3])
         raise HemofedError(
             f"all rounds were void, so there is no result ({last_round['void']}). In the last round: {reasons}"
         )

@@ -1,8 +1,9 @@
-"""Federated algorithms, one a module, with both halves: what the coordinator does and what a client does.
+"""Federated algorithms, one per module, each with its coordinator's half and its client's half; base.py is the API.
 
-A plugin can import everything that it needs from here; see docs/add-a-strategy.md.
+A plugin imports all that it needs from here; see docs/add-a-strategy.md.
 """
 
+from pipeline.codecs.base import CodecChain
 from pipeline.core.parameters import ModelState, NamedTensors, ParameterRole, ParameterSpec, ParamVector
 from pipeline.protocol.messages import (
     Aggregate,
@@ -30,6 +31,8 @@ from pipeline.protocol.tasks import (
     run_gradient,
     run_training,
 )
+from pipeline.strategies._clustered import ClusteredStrategy, ClusterState
+from pipeline.strategies._partial_sharing import PartialSharingStrategy
 from pipeline.strategies.base import (
     PERSONAL,
     ClientRequests,
@@ -56,6 +59,9 @@ __all__ = [
     "ClientState",
     "ClientTask",
     "ClientUpdate",
+    "ClusterState",
+    "ClusteredStrategy",
+    "CodecChain",
     "Dendrogram",
     "EvaluateJob",
     "EvaluationSums",
@@ -72,6 +78,7 @@ __all__ = [
     "ParamVector",
     "ParameterRole",
     "ParameterSpec",
+    "PartialSharingStrategy",
     "Reply",
     "SiteId",
     "Strategy",

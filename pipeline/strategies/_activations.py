@@ -1,4 +1,4 @@
-"""Networks seen through what they answer to public examples."""
+"""Activations of networks on public examples, and the grouping of parameters by layer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from pipeline.strategies.base import ClientRequests
 def compute_activations(
     models: Sequence[ModelState], requests: ClientRequests, num_examples: int
 ) -> tuple[list[tuple[Tensor, ...]], Tensor]:
-    """[model][layer] (n, p), and the inputs (n, d)."""
-    results = [
-        s
-        for s in requests.run_on_coordinator([ActivationsJob(m.weights, m.norm_stats, num_examples) for m in models])
-        if isinstance(s, ActivationsResult)
-    ]
-    return [s.layers for s in results], results[0].inputs
+    """Activations [model][layer] of shape (n, p), and the inputs (n, d). n is at most `num_examples`."""
+    jobs = [ActivationsJob(m.weights, m.norm_stats, num_examples) for m in models]
+    results = [r for r in requests.run_on_coordinator(jobs) if isinstance(r, ActivationsResult)]
+    return [r.layers for r in results], results[0].inputs
 
 
 def layer_parameter_indices(spec: ParameterSpec) -> list[list[int]]:
-    """Places of the parameters of each layer with weights; a normalisation belongs to the layer before it."""
+    """Parameter indices of each layer with weights; a normalization layer belongs to the layer before it."""
     layers: list[list[int]] = []
     current_layer = ""
     for index, (name, role) in enumerate(zip(spec.names, spec.roles, strict=True)):
@@ -40,6 +37,6 @@ def layer_parameter_indices(spec: ParameterSpec) -> list[list[int]]:
 def check_same_layers(model_layers: Sequence[object], observed_layers: Sequence[object], strategy_name: str) -> None:
     if len(model_layers) != len(observed_layers):
         raise ModelError(
-            f"{strategy_name} finds {len(observed_layers)} layers at work but {len(model_layers)} in the model, so it cannot swap layer by layer; "
-            "set strategy.layerwise = false"
+            f"{strategy_name} finds activations of {len(observed_layers)} layers, but the model has parameters in {len(model_layers)}, "
+            "so it cannot swap layer by layer; set strategy.layerwise = false"
         )

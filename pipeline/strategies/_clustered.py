@@ -1,4 +1,4 @@
-"""What clustered algorithms have in common: a model a group, and who is in which group."""
+"""Clustered strategies: the base with one model per cluster, linkage of sites, and stable names of clusters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST_CLUSTER = "0"
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The state: models by group, and everybody's group. Who was never heard of is in the first."""
+    """Models by cluster, and the cluster of every site that has replied; other sites count to `FIRST_CLUSTER`."""
 
     weights: Mapping[str, ParamVector]
     norm_stats: Mapping[str, ParamVector]
@@ -27,7 +27,9 @@ class ClusterState:
 
 
 class ClusteredStrategy(Strategy):
-    server_state_text: ClassVar[str] = "a model a group, who is in which"
+    """Base of IFCA, CFL, similarity clustering and DemLearn: a site trains the model of its cluster."""
+
+    server_state_text: ClassVar[str] = "a model per cluster, the cluster of each site"
 
     def init_state(self, initial_model: ModelState, context: StrategyContext) -> Any:
         return ClusterState({FIRST_CLUSTER: initial_model.weights}, {FIRST_CLUSTER: initial_model.norm_stats}, {})
@@ -37,7 +39,7 @@ class ClusteredStrategy(Strategy):
         return {"weights": state.weights[cluster], "stats": state.norm_stats[cluster]}
 
     def global_models(self, state: Any) -> Mapping[str, ModelState]:
-        return {f"group/{cluster}": ModelState(w, state.norm_stats[cluster]) for cluster, w in state.weights.items()}
+        return {f"cluster/{cluster}": ModelState(w, state.norm_stats[cluster]) for cluster, w in state.weights.items()}
 
     def cluster_assignment(self, state: Any) -> Mapping[SiteId, str]:
         assignment: Mapping[SiteId, str] = state.cluster_of
@@ -51,15 +53,15 @@ class ClusteredStrategy(Strategy):
 
 
 def pairwise_distances(vectors: Sequence[ParamVector]) -> Tensor:
-    """(S, S), Euclidean. Of more than 25 vectors torch takes |a|^2 + |b|^2 - 2ab: in float32 nothing is left of models
-    that differ little, so what they have in common goes first."""
+    """(S, S) Euclidean distances. For more than 25 vectors torch computes |a|^2 + |b|^2 - 2ab, which cancels in float32
+    if the models differ little; so their mean is subtracted first, and float64 is used."""
     flat = torch.stack(list(vectors))
     centered = (flat - flat.mean(0)).double()
     return torch.cdist(centered, centered)
 
 
 def compute_linkage(distances: Tensor, method: Literal["complete", "average", "centroid", "ward"]) -> np.ndarray:
-    """(S, S) -> scipy's merges (S - 1, 4)."""
+    """Distances (S, S) -> scipy's linkage matrix (S - 1, 4)."""
     from scipy.cluster import hierarchy
     from scipy.spatial.distance import squareform
 
@@ -75,7 +77,8 @@ def dendrogram_from_linkage(sites: Sequence[SiteId], merges: np.ndarray) -> Dend
 
 
 def match_cluster_names(labels: Mapping[SiteId, int], previous: Mapping[SiteId, str]) -> dict[SiteId, str]:
-    """New clusters under the names of the old ones that they share most sites with, so that a move is a move."""
+    """Names for new clusters (site -> label): those of the previous clusters that they overlap most with, so that names
+    are stable from round to round; others get the first unused numbers."""
     from scipy.optimize import linear_sum_assignment
 
     new_labels, old_names = sorted(set(labels.values())), sorted(set(previous.values()))

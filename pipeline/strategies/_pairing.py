@@ -1,6 +1,6 @@
-"""Who swaps with whom: disjoint pairs of sites, each of which is as little alike as can be had.
+"""Matching of sites into disjoint pairs of low similarity, greedy or optimal.
 
-Of an odd number of sites one is left out. The same similarity gives the same pairs, on every machine.
+Of an odd number of sites one is left out. The same similarity gives the same pairs on every machine.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from pipeline.core.errors import StrategyContractError
 
 IndexPairs = list[tuple[int, int]]  # each (i, j) with i < j
-NUM_SIMILARITY_LEVELS = 2**40  # of similarity: whole numbers keep the matching algorithm exact
+NUM_SIMILARITY_LEVELS = 2**40  # similarities are rounded to integers, with which the matching algorithm is exact
 
 
 def greedy_matching(similarity: Tensor) -> IndexPairs:
-    """Again and again the least similar two of those left; of equals, the first in reading order."""
+    """Repeatedly pairs the two least similar sites that are left; among equals, the first by (i, j)."""
     unmatched = set(range(len(similarity)))
     pairs: IndexPairs = []
     for _, i, j in sorted(_similarity_edges(similarity)):
@@ -29,7 +29,7 @@ def greedy_matching(similarity: Tensor) -> IndexPairs:
 
 
 def optimal_matching(similarity: Tensor) -> IndexPairs:
-    """The least sum of similarities over all matchings that leave at most one out (Edmonds's blossoms, O(S^3))."""
+    """The matching of least total similarity that leaves out at most one site (Edmonds's blossom algorithm, O(S^3))."""
     edges = _similarity_edges(similarity)
     if not edges:
         return []
@@ -50,9 +50,11 @@ def _similarity_edges(similarity: Tensor) -> list[tuple[float, int, int]]:
     """(similarity, i, j) for all i < j."""
     if similarity.ndim != 2 or len(similarity) != similarity.shape[1]:
         raise StrategyContractError(
-            f"a similarity of shape {tuple(similarity.shape)} cannot be matched; give one (S, S) matrix"
+            f"a similarity of shape {tuple(similarity.shape)} cannot be matched; it must be one (S, S) matrix"
         )
     if not bool(torch.isfinite(similarity).all()) or not torch.allclose(similarity, similarity.T):
-        raise StrategyContractError("only a finite, symmetric similarity can be matched; `pairwise` makes one")
+        raise StrategyContractError(
+            "only a finite, symmetric similarity can be matched; `pairwise_similarity` returns such matrices"
+        )
     rows = similarity.double().tolist()
     return [(float(rows[i][j]), i, j) for i in range(len(rows)) for j in range(i + 1, len(rows))]

@@ -1,6 +1,7 @@
-"""What FedPer, FedRep and FedBN have in common: some roles of the network stay at the site, the others are averaged.
+"""Partial sharing, the base of FedPer, FedRep and FedBN: parameters of some roles stay at the site.
 
-Parameters that stay are neither sent nor changed by the coordinator; a site that has none yet begins with the start's.
+The other parameters are averaged. Personal parameters are not sent, and the coordinator's copy of them stays the initial
+model's, from which a site starts.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from pipeline.strategies.base import (
 
 
 class PartialSharingStrategy(Strategy):
+    """Client state: `kept`, the personal parameters, and with personal norm layers `stats`, their statistics."""
+
     personalized: ClassVar[bool] = True
     stateful_clients: ClassVar[bool] = True
-    personal_roles: tuple[ParameterRole, ...]
+    personal_roles: tuple[ParameterRole, ...]  # of body, head and norm; the head is the last layer
 
     def run_round(
         self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
@@ -46,7 +49,7 @@ class PartialSharingStrategy(Strategy):
         return self.split_update(personal, result, context)
 
     def build_personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelState:
-        """The common model with the site's own parts in their places."""
+        """The received model with the site's personal parameters inserted."""
         global_model = received_model(message)
         if not client_state:
             return global_model
@@ -57,15 +60,18 @@ class PartialSharingStrategy(Strategy):
     def split_update(
         self, initial_model: ModelState, result: TrainResult, context: StrategyContext
     ) -> tuple[ClientUpdate, ClientState]:
-        """What is sent, and what stays."""
+        """The update, which has the shared parameters only, and the client state, which has the personal ones."""
         is_personal = context.spec.role_mask(self.personal_roles)
-        update, has_personal_norm = make_update(initial_model.weights, result), "norm" in self.personal_roles
-        averaged = {"delta": update.averaged["delta"][~is_personal]} | (
-            {} if has_personal_norm else {"stats": result.norm_stats}
-        )
-        new_state = {"kept": result.weights[is_personal]} | ({"stats": result.norm_stats} if has_personal_norm else {})
+        update = make_update(initial_model.weights, result)
+        shared_delta = {"delta": update.averaged["delta"][~is_personal]}
+        personal_weights = {"kept": result.weights[is_personal]}
+        stats = {"stats": result.norm_stats}
+        if "norm" in self.personal_roles:
+            averaged, new_state = shared_delta, personal_weights | stats
+        else:
+            averaged, new_state = shared_delta | stats, personal_weights
         return replace(update, averaged=averaged), new_state if bool(torch.any(is_personal)) else {}
 
     def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
         return self.build_personal_model(message, client_state, context)
-        yield
+        yield  # makes this a generator; it has no job

@@ -1,17 +1,17 @@
-"""How alike two networks are, layer by layer: HSIC, CKA, debiased CKA, deconfounded CKA, CCA and sum-diff.
+"""Similarity of networks, layer by layer: HSIC, CKA, debiased CKA, deconfounded CKA, CCA and sum-diff.
 
 X (n, p1) and Y (n, p2) are the activations of one layer of two networks on the same n probe inputs, K and L their Gram
-matrices. Every measure turns what it reads of a site into one vector and compares vectors, so that S sites cost S
-embeddings and one product, not S * S comparisons. Larger is more alike, for every measure.
+matrices. Every measure embeds the layer of a site as one vector and compares vectors, so that S sites need S embeddings
+and one product, not S * S comparisons. For every measure a larger value means more similar.
 
-| measure | unchanged by, with the linear kernel | note |
+| measure | invariant to (linear kernel) | note |
 |---|---|---|
 | hsic | orthogonal maps | grows with the activations |
-| cka, debiased_cka, dcka | orthogonal maps, isotropic scaling | the polynomial kernel loses the scaling |
-| cca | any invertible map | 1 for any two layers of rank n - 1: give it many more probes than features |
-| sumdiff | nothing | reads weights, not activations |
+| cka, debiased_cka, dcka | orthogonal maps, isotropic scaling | the polynomial kernel is not invariant to scaling |
+| cca | any invertible map | 1 for any two layers of rank n - 1: use many more probes than features |
+| sumdiff | nothing | compares weights, not activations |
 
-With the gaussian kernel isotropic scaling changes nothing, not even hsic, as long as sigma follows the median distance.
+With the gaussian kernel hsic, too, is invariant to isotropic scaling, if sigma follows the median distance.
 
 HSIC: Gretton et al. 2005. Debiased: Song et al. 2012, eq. 5. CKA and CCA: Kornblith et al. 2019. dCKA: Cui et al. 2022.
 """
@@ -28,7 +28,7 @@ from torch import Tensor
 from pipeline.core.errors import ReplyError, StrategyContractError, StudyError
 from pipeline.core.registry import suggest_names
 
-ROUNDING_TOLERANCE = 1e-6  # relative size of a difference that float32 activations cannot tell from none
+ROUNDING_TOLERANCE = 1e-6  # relative size of a difference that may be a rounding error of float32 activations
 MIN_PROBES = 4  # probe inputs: the debiased estimator divides by n - 3
 
 
@@ -46,9 +46,10 @@ def polynomial_kernel(x: Tensor, c: float = 1.0, degree: int = 2) -> Tensor:
 
 
 def gaussian_kernel(x: Tensor, sigma: float | None = None, fraction: float = 1.0) -> Tensor:
-    """sigma, or `fraction` of the median distance of two probes that differ; all ones where none differ."""
+    """exp(-|x_i - x_j|^2 / (2 sigma^2)). sigma: None for `fraction` of the median distance of probes that differ; if
+    none differ, all entries are 1."""
     x = _flatten_features(x)
-    centered_x = x - x.mean(0)  # distances do not change, their rounding errors shrink
+    centered_x = x - x.mean(0)  # the same distances with smaller rounding errors
     norms = centered_x.square().sum(1)
     squares = (norms[:, None] + norms - 2 * centered_x @ centered_x.T).fill_diagonal_(0.0)
     squares = torch.where(squares > ROUNDING_TOLERANCE**2 * x.square().sum(1).mean(), squares, 0.0)
@@ -58,11 +59,11 @@ def gaussian_kernel(x: Tensor, sigma: float | None = None, fraction: float = 1.0
     return torch.exp(-squares / (2 * sigma**2))
 
 
-# Embeddings: what is compared of one site
+# Embeddings: what is compared of one layer of one site
 
 
 def center_gram(K: Tensor) -> Tensor:
-    """H K H, H = I - 11^T/n: linear K becomes the Gram matrix of the column-centred X."""
+    """H K H with H = I - 11^T/n; of a linear K, the Gram matrix of the column-centred X."""
     K = K.double()
     return K - K.mean(0) - K.mean(1, keepdim=True) + K.mean()
 
@@ -76,33 +77,35 @@ def u_center_gram(K: Tensor) -> Tensor:
 
 
 def deconfound_gram(K: Tensor, K0: Tensor) -> Tensor:
-    """The centred K less its least-squares fit, over all entries, by the centred K0."""
+    """The centred K minus its least-squares fit, over all entries, by the centred K0."""
     K, confound = center_gram(K), normalize_gram(center_gram(K0), K0)
     return _zero_if_negligible(K - (K * confound).sum() * confound, K, ROUNDING_TOLERANCE)
 
 
 def column_space_projector(x: Tensor) -> Tensor:
-    """The (n, n) projection on the span of the centred columns: of trace rank, the same for every basis of the span."""
+    """(n, n) projector onto the span of the centred columns, independent of the basis. Its trace is their rank."""
     precision = torch.finfo(x.dtype).eps if x.is_floating_point() else torch.finfo(torch.double).eps
     x = _flatten_features(x)
     columns = x - x.mean(0)
     norms = columns.norm(dim=0)
-    is_varying = norms > 16 * precision * x.norm(dim=0)  # a constant column leaves rounding errors
+    is_varying = norms > 16 * precision * x.norm(dim=0)  # a constant column has rounding errors only
     if not bool(is_varying.any()):
         return x.new_zeros(len(x), len(x))  # rank 0
-    columns = columns[:, is_varying] / norms[is_varying]  # else a small feature would look like a missing rank
+    columns = (
+        columns[:, is_varying] / norms[is_varying]
+    )  # without scaling a small feature would seem linearly dependent
     U, s, _ = torch.linalg.svd(columns, full_matrices=False)
     basis: Tensor = U[:, s > max(columns.shape) * precision * s[0]]
     return basis @ basis.T
 
 
 def normalize_gram(embedded: Tensor, K: Tensor) -> Tensor:
-    """At length 1; 0 where nothing but rounding is left of K: a dead layer is like none, not even itself."""
+    """Scaled to norm 1; 0 if only rounding errors of K are left: a dead layer is similar to none, not even itself."""
     significant = _zero_if_negligible(embedded, K, ROUNDING_TOLERANCE**2)  # activations enter a Gram matrix squared
     return significant / max(float(significant.norm()), torch.finfo(significant.dtype).tiny)
 
 
-# Measures of two
+# Measures for a pair
 
 
 def hsic(K: Tensor, L: Tensor) -> float:
@@ -111,7 +114,7 @@ def hsic(K: Tensor, L: Tensor) -> float:
 
 
 def debiased_hsic(K: Tensor, L: Tensor) -> float:
-    """HSIC_1: 0 on average for independent features, however many; may be negative."""
+    """HSIC_1, unbiased: 0 on average for independent features, however many they are; may be negative."""
     n = len(K)
     return float((u_center_gram(K) * u_center_gram(L)).sum() / (n * (n - 3)))
 
@@ -122,16 +125,17 @@ def cka(K: Tensor, L: Tensor) -> float:
 
 
 def debiased_cka(K: Tensor, L: Tensor) -> float:
-    """CKA of HSIC_1."""
+    """CKA with HSIC_1 instead of HSIC."""
     return float((normalize_gram(u_center_gram(K), K) * normalize_gram(u_center_gram(L), L)).sum())
 
 
 def dcka(K: Tensor, L: Tensor, K0: Tensor) -> float:
-    """Deconfounded CKA: the inputs' similarity K0 is regressed out of K and of L, then CKA.
+    """Deconfounded CKA: CKA after the similarity K0 of the inputs has been regressed out of K and of L.
 
-    Centred before the regression, so it is the partial correlation of K and L given K0, in -1..1. For the linear kernel
-    that is what the authors' code (simtorch) computes: it centres the activations and fits with an intercept, which is
-    then 0. Negative eigenvalues of the residue stay, as there by default: cutting them off would bring K0 back in.
+    Both are centred before the regression, so this is the partial correlation of K and L given K0, in -1..1. For the
+    linear kernel the authors' code (simtorch) computes the same: it centres the activations and fits with an intercept,
+    which is then 0. Negative eigenvalues of the residual are not removed, as in that code by default: without them the
+    residual would correlate with K0 again.
     """
     return float((normalize_gram(deconfound_gram(K, K0), K) * normalize_gram(deconfound_gram(L, K0), L)).sum())
 
@@ -171,7 +175,7 @@ def _negative_l1_distances(vectors: Tensor) -> Tensor:
 class SimilarityMeasure:
     description: str
     reads: Literal["grams", "activations", "weights"]  # a kernel is chosen for grams only
-    embed: Callable[[Tensor, Tensor], Tensor]  # (what it reads of a site, the same of the inputs) -> what is compared
+    embed: Callable[[Tensor, Tensor], Tensor]  # (what is read of a site's layer, the same of the inputs) -> embedding
     compare: Callable[[Tensor], Tensor]  # (S, m) -> (S, S)
 
 
@@ -186,13 +190,13 @@ SIMILARITY_MEASURES: Mapping[str, SimilarityMeasure] = {
         "centred kernel alignment", "grams", lambda K, _: normalize_gram(center_gram(K), K), _inner_products
     ),
     "dcka": SimilarityMeasure(
-        "CKA without what the inputs explain",
+        "CKA after the similarity of the inputs is regressed out",
         "grams",
         lambda K, K0: normalize_gram(deconfound_gram(K, K0), K),
         _inner_products,
     ),
     "debiased_cka": SimilarityMeasure(
-        "CKA that is about 0 for unrelated wide layers",
+        "CKA that is unbiased for wide layers",
         "grams",
         lambda K, _: normalize_gram(u_center_gram(K), K),
         _inner_products,
@@ -204,7 +208,7 @@ SIMILARITY_MEASURES: Mapping[str, SimilarityMeasure] = {
         _divide_by_smaller_rank,
     ),
     "hsic": SimilarityMeasure(
-        "CKA before it is normalised", "grams", lambda K, _: center_gram(K) / (len(K) - 1), _inner_products
+        "CKA without normalization", "grams", lambda K, _: center_gram(K) / (len(K) - 1), _inner_products
     ),
     "sumdiff": SimilarityMeasure(
         "minus the sum of absolute weight differences", "weights", lambda w, _: w, _negative_l1_distances
@@ -215,7 +219,7 @@ SIMILARITY_MEASURES: Mapping[str, SimilarityMeasure] = {
 def pairwise_similarity(
     features: Sequence[Sequence[Tensor]], inputs: Tensor, measure: str, kernel: str = "linear"
 ) -> Tensor:
-    """(L, S, S) similarities from features[site][layer] of shape (n, p_layer), on the probe inputs (n, d)."""
+    """Similarities (L, S, S) from features[site][layer] of shape (n, p_layer) and the probe inputs (n, d)."""
     similarity_measure = _look_up(SIMILARITY_MEASURES, measure, "measure")
     if similarity_measure.reads == "weights":
         raise StudyError(f"the measure {measure!r} compares weights, not activations; use weight_similarity")
@@ -225,7 +229,7 @@ def pairwise_similarity(
         for layer, x in enumerate(layers):
             if len(x) != n:
                 raise StrategyContractError(
-                    f"site {site}, layer {layer}: {len(x)} activations for {n} probe inputs; run all of them"
+                    f"site {site}, layer {layer}: {len(x)} activations for {n} probe inputs; run the network on all of them"
                 )
     confound = read_features(inputs)
     return _compare_all_pairs(
@@ -234,23 +238,23 @@ def pairwise_similarity(
 
 
 def weight_similarity(weights: Sequence[Sequence[Tensor]]) -> Tensor:
-    """(L, S, S) of minus the sum of absolute differences, from weights[site][layer], flat vectors."""
+    """Negative L1 distances (L, S, S), from weights[site][layer], which are flat vectors."""
     return _compare_all_pairs(SIMILARITY_MEASURES["sumdiff"], weights, lambda w: w.double())
 
 
 def _compare_all_pairs(
     measure: SimilarityMeasure, site_layers: Sequence[Sequence[Tensor]], embed: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """One layer at a time: S matrices of (n, n) are in memory, not L * S."""
+    """Layer by layer, so that only S matrices of (n, n) are in memory, not L * S."""
     if not site_layers or not site_layers[0]:
-        raise StrategyContractError("no sites or no layers to compare; ask at least one site for at least one layer")
+        raise StrategyContractError("there are no sites or no layers to compare; at least one of each is needed")
     if len({len(layers) for layers in site_layers}) > 1:
         raise StrategyContractError("the sites have different numbers of layers; compare networks of one architecture")
     matrices = []
     for layer, layer_inputs in enumerate(zip(*site_layers, strict=True)):
         for site, x in enumerate(layer_inputs):
             if not bool(torch.isfinite(x).all()):
-                raise ReplyError(f"site {site}, layer {layer}: not finite, so like nothing; lower local.lr")
+                raise ReplyError(f"site {site}, layer {layer}: activations or weights are not finite; lower local.lr")
         vectors = [embed(x.detach()).flatten() for x in layer_inputs]
         if len({len(vector) for vector in vectors}) > 1:
             raise StrategyContractError(
@@ -285,5 +289,5 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def _zero_if_negligible(residual: Tensor, reference: Tensor, tolerance: float) -> Tensor:
-    """`left`, or zeros where it is no more than this share of what it is left of."""
+    """`residual`, or zeros if its norm is at most `tolerance` times the norm of `reference`: a rounding error."""
     return residual if float(residual.norm()) > tolerance * float(reference.norm()) else torch.zeros_like(residual)

@@ -1,4 +1,8 @@
-"""Everybody's examples in one place: the yardstick from above. Simulation only."""
+"""Centralized training on the pooled examples of all sites: the upper baseline, in simulation only.
+
+No published algorithm and no settings of its own. A round is the study's local work on the pooled examples; no client
+trains.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,7 @@ class CentralizedTraining(Strategy):
     def run_round(
         self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
     ) -> GlobalModelState:
-        (result,) = requests.run_on_coordinator(
-            [TrainJob(state.weights, state.norm_stats, steps=context.steps, epochs=context.epochs)]
-        )
+        job = TrainJob(state.weights, state.norm_stats, steps=context.steps, epochs=context.epochs)
+        (result,) = requests.run_on_coordinator([job])
         assert isinstance(result, TrainResult)
         return GlobalModelState(result.weights, result.norm_stats)

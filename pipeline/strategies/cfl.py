@@ -1,9 +1,13 @@
-"""CFL (Sattler et al. 2020, Algorithm 1): one group, cut in two wherever its sites pull apart although the whole stands still.
+"""CFL (Sattler et al. 2020, Algorithm 1): a cluster is split in two when it is stationary but its clients disagree.
 
-A group is cut when |weighted mean of the moves| < eps1 and the longest move > eps2, both in units of the longest move of
-the first round. The halves are those that are least alike (cosine of the moves; complete linkage as in the authors' code,
-where the paper's bipartition is single linkage). They have to be two populations and not noise: the paper's separation
-gap, the least cosine within a half minus the largest across, must exceed `gap`. Never cut, it is FedAvg.
+    server, for each cluster C  w_C <- w_C + weighted mean of its clients' delta_i  (as FedAvg)
+                                if |weighted mean of delta_i| < eps1 and max_i |delta_i| > eps2:
+                                    C1, C2 = bipartition of C by the cosine similarity of the delta_i
+                                    if the separation gap of (C1, C2) > gap: C becomes C1 and C2, both with model w_C
+
+Norms are in units of the largest |delta_i| of the first round. The bipartition is by complete linkage, as in the
+authors' code; the paper's is single linkage. The separation gap g, the least cosine within a half minus the largest
+across, tells two populations from noise. A run without a split, for example with eps1 = 0, is FedAvg.
 """
 
 from __future__ import annotations
@@ -24,22 +28,24 @@ from pipeline.strategies.base import ClientRequests, Dendrogram, StrategyContext
 
 @dataclass(frozen=True)
 class CflState(ClusterState):
-    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # everybody's last since their group was made
-    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # what everybody's move weighs
-    created_in_round: Mapping[str, int] = field(default_factory=dict)  # the turn in which a group was made, if by a cut
-    norm_unit: float = 0.0
-    splits: tuple[tuple[str, str], ...] = ()  # (the group that was cut, the new one)
+    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # each site's last one in its present cluster
+    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # aggregation weight of that delta
+    created_in_round: Mapping[str, int] = field(
+        default_factory=dict
+    )  # cluster -> the round of the split that created it
+    norm_unit: float = 0.0  # the largest norm of a delta in the first round
+    splits: tuple[tuple[str, str], ...] = ()  # (the cluster that was split, the new cluster), in order
 
 
 class Cfl(ClusteredStrategy):
     paper: ClassVar[str] = "Sattler et al. 2020, arXiv 1910.01991"
     state_type: ClassVar[type] = CflState
-    server_state_text: ClassVar[str] = "a model a group, who is in which, everybody's last move"
+    server_state_text: ClassVar[str] = "a model per cluster, the cluster of each site, each site's last delta"
     name: Literal["cfl"] = "cfl"
-    eps1: float = Field(0.4, ge=0)
-    eps2: float = Field(0.2, ge=0)
-    gap: float = Field(0.1, ge=-2, lt=2)
-    min_cluster_size: int = Field(2, ge=1)  # sites of a group
+    eps1: float = Field(0.4, ge=0)  # a cluster is stationary below this norm of its mean delta; 0: it is never split
+    eps2: float = Field(0.2, ge=0)  # its clients disagree above this norm of their largest delta
+    gap: float = Field(0.1, ge=-2, lt=2)  # separation gap that a split must exceed
+    min_cluster_size: int = Field(2, ge=1)  # sites that each half must have
 
     @property
     def visibility(self) -> Visibility:
@@ -53,9 +59,8 @@ class Cfl(ClusteredStrategy):
     ) -> CflState:
         replies = requests.collect({site: self.train_payload(state, site) for site in clients})
         cluster_of = {**state.cluster_of} | {r.site: state.cluster_of.get(r.site, FIRST_CLUSTER) for r in replies}
-        current = [
-            r for r in replies if r.round > state.created_in_round.get(cluster_of[r.site], 0)
-        ]  # late ones may be of before a cut
+        # a late reply may be older than the split that created its cluster
+        current = [r for r in replies if r.round > state.created_in_round.get(cluster_of[r.site], 0)]
         deltas = {**state.deltas} | {r.site: r.update.averaged["delta"] for r in current}
         client_weights = {**state.client_weights} | {r.site: r.weight for r in current}
         norm_unit = state.norm_unit or max(float(delta.norm()) for delta in deltas.values())
@@ -63,21 +68,19 @@ class Cfl(ClusteredStrategy):
         for cluster in state.weights:
             cluster_replies = [r for r in replies if cluster_of[r.site] == cluster]
             if cluster_replies:
-                state = self._split_cluster(
-                    self._step_cluster(state, cluster, cluster_replies, requests),
-                    cluster,
-                    max(r.round for r in replies),
-                )
+                state = self._update_cluster(state, cluster, cluster_replies, requests)
+                state = self._maybe_split_cluster(state, cluster, max(r.round for r in replies))
         return state
 
-    def _step_cluster(
+    def _update_cluster(
         self, state: CflState, cluster: str, replies: Sequence[Reply], requests: ClientRequests
     ) -> CflState:
         aggregate = requests.aggregate_replies(replies)
         weights = {**state.weights, cluster: state.weights[cluster] + aggregate.mean("delta")}
         return replace(state, weights=weights, norm_stats={**state.norm_stats, cluster: aggregate.mean("stats")})
 
-    def _split_cluster(self, state: CflState, cluster: str, round_number: int) -> CflState:
+    def _maybe_split_cluster(self, state: CflState, cluster: str, round_number: int) -> CflState:
+        """Waits until every site of the cluster has a delta in it."""
         members = [site for site, site_cluster in state.cluster_of.items() if site_cluster == cluster]
         if len(members) < 2 * self.min_cluster_size or any(site not in state.deltas for site in members):
             return state
@@ -97,39 +100,39 @@ class Cfl(ClusteredStrategy):
             weights={**state.weights, new_cluster: state.weights[cluster]},
             norm_stats={**state.norm_stats, new_cluster: state.norm_stats[cluster]},
             cluster_of={**state.cluster_of} | dict.fromkeys(leaving_sites, new_cluster),
-            deltas={site: delta for site, delta in state.deltas.items() if site not in members},  # of the old group
+            deltas={site: delta for site, delta in state.deltas.items() if site not in members},
             created_in_round={**state.created_in_round, cluster: round_number, new_cluster: round_number},
             splits=(*state.splits, (cluster, new_cluster)),
         )
 
     def dendrogram(self, state: CflState) -> Dendrogram | None:
-        """The cuts, the first at the top."""
+        """The tree of the splits, the first at the top."""
         return dendrogram_from_splits(state.cluster_of, state.splits) if state.splits else None
 
 
 def bipartition_by_cosine(deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """(S, P) -> who belongs to the half without the first site (S,), and the cosines (S, S)."""
+    """(S, P) -> a mask (S,) of the half that does not contain the first site, and the cosines (S, S)."""
     from scipy.cluster.hierarchy import to_tree
 
     directions = deltas / deltas.norm(dim=1, keepdim=True).clamp(min=1e-12)
     cosine = (directions @ directions.T).clamp(-1, 1)
     in_left_half = torch.zeros(len(deltas), dtype=torch.bool)
     left_child = to_tree(compute_linkage(1 - cosine, "complete")).get_left()
-    in_left_half[left_child.pre_order() if left_child else []] = True  # two even where all are alike
+    in_left_half[left_child.pre_order() if left_child else []] = True  # two halves even if all deltas are equal
     return in_left_half != in_left_half[0], cosine
 
 
 def separation_gap(cosine: Tensor, in_second_half: Tensor) -> float:
-    """The least similarity within a half minus the largest across (the paper's g)."""
+    """The paper's g: the least cosine within a half minus the largest across the halves."""
     across = in_second_half[:, None] != in_second_half
     return float(cosine[~across].min() - cosine[across].max())
 
 
 def dendrogram_from_splits(cluster_of: Mapping[SiteId, str], splits: Sequence[tuple[str, str]]) -> Dendrogram:
-    """Members of a group meet at 0, groups at the height of the cut that parted them."""
+    """Sites of a cluster merge at height 0; clusters merge at 1 for the last split, 2 for the one before, and so on."""
     leaves = sorted(cluster_of, key=lambda site: (int(cluster_of[site]), site))
     merges: list[tuple[int, int, float, int]] = []
-    nodes: dict[str, Any] = {}  # group -> (its node, its size)
+    nodes: dict[str, Any] = {}  # cluster -> (node, size)
 
     def merge_nodes(a: tuple[int, int], b: tuple[int, int], height: float) -> tuple[int, int]:
         merges.append((a[0], b[0], height, a[1] + b[1]))

@@ -1,9 +1,12 @@
-"""DemLearn (self-organised democratised learning): a hierarchy of groups that forms itself, from sites up to one top model.
+"""DemLearn (Nguyen et al. 2022, democratized learning): a self-organizing hierarchy of clusters, a model at each node.
 
-Every tau rounds sites are clustered bottom-up by the distance of their models; the top `levels` of the tree are kept.
-Bottom-up, a group's model is the mean of its members', each counting by its sites, times `amplify` at the lowest level in
-the first rounds. Top-down, it is mixed with its parent's: alpha * parent + (1 - alpha) * own. A site starts from its lowest
-group's model and is pulled towards it (mu). With levels = 1, amplify = 1 and mu = 0 it is FedAvg with equal weights.
+    server, every tau rounds  agglomerative clustering of the clients' models; the top `levels` of the tree are kept
+            every round       bottom-up: w_C <- sum_c n_c w_c / n_C  over the children c of node C, n in sites;
+                                         clients' models count `amplify` times in the first rounds
+                              top-down:  w_C <- alpha w_parent + (1 - alpha) w_C
+    client k                  from the model w_C of its lowest cluster, local steps on F_k(w) + (mu/2) |w - w_C|^2
+
+With levels = 1, amplify = 1 and mu = 0 it is FedAvg with equal weights.
 """
 
 from __future__ import annotations
@@ -29,20 +32,20 @@ from pipeline.strategies._clustered import (
 )
 from pipeline.strategies.base import ClientRequests, Dendrogram, StrategyContext, make_update, received_model
 
-ClusterPath = str  # of a group: "0" is the top, "0.1" its second child
+ClusterPath = str  # of a node in the hierarchy: "0" is the top, "0.1" its second child
 
 
 @dataclass(frozen=True)
 class DemLearnState(ClusterState):
-    """Groups are named by their path; `member` is everybody's lowest one."""
+    """Clusters are named by their path; `cluster_of` has the lowest cluster of each site."""
 
-    latest_weights: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # everybody's last model
+    latest_weights: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # each site's last model
     latest_norm_stats: Mapping[SiteId, ParamVector] = field(default_factory=dict)
-    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)
+    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # each site's last one, to cluster by "moves"
     num_rounds: int = 0
-    next_clustering_round: int = 1  # the round of the next clustering
-    clustering_interval: float = 1.0
-    leaves: tuple[SiteId, ...] = ()
+    next_clustering_round: int = 1
+    clustering_interval: float = 1.0  # rounds
+    leaves: tuple[SiteId, ...] = ()  # of the last dendrogram, with `merges`
     merges: tuple[tuple[int, int, float, int], ...] = ()
 
 
@@ -52,20 +55,20 @@ class DemLearn(ClusteredStrategy):
     personalized: ClassVar[bool] = True
     partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
     bypasses_aggregation_rule: ClassVar[bool] = True
-    server_state_text: ClassVar[str] = "the tree of groups, a model each, everybody's last model"
+    server_state_text: ClassVar[str] = "the hierarchy of clusters with a model each, each site's last model"
     name: Literal["demlearn"] = "demlearn"
-    levels: PositiveInt = 3
-    alpha: float = Field(0.5, ge=0, le=1)
-    alpha_decay: float = Field(1.0, gt=0, le=1)  # a round: groups grow apart, specialisation gains
-    mu: float = Field(0.001, ge=0)
-    mu_decay: float = Field(1.0, gt=0, le=1)
-    proximal_to: Literal["group", "all"] = "group"  # all: towards every group above, each by 1 / its size
-    tau: PositiveInt = 1  # rounds between clusterings ...
-    tau_growth: float = Field(1.0, ge=1)  # ... which may grow: from plastic to stable
-    amplify: float = Field(1.15, gt=0)
-    amplify_rounds: NonNegativeInt = 5  # rounds
-    linkage: Literal["centroid", "average", "ward"] = "centroid"  # ward (ours): groups of like size
-    cluster_by: Literal["weights", "moves"] = "weights"
+    levels: PositiveInt = 3  # of the hierarchy, with the top; 1: one model for all
+    alpha: float = Field(0.5, ge=0, le=1)  # share of the parent's model that a cluster's model takes
+    alpha_decay: float = Field(1.0, gt=0, le=1)  # factor on alpha every round; below 1 clusters specialize
+    mu: float = Field(0.001, ge=0)  # strength of the proximal term at the clients
+    mu_decay: float = Field(1.0, gt=0, le=1)  # factor on mu every round
+    proximal_to: Literal["group", "all"] = "group"  # the lowest cluster, or it and all above, each by 1 / its sites
+    tau: PositiveInt = 1  # rounds between clusterings
+    tau_growth: float = Field(1.0, ge=1)  # factor on tau after every clustering: from plastic to stable
+    amplify: float = Field(1.15, gt=0)  # factor on the clients' models when they enter their lowest cluster's
+    amplify_rounds: NonNegativeInt = 5  # first rounds in which `amplify` applies
+    linkage: Literal["centroid", "average", "ward"] = "centroid"  # ward (ours) gives clusters of similar size
+    cluster_by: Literal["weights", "moves"] = "weights"  # distance of the models, or of their last deltas
 
     @property
     def visibility(self) -> Visibility:
@@ -98,7 +101,7 @@ class DemLearn(ClusteredStrategy):
         return self._mix_levels(state)
 
     def _recluster(self, state: DemLearnState) -> DemLearnState:
-        """The tree of all sites that were heard of, cut below its top levels."""
+        """Clusters all sites that have replied, and cuts the dendrogram `levels` deep."""
         sites = tuple(state.latest_weights)
         interval = state.clustering_interval * self.tau_growth
         state = replace(
@@ -119,6 +122,7 @@ class DemLearn(ClusteredStrategy):
         )
 
     def _mix_levels(self, state: DemLearnState) -> DemLearnState:
+        """All clusters' models, bottom-up, then top-down. Norm statistics are averaged, neither amplified nor mixed."""
         weights: dict[ClusterPath, ParamVector] = {}
         norm_stats: dict[ClusterPath, ParamVector] = {}
         amplification = self.amplify if state.num_rounds <= self.amplify_rounds else 1.0
@@ -137,6 +141,8 @@ class DemLearn(ClusteredStrategy):
         return replace(state, weights=weights, norm_stats=norm_stats)
 
     def train_payload(self, state: DemLearnState, site: SiteId) -> NamedTensors:
+        """The model of the lowest cluster. With proximal_to = "all" also the sum of the proximal terms as one: `slope`
+        is the sum of 1 / size over the cluster and all above it, `anchor` the sum of w / size."""
         cluster = state.cluster_of.get(site, FIRST_CLUSTER)
         vectors = {"weights": state.weights[cluster], "stats": state.norm_stats[cluster]}
         if self.proximal_to == "group":
@@ -161,7 +167,7 @@ class DemLearn(ClusteredStrategy):
         return make_update(w, result), client_state
 
     def eval_payload(self, state: DemLearnState, site: SiteId) -> NamedTensors:
-        """The site's own model, its group's and the top one."""
+        """The site's last model, its lowest cluster's ("cluster/") and the top one ("global/")."""
         cluster = state.cluster_of.get(site, FIRST_CLUSTER)
         personal = (
             state.latest_weights.get(site, state.weights[cluster]),
@@ -169,7 +175,7 @@ class DemLearn(ClusteredStrategy):
         )
         models = {"": personal} | {
             f"{name}/": (state.weights[model_cluster], state.norm_stats[model_cluster])
-            for name, model_cluster in (("group", cluster), ("global", FIRST_CLUSTER))
+            for name, model_cluster in (("cluster", cluster), ("global", FIRST_CLUSTER))
         }
         return {
             f"{name}{part}": v
@@ -181,7 +187,7 @@ class DemLearn(ClusteredStrategy):
         if "global/weights" not in message.vectors:
             return {"global": received_model(message)}
         return {
-            n: ModelState(message.vectors[f"{n}/weights"], message.vectors[f"{n}/stats"]) for n in ("group", "global")
+            n: ModelState(message.vectors[f"{n}/weights"], message.vectors[f"{n}/stats"]) for n in ("cluster", "global")
         }
 
     def global_models(self, state: DemLearnState) -> Mapping[str, ModelState]:
@@ -189,7 +195,7 @@ class DemLearn(ClusteredStrategy):
             f"site/{site}": ModelState(w, state.latest_norm_stats[site]) for site, w in state.latest_weights.items()
         }
         cluster_models = {
-            f"group/{p}": ModelState(w, state.norm_stats[p]) for p, w in state.weights.items() if p != FIRST_CLUSTER
+            f"cluster/{p}": ModelState(w, state.norm_stats[p]) for p, w in state.weights.items() if p != FIRST_CLUSTER
         }
         return (
             {"global": ModelState(state.weights[FIRST_CLUSTER], state.norm_stats[FIRST_CLUSTER])}
@@ -211,7 +217,7 @@ class DemLearn(ClusteredStrategy):
 
 
 def cut_dendrogram(sites: Sequence[SiteId], merges: np.ndarray, levels: int) -> dict[SiteId, ClusterPath]:
-    """Everybody's group `levels` deep; of two children the one that holds the earlier site is the first."""
+    """The lowest cluster of each site, at most `levels` deep. The first child is the one with the earliest site."""
     from scipy.cluster.hierarchy import ClusterNode, to_tree
 
     path_of: dict[SiteId, ClusterPath] = {}
@@ -229,13 +235,13 @@ def cut_dendrogram(sites: Sequence[SiteId], merges: np.ndarray, levels: int) -> 
 
 
 def ancestor_paths(path: ClusterPath) -> list[ClusterPath]:
-    """The group and all above it."""
+    """The path itself and all above it, from the bottom up."""
     parts = path.split(".")
     return [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
 
 
 def cluster_sizes(path_of: Mapping[SiteId, ClusterPath]) -> dict[ClusterPath, int]:
-    """Sites in every group, those of the groups below it included."""
+    """Number of sites in each cluster, including those of the clusters below it."""
     sizes: dict[ClusterPath, int] = {}
     for path in path_of.values():
         for ancestor in ancestor_paths(path):

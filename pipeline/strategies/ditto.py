@@ -1,7 +1,10 @@
-"""Ditto (Li et al. 2021, Algorithm 1): beside the common model, which is FedAvg's, every site trains one of its own.
+"""Ditto (Li et al. 2021, Algorithm 1): next to FedAvg's global model, every site trains a regularized model of its own.
 
-A site's own model v minimises F_k(v) + (lambda/2)|v - w|^2: with lambda = 0 it trains alone, with a large one it
-follows the common model.
+    client k  w_k as in FedAvg
+              v_k: from its last v_k, local steps on F_k(v) + (lambda/2) |v - w_t|^2
+    server    as FedAvg, over the w_k
+
+With lambda = 0 a site's own model v_k is trained alone; with a large lambda it follows the global model.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ class Ditto(Strategy):
     paper: ClassVar[str] = "Li et al. 2021, arXiv 2012.04221"
     personalized: ClassVar[bool] = True
     stateful_clients: ClassVar[bool] = True
-    client_state_text: ClassVar[str] = "the site's own model"
+    client_state_text: ClassVar[str] = "its own model"
     name: Literal["ditto"] = "ditto"
-    lam: float = Field(0.1, ge=0)
-    epochs: NonNegativeInt = 0  # for the own model; 0: as long as for the common one
-    personal_lr: PositiveFloat | None = None  # of the own model; else the round's
+    lam: float = Field(0.1, ge=0)  # lambda, strength of the proximal term
+    epochs: NonNegativeInt = 0  # for v_k; 0: the study's local work
+    personal_lr: PositiveFloat | None = None  # learning rate of v_k; None: the round's
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w, norm_stats = message.vectors["weights"], message.vectors["stats"]
@@ -39,11 +42,9 @@ class Ditto(Strategy):
             lr=self.personal_lr,
         )
         personal_result = yield from run_training(job)
-        return make_update(w, global_result, work=global_result.work + personal_result.work), {
-            "weights": personal_result.weights,
-            "stats": personal_result.norm_stats,
-        }
+        update = make_update(w, global_result, work=global_result.work + personal_result.work)
+        return update, {"weights": personal_result.weights, "stats": personal_result.norm_stats}
 
     def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
         return stored_model(client_state, message)
-        yield
+        yield  # makes this a generator; it has no job

@@ -1,7 +1,7 @@
-"""A turn of a strategy with nothing trained: which jobs it asks for, and what it would send.
+"""Dry run of a strategy: one client's first rounds with placeholder results, without data or training.
 
-Work is data, so it can be looked at before any patient is: how many private steps a turn takes, and whether there is a
-job for which no privacy mechanism exists.
+It shows, before any patient's image is used, which jobs a round consists of, how many private steps these are, whether
+there is a job without a privacy mechanism, and what the update contains.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _PLACEHOLDER_WORK = LocalWork(1, 1, 1)
 
 @dataclass(frozen=True)
 class DryRunRound:
-    jobs: tuple[LocalJob, ...]
-    update: ClientUpdate
+    jobs: tuple[LocalJob, ...]  # in the order in which the client yields them
+    update: ClientUpdate  # its keys and shapes are a real one's, its values are not
 
 
 def dry_run(strategy: Strategy, context: StrategyContext, initial_model: ModelState) -> list[DryRunRound]:
-    """A site's first turn and a later one, in which it remembers the first."""
+    """A client's first round, and a later one, for which it has a client state."""
     state = strategy.init_state(initial_model, context)
     client_state: ClientState = {}
     rounds = []

@@ -1,6 +1,10 @@
-"""FedAvg (McMahan et al. 2017, Algorithm 1): sites train, the coordinator adds the weighted mean of what moved.
+"""FedAvg (McMahan et al. 2017, Algorithm 1): clients train locally, the coordinator averages their models.
 
-Both halves are the defaults of `Strategy`: `round` is the server's part, `train` is ClientUpdate.
+    client k  w_k = w_t after E local epochs of SGD;  delta_k = w_k - w_t
+    server    w_{t+1} = w_t + sum_k (n_k / n) delta_k  over the sampled clients
+
+Both halves are the defaults of `Strategy`: `run_round` is the server's loop, `client_train` is ClientUpdate. It has no
+settings of its own: E, B and eta are `[local]`, C is `client_sampling.fraction`.
 """
 
 from __future__ import annotations

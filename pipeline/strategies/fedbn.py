@@ -1,6 +1,10 @@
-"""FedBN (Li et al. 2021, Algorithm 1): normalisation layers, with their statistics, stay at the site.
+"""FedBN (Li et al. 2021, Algorithm 1): normalization layers and their statistics stay at the site.
 
-For sites that see differently: another stain, lamp or camera moves what normalisation undoes.
+    client k  trains the full model, sends all but its normalization layers
+    server    weighted mean of all but the normalization layers
+
+For feature skew: another stain, lamp or camera shifts and scales the features, which normalization undoes. With
+personal_roles = [] it is FedAvg.
 """
 
 from __future__ import annotations
@@ -15,10 +19,10 @@ from pipeline.strategies.base import LocalTrainingConfig
 
 class FedBn(PartialSharingStrategy):
     paper: ClassVar[str] = "Li et al. 2021, arXiv 2102.07623"
-    client_state_text: ClassVar[str] = "its normalisation layers and statistics"
+    client_state_text: ClassVar[str] = "its normalization layers and their statistics"
     name: Literal["fedbn"] = "fedbn"
-    personal_roles: tuple[ParameterRole, ...] = ("norm",)
+    personal_roles: tuple[ParameterRole, ...] = ("norm",)  # roles that stay at the site
 
     def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
         if "norm" in self.personal_roles and "norm" not in spec.roles:
-            yield "fedbn keeps normalisation layers at the sites, but this model has none; use cnn28 or cnn72, or fedavg"
+            yield "fedbn keeps normalization layers at the sites, but this model has none; use cnn28 or cnn72, or fedavg"

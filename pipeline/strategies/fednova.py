@@ -1,7 +1,11 @@
-"""FedNova (Wang et al. 2020, plain local SGD): moves are averaged per unit of travel, so that who steps more does not pull more.
+"""FedNova (Wang et al. 2020, section 4, plain local SGD): deltas are divided by their local steps before averaging.
 
-w <- w + (mean of travel_k) * (mean of delta_k / travel_k), where travel is the sum of the learning rates of a site's steps.
-With equal steps everywhere it is FedAvg.
+    client k  d_k = (w_k - w_t) / tau_k
+    server    w_{t+1} = w_t + tau_eff sum_k p_k d_k,  tau_eff = sum_k p_k tau_k
+
+Clients with more steps do not pull the model towards their own optimum. tau_k is the sum of the learning rates of the
+client's steps (the paper: their number, at one learning rate), p_k the client's weight. It has no settings; if all
+clients take equally many steps it is FedAvg.
 """
 
 from __future__ import annotations
@@ -38,14 +42,13 @@ class FedNova(Strategy):
         self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
     ) -> GlobalModelState:
         aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
-        step = aggregate.mean("travel") * aggregate.mean("pace")
-        return GlobalModelState(state.weights + step, aggregate.mean("stats"))
+        tau_eff, mean_normalized_delta = aggregate.mean("travel"), aggregate.mean("pace")
+        return GlobalModelState(state.weights + tau_eff * mean_normalized_delta, aggregate.mean("stats"))
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w, norm_stats = message.vectors["weights"], message.vectors["stats"]
         result = yield from run_training(TrainJob(w, norm_stats, steps=context.steps, epochs=context.epochs))
-        update, lr_sum = make_update(w, result), torch.tensor(result.lr_sum)
-        normalized_delta = (result.weights - w) / lr_sum.clamp(min=1e-30)
-        return replace(
-            update, averaged={"pace": normalized_delta, "travel": lr_sum, "stats": result.norm_stats}
-        ), client_state
+        tau = torch.tensor(result.lr_sum)
+        normalized_delta = (result.weights - w) / tau.clamp(min=1e-30)  # without a step both are 0
+        averaged = {"pace": normalized_delta, "travel": tau, "stats": result.norm_stats}
+        return replace(make_update(w, result), averaged=averaged), client_state

@@ -1,7 +1,10 @@
-"""FedPAQ (Reisizadeh et al. 2020, Algorithm 1): tau local steps, then the quantised difference; some sites a round.
+"""FedPAQ (Reisizadeh et al. 2020, Algorithm 1): periodic averaging, partial participation, quantized deltas.
 
-A preset: FedAvg, `tau` steps instead of the study's local work, and the codec `qsgd` on the way up. How many sites take
-part is `client_sampling.fraction`; `compression.uplink` overrides the codec.
+    client k  w_k = w_t after tau local steps;  sends Q(w_k - w_t)
+    server    w_{t+1} = w_t + mean of Q(w_k - w_t)  over the sampled clients
+
+A preset: FedAvg with `tau` steps as local work, and the codec `qsgd` as Q. Partial participation is
+`client_sampling.fraction`; `compression.uplink` replaces the codec.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from pipeline.strategies.base import Strategy, StrategyContext, make_update
 class FedPaq(Strategy):
     paper: ClassVar[str] = "Reisizadeh et al. 2020, arXiv 1909.13014"
     name: Literal["fedpaq"] = "fedpaq"
-    tau: PositiveInt = 10
-    bits: Literal[1, 2, 4, 8] = 4
+    tau: PositiveInt = 10  # local steps a round, instead of local.epochs or local.steps
+    bits: Literal[1, 2, 4, 8] = 4  # of the quantizer Q, per number
 
     @property
     def default_codec(self) -> CodecChain:

@@ -1,6 +1,9 @@
-"""FedPer (Arivazhagan et al. 2019, Algorithms 1 and 2): the last layer stays at the site, the body is averaged.
+"""FedPer (Arivazhagan et al. 2019, Algorithms 1 and 2): the head stays at the site, the body is averaged.
 
-With keeps = [] it is FedAvg.
+    client k  trains (W_B, W_P_k) together, sends W_B
+    server    W_B <- weighted mean of the clients' W_B
+
+W_B are the base layers, W_P_k the client's own personalization layers. With personal_roles = [] it is FedAvg.
 """
 
 from __future__ import annotations
@@ -15,4 +18,4 @@ class FedPer(PartialSharingStrategy):
     paper: ClassVar[str] = "Arivazhagan et al. 2019, arXiv 1912.00818"
     client_state_text: ClassVar[str] = "its head"
     name: Literal["fedper"] = "fedper"
-    personal_roles: tuple[ParameterRole, ...] = ("head",)
+    personal_roles: tuple[ParameterRole, ...] = ("head",)  # W_P: roles that stay at the site

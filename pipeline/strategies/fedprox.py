@@ -1,6 +1,10 @@
-"""FedProx (Li et al. 2020, Algorithm 2): FedAvg with h_k(w) = F_k(w) + (mu/2)|w - w_t|^2, solved gamma-inexactly.
+"""FedProx (Li et al. 2020, Algorithm 2): FedAvg with a proximal term in the local objective, and partial work kept.
 
-Sites that run out of time send what they have and are counted, where FedAvg drops them. mu = 0 is FedAvg.
+    client k  w_k: a gamma-inexact minimizer of h_k(w) = F_k(w) + (mu/2) |w - w_t|^2, that is, the client stops once
+              |grad h_k(w_k)| <= gamma |grad h_k(w_t)|
+    server    as FedAvg, but clients that run out of time send what they have, and it is aggregated
+
+With mu = 0, no gamma and nobody late it is FedAvg.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ class FedProx(Strategy):
     paper: ClassVar[str] = "Li et al. 2020, arXiv 1812.06127"
     partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
     name: Literal["fedprox"] = "fedprox"
-    mu: float = Field(0.01, ge=0)
-    gamma: float | None = Field(None, ge=0, lt=1)
+    mu: float = Field(0.01, ge=0)  # strength of the proximal term
+    gamma: float | None = Field(None, ge=0, lt=1)  # inexactness, checked once an epoch; None: all local work is done
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         return (yield from train_with_proximal_term(message, client_state, context, self.mu, self.gamma))

@@ -1,6 +1,9 @@
-"""FedRep (Collins et al. 2021, Algorithm 1): first the site's own head is fitted to the common body, then the body to it.
+"""FedRep (Collins et al. 2021, Algorithm 1): each site fits its own head to the shared body, then the body to the head.
 
-With keeps = [] and head_epochs = 0 it is FedAvg.
+    client k  trains the head h_k for `head_epochs`, the body phi fixed; then phi for the study's local work, h_k fixed
+    server    phi <- weighted mean of the clients' phi
+
+With personal_roles = [] and head_epochs = 0 it is FedAvg.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ class FedRep(PartialSharingStrategy):
     paper: ClassVar[str] = "Collins et al. 2021, arXiv 2102.07078"
     client_state_text: ClassVar[str] = "its head"
     name: Literal["fedrep"] = "fedrep"
-    personal_roles: tuple[ParameterRole, ...] = ("head",)
-    head_epochs: NonNegativeInt = 5
+    personal_roles: tuple[ParameterRole, ...] = ("head",)  # h: roles that stay at the site and are trained first
+    head_epochs: NonNegativeInt = 5  # epochs for h; 0: h stays as it is
 
     def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
         if self.head_epochs and not self.personal_roles:
-            yield "fedrep has no part to fit first; set strategy.personal_roles, or strategy.head_epochs = 0"
+            yield "fedrep trains the personal parameters first, but there are none; set strategy.personal_roles, or strategy.head_epochs = 0"
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         personal = self.build_personal_model(message, client_state, context)

@@ -1,4 +1,10 @@
-"""FedSGD (McMahan et al. 2017, section 2): one gradient over all local data a round, one step from the mean of them."""
+"""FedSGD (McMahan et al. 2017, section 2): one full gradient per client and round, one step along their weighted mean.
+
+    client k  g_k = grad F_k(w_t) over all local examples
+    server    w_{t+1} = w_t - eta sum_k (n_k / n) g_k
+
+It has no settings of its own; eta is `local.lr`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,7 @@ class FedSgd(Strategy):
 
     def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
         if spec.num_norm_stats:
-            yield "fedsgd moves no BatchNorm statistics; set model.norm = 'group' or use fedavg"
+            yield "fedsgd does not update BatchNorm statistics; set model.norm = 'group' or use fedavg"
         if local.optimizer != "sgd" or local.momentum or local.weight_decay:
             yield "fedsgd takes one plain step a round; set local.optimizer = 'sgd' without momentum and weight_decay"
         if (local.epochs, local.steps) != (1, None):
@@ -29,9 +35,10 @@ class FedSgd(Strategy):
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w, norm_stats = message.vectors["weights"], message.vectors["stats"]
         result = yield from run_gradient(GradientJob(w, norm_stats))
-        # the step is linear in the gradient, so its mean is the step along the mean gradient
+        # the step is linear in the gradient: the mean of the clients' steps is the step along their mean gradient
         delta = -context.lr_schedule(message.round) * result.gradient
         loss = torch.tensor(result.loss * result.work.num_examples)
-        return ClientUpdate(
+        update = ClientUpdate(
             averaged={"delta": delta, "stats": norm_stats}, summed={"train_loss": loss}, work=result.work
-        ), client_state
+        )
+        return update, client_state

@@ -1,7 +1,11 @@
-"""FedSwap: between two averages sites swap models, so that each model sees several sites' data before it is averaged.
+"""FedSwap (Chiu et al. 2020, federated swapping): clients swap models in some rounds instead of averaging them.
 
-A round is h1 steps. Every h2-th round is a weighted average that goes to all; after every other round models change places:
-at random, or with the site whose model is least similar. With h2 = 1 it is FedAvg.
+    client k  h1 local steps on the model that it holds
+    server    every h2-th round: the weighted mean of all models, sent to all clients
+              other rounds:      a permutation of the clients' models
+
+So each model is trained on several clients' data before it is averaged. The random permutation is the paper's; swapping
+with the least similar model (ours) sends it to the data that differ most. With h2 = 1 it is FedAvg.
 """
 
 from __future__ import annotations
@@ -39,31 +43,32 @@ from pipeline.strategies.base import (
 )
 
 SWAP_SEED_SALT = 0x5A4B
-SwapPairs = Sequence[tuple[int, int]]
+SwapPairs = Sequence[tuple[int, int]]  # indices of sites
 
 
 @dataclass(frozen=True)
 class FedSwapState(GlobalModelState):
-    """`weights` is the last average; a site's model is that plus its move."""
+    """`weights` is the last aggregated model; the model that a site holds is `weights` plus its delta."""
 
-    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)
+    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # of sites that replied since the aggregation
     site_norm_stats: Mapping[SiteId, ParamVector] = field(default_factory=dict)
-    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # what a site weighs in the average
+    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # aggregation weight of a site
     num_rounds: int = 0
 
 
 class FedSwap(Strategy):
     paper: ClassVar[str] = "Chiu et al. 2020, IEEE Internet of Things Journal 7(10) (random swap)"
     state_type: ClassVar[type] = FedSwapState
-    server_state_text: ClassVar[str] = "the last average, how far everybody's model is from it"
+    server_state_text: ClassVar[str] = "the last aggregated model, each site's delta from it"
     name: Literal["fedswap"] = "fedswap"
-    h1: PositiveInt | None = None  # steps a round; None: the study's local work
-    h2: PositiveInt = 5  # rounds from average to average
+    h1: PositiveInt | None = None  # local steps a round; None: the study's local work
+    h2: PositiveInt = 5  # rounds from one aggregation to the next
+    # random permutation (the paper's), random pairs, or the least similar pairs by this measure
     swap: Literal["random", "pairs", "cka", "dcka", "debiased_cka", "cca", "hsic", "sumdiff"] = "random"
-    kernel: Literal["linear", "polynomial", "gaussian"] = "linear"
-    matching: Literal["greedy", "optimal"] = "greedy"
-    layerwise: bool = False  # every layer finds its own partner
-    num_probes: int = Field(256, ge=4)  # public examples that networks are compared on
+    kernel: Literal["linear", "polynomial", "gaussian"] = "linear"  # for hsic and the three variants of CKA
+    matching: Literal["greedy", "optimal"] = "greedy"  # how the least similar pairs are found
+    layerwise: bool = False  # match and swap every layer separately
+    num_probes: int = Field(256, ge=4)  # public examples on which networks are compared
 
     @property
     def visibility(self) -> Visibility:
@@ -102,9 +107,8 @@ class FedSwap(Strategy):
         )
         if state.num_rounds % self.h2 == 0:
             aggregate = requests.aggregate_replies(replies_from_deltas(state))
-            return FedSwapState(
-                state.weights + aggregate.mean("move"), aggregate.mean("stats"), num_rounds=state.num_rounds
-            )
+            weights = state.weights + aggregate.mean("move")
+            return FedSwapState(weights, aggregate.mean("stats"), num_rounds=state.num_rounds)
         return self._swap_models(state, requests, context)
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
@@ -114,7 +118,7 @@ class FedSwap(Strategy):
         return make_update(w, result), client_state
 
     def global_models(self, state: FedSwapState) -> Mapping[str, ModelState]:
-        """The average, as it would be if it were taken now."""
+        """The weighted mean of the models that the sites hold now."""
         if not state.deltas:
             return {"global": ModelState(state.weights, state.norm_stats)}
         aggregate = Aggregate.from_replies(replies_from_deltas(state))
@@ -127,15 +131,16 @@ class FedSwap(Strategy):
         rng = np.random.default_rng([context.seed, SWAP_SEED_SALT, state.num_rounds])
         flat = torch.stack([state.deltas[site] for site in sites])  # (S, P)
         if self.swap in ("random", "pairs"):
-            order = draw_permutation(len(sites), rng, self.swap == "pairs")
+            order = sample_permutation(len(sites), rng, self.swap == "pairs")
             swaps = [(slice(None), order)]
         else:
             swaps = self._match_by_similarity(state, sites, requests, context)
         swapped = flat.clone()
-        for column_index, order in swaps:
-            swapped[:, column_index] = flat[order][:, column_index]
+        for weight_index, order in swaps:
+            swapped[:, weight_index] = flat[order][:, weight_index]
         norm_stats = [state.site_norm_stats[site] for site in sites]
-        stats_order = swaps[0][1] if len(swaps) == 1 else list(range(len(sites)))  # statistics go with a whole model
+        # norm statistics go with a full model and stay with layerwise swaps
+        stats_order = swaps[0][1] if len(swaps) == 1 else list(range(len(sites)))
         return replace(
             state,
             deltas=dict(zip(sites, swapped, strict=True)),
@@ -145,7 +150,7 @@ class FedSwap(Strategy):
     def _match_by_similarity(
         self, state: FedSwapState, sites: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
     ) -> list[tuple[Any, list[int]]]:
-        """(columns of the weights, whose go where) for the model as a whole, or for every layer."""
+        """(index of the weights, permutation of the sites) for the full model, or for every layer."""
         from pipeline.strategies._pairing import MATCHING_METHODS
 
         layer_indices = layer_parameter_indices(context.spec)
@@ -179,33 +184,29 @@ class FedSwap(Strategy):
             return weight_similarity(
                 [[torch.cat([p[i].flatten() for i in layer_params]) for layer_params in layer_indices] for p in parts]
             )
-        features, inputs = compute_activations(models, requests, self.num_probes)
-        max_features = max(layer.shape[1] for layer in features[0])
+        activations, inputs = compute_activations(models, requests, self.num_probes)
+        max_features = max(layer.shape[1] for layer in activations[0])
         if self.swap == "cca" and max_features >= len(inputs) - 1:
             raise IncompatibleStudyError(
-                f"cca calls any two layers alike unless there are more probes than features: {len(inputs)} public "
+                f"with cca any two layers are alike unless there are more probes than features: {len(inputs)} public "
                 f"examples, {max_features} features; raise strategy.num_probes and public.fraction, or use cka"
             )
-        return pairwise_similarity(features, inputs, self.swap, self.kernel)
+        return pairwise_similarity(activations, inputs, self.swap, self.kernel)
 
 
 def replies_from_deltas(state: FedSwapState) -> list[Reply]:
-    """Everybody's move since the last average, as an answer that can be combined."""
-    return [
-        Reply(
-            s,
-            "train",
-            state.num_rounds,
-            0,
-            ClientUpdate({"move": delta, "stats": state.site_norm_stats[s]}),
-            state.client_weights[s],
-        )
-        for s, delta in state.deltas.items()
-    ]
+    """Each site's delta since the last aggregation as a reply, so that a rule can aggregate them."""
+
+    def as_reply(site: SiteId, delta: ParamVector) -> Reply:
+        update = ClientUpdate({"move": delta, "stats": state.site_norm_stats[site]})
+        return Reply(site, "train", state.num_rounds, 0, update, state.client_weights[site])
+
+    return [as_reply(site, delta) for site, delta in state.deltas.items()]
 
 
-def draw_permutation(count: int, rng: np.random.Generator, pairs: bool) -> list[int]:
-    """Whose model goes where. `pairs`: disjoint ones; else everybody in turn swaps with anybody, as the algorithm has it."""
+def sample_permutation(count: int, rng: np.random.Generator, pairs: bool) -> list[int]:
+    """order[i]: the site whose model site i gets. `pairs`: random disjoint pairs; otherwise, as in the paper, each site
+    in turn swaps with a random one."""
     if pairs:
         shuffled = [int(i) for i in rng.permutation(count)]
         return permutation_from_pairs(count, list(zip(shuffled[::2], shuffled[1::2], strict=False)))

@@ -1,6 +1,9 @@
-"""Fine-tuning: FedAvg, after which every site trains the common model on for a while on its own examples.
+"""Fine-tuning (Wang et al. 2019): FedAvg, then every site trains the global model further on its own examples.
 
-The simplest personalisation, and a hard one to beat. With epochs = 0 it is FedAvg.
+    server, client k  as FedAvg
+    personal model    w_k = w after `epochs` local epochs of SGD from the global model w
+
+The simplest personalization, and a strong baseline. With epochs = 0 it is FedAvg.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ class FineTune(Strategy):
     paper: ClassVar[str] = "Wang et al. 2019, arXiv 1910.10252"
     personalized: ClassVar[bool] = True
     name: Literal["finetune"] = "finetune"
-    epochs: NonNegativeInt = 1
-    personal_lr: PositiveFloat | None = None  # else the round's
+    epochs: NonNegativeInt = 1  # of fine-tuning
+    personal_lr: PositiveFloat | None = None  # learning rate of fine-tuning; None: the round's
 
     def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
         global_model = received_model(message)

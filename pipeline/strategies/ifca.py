@@ -1,9 +1,12 @@
-"""IFCA (Ghosh et al. 2020, Algorithm 1, model averaging): k models; each site trains the one that fits its data best.
+"""IFCA (Ghosh et al. 2020, Algorithm 1, model averaging): k models; each client trains the one that fits its data best.
 
-Sites choose by their training loss, so the coordinator needs the sum of each group's answers and no more. The models must
-differ at the start: all but the first are drawn anew, with the spread of each of its tensors. If one of them happens to
-suit everybody, all sites stay with it; `warmup` rounds of one common model, parted by a little noise, are a surer start (ours):
-where the common model stands still the populations pull apart. With k = 1 it is FedAvg.
+    client i  j = argmin_j F_i(w_j);  trains w_j and sends its delta and j
+    server    w_j <- w_j + weighted mean of the deltas of the clients that chose j
+
+The choice is by the training loss, so the coordinator needs only the sum of each cluster. The initial models must
+differ: all but the first are random, each tensor with its initial spread. If one of them suits all clients, they all
+stay with it. A safer start (ours) is `warmup_rounds` with one global model, which is then split into k models with a
+little noise: where the global model is stationary the populations pull apart. With k = 1 it is FedAvg.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ class Ifca(ClusteredStrategy):
     paper: ClassVar[str] = "Ghosh et al. 2020, arXiv 2006.04088"
     state_type: ClassVar[type] = IfcaState
     name: Literal["ifca"] = "ifca"
-    k: PositiveInt = 2
-    warmup_rounds: NonNegativeInt = 0
-    spread: PositiveFloat = 0.1  # of the noise that parts the models after the warm-up, in spreads of each tensor
+    k: PositiveInt = 2  # models
+    warmup_rounds: NonNegativeInt = 0  # rounds with one global model before it is split into k
+    spread: PositiveFloat = 0.1  # standard deviation of the noise of the split, in standard deviations of each tensor
 
     @property
     def visibility(self) -> Visibility:
@@ -43,45 +46,42 @@ class Ifca(ClusteredStrategy):
     def init_state(self, initial_model: ModelState, context: StrategyContext) -> IfcaState:
         num_models = 1 if self.warmup_rounds else self.k
         weights = {
-            str(g): draw_weights(initial_model.weights, context, g) if g else initial_model.weights
-            for g in range(num_models)
+            str(j): randomize_weights(initial_model.weights, context, j) if j else initial_model.weights
+            for j in range(num_models)
         }
         return IfcaState(weights, dict.fromkeys(weights, initial_model.norm_stats), {})
 
     def train_payload(self, state: IfcaState, site: SiteId) -> NamedTensors:
+        """All models, whatever the site's cluster was: `weights/0`, `stats/0`, `weights/1`, ..."""
         return {
-            f"{part}/{g}": values[g]
+            f"{part}/{j}": values[j]
             for part, values in (("weights", state.weights), ("stats", state.norm_stats))
-            for g in values
+            for j in values
         }
 
     def run_round(
         self, state: IfcaState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
     ) -> IfcaState:
         payloads = {site: self.train_payload(state, site) for site in clients}
-        aggregates = (
-            requests.aggregate_by_cluster(payloads, len(state.weights))
-            if len(state.weights) > 1
-            else {0: requests.aggregate(payloads)}
-        )
-        weights = {**state.weights} | {
-            str(g): state.weights[str(g)] + aggregate.mean("delta") for g, aggregate in aggregates.items()
-        }
-        norm_stats = {**state.norm_stats} | {str(g): aggregate.mean("stats") for g, aggregate in aggregates.items()}
-        cluster_of = {**state.cluster_of} | {
-            s: str(g) for g, aggregate in aggregates.items() for s in aggregate.clients
-        }
+        if len(state.weights) > 1:
+            aggregates = requests.aggregate_by_cluster(payloads, len(state.weights))
+        else:
+            aggregates = {0: requests.aggregate(payloads)}
+        weights, norm_stats, cluster_of = {**state.weights}, {**state.norm_stats}, {**state.cluster_of}
+        for j, aggregate in aggregates.items():
+            weights[str(j)] = state.weights[str(j)] + aggregate.mean("delta")
+            norm_stats[str(j)] = aggregate.mean("stats")
+            cluster_of |= dict.fromkeys(aggregate.clients, str(j))
         state = IfcaState(weights, norm_stats, cluster_of, state.num_rounds + 1)
-        return (
-            self._split_warmup_model(state, context) if self.k > 1 and state.num_rounds == self.warmup_rounds else state
-        )
+        ends_warmup = self.k > 1 and state.num_rounds == self.warmup_rounds
+        return self._split_warmup_model(state, context) if ends_warmup else state
 
     def _split_warmup_model(self, state: IfcaState, context: StrategyContext) -> IfcaState:
-        """k copies of the common model, each a little aside of it; all of them together are still its mean."""
+        """k copies of the global model with noise; their mean is the global model."""
         w = state.weights[FIRST_CLUSTER]
-        perturbed = torch.stack([draw_weights(w, context, g, bias_scale=0.0) for g in range(self.k)])
-        models = w + self.spread * (perturbed - perturbed.mean(0))
-        names = [str(g) for g in range(self.k)]
+        noise = torch.stack([randomize_weights(w, context, j, bias_scale=0.0) for j in range(self.k)])
+        models = w + self.spread * (noise - noise.mean(0))
+        names = [str(j) for j in range(self.k)]
         return replace(
             state,
             weights=dict(zip(names, models, strict=True)),
@@ -89,34 +89,37 @@ class Ifca(ClusteredStrategy):
         )
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
-        cluster = yield from self._choose_cluster(message)
-        w, norm_stats = message.vectors[f"weights/{cluster}"], message.vectors[f"stats/{cluster}"]
+        j = yield from self._choose_cluster(message)
+        w, norm_stats = message.vectors[f"weights/{j}"], message.vectors[f"stats/{j}"]
         result = yield from run_training(TrainJob(w, norm_stats, steps=context.steps, epochs=context.epochs))
-        return replace(make_update(w, result), cluster=cluster), client_state
+        return replace(make_update(w, result), cluster=j), client_state
 
     def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
-        cluster = yield from self._choose_cluster(message)
-        return ModelState(message.vectors[f"weights/{cluster}"], message.vectors[f"stats/{cluster}"])
+        j = yield from self._choose_cluster(message)
+        return ModelState(message.vectors[f"weights/{j}"], message.vectors[f"stats/{j}"])
 
     def _choose_cluster(self, message: Message) -> Generator[LocalJob, JobResult, int]:
-        """The model with the least training loss."""
+        """The index of the model with the least training loss; a single model needs no evaluation."""
         losses = []
-        num_clusters = sum(key.startswith("weights/") for key in message.vectors)
-        for g in range(num_clusters if num_clusters > 1 else 0):
-            sums = yield from run_evaluation(
-                EvaluateJob(message.vectors[f"weights/{g}"], "train", message.vectors[f"stats/{g}"])
-            )
+        num_models = sum(key.startswith("weights/") for key in message.vectors)
+        for j in range(num_models if num_models > 1 else 0):
+            job = EvaluateJob(message.vectors[f"weights/{j}"], "train", message.vectors[f"stats/{j}"])
+            sums = yield from run_evaluation(job)
             losses.append(float(sums.loss))
         return losses.index(min(losses)) if losses else 0
 
 
-def draw_weights(weights: ParamVector, context: StrategyContext, index: int, bias_scale: float = 1.0) -> ParamVector:
-    """Random weights with the spread of each tensor; vectors, which are biases and normalisations, times `biases`."""
-    rng = seeded_generator(context.seed, "ifca", index)
-    parts = [
-        (
-            torch.randn(part.shape, generator=rng) * part.std(correction=0) if part.dim() > 1 else bias_scale * part
-        ).flatten()
-        for part in context.spec.split_parameters(weights)
-    ]
+def randomize_weights(
+    weights: ParamVector, context: StrategyContext, index: int, bias_scale: float = 1.0
+) -> ParamVector:
+    """Gaussian weights with the standard deviation of each tensor. One-dimensional tensors, that is biases and
+    normalization layers, are not random but multiplied by `bias_scale`."""
+    generator = seeded_generator(context.seed, "ifca", index)
+    parts = []
+    for part in context.spec.split_parameters(weights):
+        if part.dim() > 1:
+            sampled = torch.randn(part.shape, generator=generator) * part.std(correction=0)
+        else:
+            sampled = bias_scale * part
+        parts.append(sampled.flatten())
     return torch.cat(parts)

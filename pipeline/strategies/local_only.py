@@ -1,4 +1,8 @@
-"""No federation: every site trains alone from the common start and keeps its model. The yardstick from below."""
+"""Local training without federation: every site trains alone from the initial model. The lower baseline.
+
+No published algorithm and no settings of its own. Nothing but the training loss is aggregated, and there is no global
+model: the result is in the client states.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,8 @@ from pipeline.strategies.base import (
 class LocalOnly(Strategy):
     partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
     stateful_clients: ClassVar[bool] = True
-    server_state_text: ClassVar[str] = "the start"
-    client_state_text: ClassVar[str] = "the site's model"
+    server_state_text: ClassVar[str] = "the initial model"
+    client_state_text: ClassVar[str] = "its own model"
     name: Literal["local_only"] = "local_only"
 
     def run_round(
@@ -33,19 +37,17 @@ class LocalOnly(Strategy):
         return state
 
     def global_models(self, state: Any) -> Mapping[str, ModelState]:
-        return {}  # the models are in the sites' memories
+        return {}
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         stored = stored_model(client_state, message)
         result = yield from run_training(
             TrainJob(stored.weights, stored.norm_stats, steps=context.steps, epochs=context.epochs)
         )
-        update = make_update(stored.weights, result)
-        return ClientUpdate(summed=update.summed, work=result.work), {
-            "weights": result.weights,
-            "stats": result.norm_stats,
-        }
+        train_loss = make_update(stored.weights, result).summed
+        new_state = {"weights": result.weights, "stats": result.norm_stats}
+        return ClientUpdate(summed=train_loss, work=result.work), new_state
 
     def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
         return stored_model(client_state, message)
-        yield
+        yield  # makes this a generator; it has no job

@@ -1,7 +1,11 @@
-"""Per-FedAvg (Fallah et al. 2020, Algorithm 1, first order): a common start from which a few local steps lead far.
+"""Per-FedAvg (Fallah et al. 2020, Algorithm 1, first order): MAML, an initialization that adapts in a few local steps.
 
-Every local step takes its gradient a step of rate alpha ahead, on other examples. A site's own model is the
-common one after `adapt` steps of rate alpha. With alpha = 0 the common model is FedAvg's.
+    client k        w_k <- w_k - beta grad F_k(w_k - alpha grad F_k(w_k; D); D'), over local steps from w_t
+    server          as FedAvg
+    personal model  `adapt_steps` steps of rate alpha from the global model
+
+D and D' are the halves of a batch, beta is `local.lr`. First order: the Hessian term is left out. With alpha = 0 the
+global model is FedAvg's.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ class PerFedAvg(Strategy):
     paper: ClassVar[str] = "Fallah et al. 2020, arXiv 2002.07948"
     personalized: ClassVar[bool] = True
     name: Literal["perfedavg"] = "perfedavg"
-    alpha: float = Field(0.01, ge=0)
-    adapt_steps: NonNegativeInt = 10  # steps that make a site's own model
+    alpha: float = Field(0.01, ge=0)  # learning rate of the look-ahead step and of the adaptation
+    adapt_steps: NonNegativeInt = 10  # steps from the global to the personalized model
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w = message.vectors["weights"]

@@ -1,8 +1,11 @@
-"""pFedMe (Dinh et al. 2020, Algorithm 1): a site's model theta minimises F_k(theta) + (lambda/2)|theta - w|^2.
+"""pFedMe (Dinh et al. 2020, Algorithm 1): personalized models by Moreau envelopes of the local losses.
 
-R times a round: theta is found roughly, by `inner` steps, and w moves towards it by eta * lambda * (theta - w). The
-coordinator takes (1 - beta) w + beta * mean of the sites' w. With R = 1 and eta = 1/lambda the common model is
-FedProx's with mu = lambda. Each inner step draws a batch of its own, where the paper keeps one for all.
+    client k  R times, from w_k = w_t:  theta_k ~ argmin F_k(theta) + (lambda/2) |theta - w_k|^2, by K steps
+                                        w_k <- w_k - eta lambda (w_k - theta_k)
+    server    w_{t+1} = (1 - beta) w_t + beta mean of w_k
+
+theta_k is the personalized model. With R = 1 and eta = 1/lambda the global model is FedProx's with mu = lambda. Ours:
+every step on theta samples a batch, where the paper uses one batch for all K.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ class PFedMe(Strategy):
     paper: ClassVar[str] = "Dinh et al. 2020, arXiv 2006.08848"
     personalized: ClassVar[bool] = True
     stateful_clients: ClassVar[bool] = True
-    client_state_text: ClassVar[str] = "theta"
+    client_state_text: ClassVar[str] = "its own model"
     name: Literal["pfedme"] = "pfedme"
-    lam: float = Field(15.0, gt=0)
-    eta: PositiveFloat = 0.005  # of w; eta * lam is the share of the way to theta
-    beta: float = Field(1.0, gt=0)
-    local_rounds: PositiveInt = 20  # R, local ones
-    inner_steps: PositiveInt = 5  # K, steps for theta
-    personal_lr: PositiveFloat | None = None  # of theta; else the round's
+    lam: float = Field(15.0, gt=0)  # lambda, strength of the proximal term
+    eta: PositiveFloat = 0.005  # learning rate of w_k: in a local round it moves by eta * lambda of the way to theta_k
+    beta: float = Field(1.0, gt=0)  # share of the way to the clients' mean that the server moves
+    local_rounds: PositiveInt = 20  # R
+    inner_steps: PositiveInt = 5  # K
+    personal_lr: PositiveFloat | None = None  # learning rate of theta_k; None: the round's
 
     def run_round(
         self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
@@ -65,4 +68,4 @@ class PFedMe(Strategy):
 
     def personal_model(self, message: Message, client_state: ClientState, context: StrategyContext) -> ModelTask:
         return stored_model(client_state, message)
-        yield
+        yield  # makes this a generator; it has no job

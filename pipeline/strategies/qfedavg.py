@@ -1,7 +1,11 @@
-"""q-FedAvg (Li et al. 2020, Algorithm 2): sites on which the model does badly count more, the more the larger q is.
+"""q-FedAvg (Li et al. 2020, Algorithm 2): clients with a large loss count more, the more the larger q is.
 
-With F_k the loss of the round's model at site k and L = 1/lr:
-w <- w + sum_k F_k^q delta_k / sum_k (q F_k^(q-1) |delta_k|^2 L + F_k^q). With q = 0 it is FedAvg.
+    client k  Delta_k = F_k^q delta_k
+              h_k = q F_k^(q-1) |delta_k|^2 L + F_k^q
+    server    w <- w + sum_k Delta_k / sum_k h_k
+
+F_k is the loss of w at client k, delta_k the change of the weights by local training, and L = 1 / local learning rate
+the paper's estimate of the gradient's Lipschitz constant; both terms are the paper's, divided by L. q = 0 is FedAvg.
 """
 
 from __future__ import annotations
@@ -17,21 +21,20 @@ from pipeline.protocol.messages import ClientState, ClientTask, Message, SiteId
 from pipeline.protocol.tasks import EvaluateJob, TrainJob, run_evaluation, run_training
 from pipeline.strategies.base import ClientRequests, GlobalModelState, Strategy, StrategyContext, make_update
 
-MIN_LOSS = 1e-10  # a loss of zero would have no power below one
+MIN_LOSS = 1e-10  # F_k^(q-1) is infinite at F_k = 0 if q < 1
 
 
 class QFedAvg(Strategy):
     paper: ClassVar[str] = "Li et al. 2020, arXiv 1905.10497"
     name: Literal["qfedavg"] = "qfedavg"
-    q: float = Field(0.1, ge=0)
+    q: float = Field(0.1, ge=0)  # fairness: 0 is FedAvg, large values approach minimax fairness
 
     def run_round(
         self, state: GlobalModelState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
     ) -> GlobalModelState:
         aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
-        return GlobalModelState(
-            state.weights + aggregate.mean("delta") / aggregate.mean("bound"), aggregate.mean("stats")
-        )
+        step = aggregate.mean("delta") / aggregate.mean("bound")  # a quotient of means is a quotient of sums
+        return GlobalModelState(state.weights + step, aggregate.mean("stats"))
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w, norm_stats = message.vectors["weights"], message.vectors["stats"]
@@ -42,7 +45,6 @@ class QFedAvg(Strategy):
         sums = yield from run_evaluation(EvaluateJob(w, "train", norm_stats))
         loss = max(float(sums.loss / sums.n), MIN_LOSS)
         delta, lr = update.averaged["delta"], context.lr_schedule(message.round)
-        bound = self.q * loss ** (self.q - 1) * float(delta.double().square().sum()) / lr + loss**self.q
-        return replace(
-            update, averaged={**update.averaged, "delta": loss**self.q * delta, "bound": torch.tensor(bound)}
-        ), client_state
+        h = self.q * loss ** (self.q - 1) * float(delta.double().square().sum()) / lr + loss**self.q
+        averaged = {**update.averaged, "delta": loss**self.q * delta, "bound": torch.tensor(h)}
+        return replace(update, averaged=averaged), client_state

@@ -1,8 +1,12 @@
-"""SCAFFOLD (Karimireddy et al. 2020, Algorithm 1, option II): control variates take the drift out of local steps.
+"""SCAFFOLD (Karimireddy et al. 2020, Algorithm 1, option II): control variates correct the drift of local steps.
 
-A site steps along grad F_k(w) - c_k + c. Afterwards c_k is what its gradients came to on the way: (w_t - w) / travel
-without the correction, where travel is the sum of the learning rates of its steps. c is the plain mean of all c_k, so
-sites count alike where it comes to rest, as in the paper, whatever `weighting` says. With correction = 0 it is FedAvg.
+    client k  y <- y - eta (grad F_k(y) - c_k + c), K times, from y = w
+              c_k+ = c_k - c + (w - y) / (K eta)
+    server    w <- w + server_lr mean of (y - w)
+              c <- c + (1/N) sum_k (c_k+ - c_k)
+
+K eta is the sum of the learning rates of the client's steps. c is the plain mean of all c_k: as in the paper, clients
+count equally at convergence, whatever the study's `weighting`. With correction = 0 it is FedAvg.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from pipeline.strategies.base import (
 
 @dataclass(frozen=True)
 class ScaffoldState(GlobalModelState):
-    control: ParamVector
+    control: ParamVector  # c
 
 
 class Scaffold(Strategy):
@@ -40,8 +44,8 @@ class Scaffold(Strategy):
     server_state_text: ClassVar[str] = "the model, the mean control variate"
     client_state_text: ClassVar[str] = "its control variate"
     name: Literal["scaffold"] = "scaffold"
-    server_lr: float = Field(1.0, gt=0)
-    correction: float = Field(1.0, ge=0, le=1)  # share of the correction that is applied
+    server_lr: float = Field(1.0, gt=0)  # the paper's global step size eta_g
+    correction: float = Field(1.0, ge=0, le=1)  # share of c - c_k that is applied (ours); the paper has 1
 
     def incompatibilities(self, local: LocalTrainingConfig, spec: ParameterSpec) -> Iterator[str]:
         yield from require_plain_sgd("scaffold", local)
@@ -56,10 +60,9 @@ class Scaffold(Strategy):
         self, state: ScaffoldState, clients: Sequence[SiteId], requests: ClientRequests, context: StrategyContext
     ) -> ScaffoldState:
         aggregate = requests.aggregate({site: self.train_payload(state, site) for site in clients})
-        weights = state.weights + self.server_lr * aggregate.mean("delta")
-        return ScaffoldState(
-            weights, aggregate.mean("stats"), state.control + aggregate.sum("control") / context.num_sites
-        )
+        w = state.weights + self.server_lr * aggregate.mean("delta")
+        c = state.control + aggregate.sum("control") / context.num_sites
+        return ScaffoldState(w, aggregate.mean("stats"), c)
 
     def client_train(self, message: Message, client_state: ClientState, context: StrategyContext) -> ClientTask:
         w, norm_stats, c = (message.vectors[key] for key in ("weights", "stats", "control"))
@@ -69,7 +72,7 @@ class Scaffold(Strategy):
             TrainJob(w, norm_stats, steps=context.steps, epochs=context.epochs, regularizer=regularizer)
         )
         update = make_update(w, result)
-        if not result.lr_sum:  # no step was done: nothing was learnt about the gradient
+        if not result.lr_sum:  # without a step there is no new estimate of the gradient
             return replace(update, summed={**update.summed, "control": torch.zeros_like(w)}), client_state
-        new_control = (w - result.weights) / result.lr_sum - self.correction * (c - c_k)
-        return replace(update, summed={**update.summed, "control": new_control - c_k}), {"control": new_control}
+        new_c_k = (w - result.weights) / result.lr_sum - self.correction * (c - c_k)
+        return replace(update, summed={**update.summed, "control": new_c_k - c_k}), {"control": new_c_k}

@@ -1,7 +1,12 @@
-"""Clustering by similarity: every `every` rounds sites are grouped anew by how alike their models are, and averaged by group.
+"""Similarity clustering (after Briggs et al. 2020): hierarchical clustering of client models, FedAvg in each cluster.
 
-Models are compared by their weights (Euclidean distance) or by what they do (1 - CKA, mean over the layers, on public
-examples). The tree of sites, by Ward's linkage for weights and average linkage for CKA, is cut into `k`. With k = 1 it is FedAvg.
+    server, every round  w_C <- w_C + weighted mean of delta_i  over the clients i of each cluster C
+            every `cluster_every` rounds:
+                         D_ij = distance of the last models of sites i and j
+                         clusters = the dendrogram of D, cut into k;  w_C = weighted mean of its sites' last models
+
+D is the Euclidean distance of the weights, as in Briggs et al., or 1 - CKA of the activations on public examples,
+averaged over the layers (Kornblith et al. 2019); Briggs et al. cluster once and cut at a distance. k = 1 is FedAvg.
 """
 
 from __future__ import annotations
@@ -32,11 +37,11 @@ DendrogramMerges = tuple[tuple[int, int, float, int], ...]
 
 @dataclass(frozen=True)
 class SimilarityClusteringState(ClusterState):
-    latest_weights: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # everybody's last model
+    latest_weights: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # each site's last model
     latest_norm_stats: Mapping[SiteId, ParamVector] = field(default_factory=dict)
-    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # what everybody's model weighs
+    client_weights: Mapping[SiteId, float] = field(default_factory=dict)  # aggregation weight of that model
     num_rounds: int = 0
-    leaves: tuple[SiteId, ...] = ()
+    leaves: tuple[SiteId, ...] = ()  # of the last dendrogram, with `merges`
     merges: DendrogramMerges = ()
 
 
@@ -45,13 +50,13 @@ class SimilarityClustering(ClusteredStrategy):
         "Briggs et al. 2020, arXiv 2004.11791 (by weights); Kornblith et al. 2019, arXiv 1905.00414 (CKA)"
     )
     state_type: ClassVar[type] = SimilarityClusteringState
-    server_state_text: ClassVar[str] = "a model a group, who is in which, everybody's last model"
+    server_state_text: ClassVar[str] = "a model per cluster, the cluster of each site, each site's last model"
     name: Literal["similarity_clustering"] = "similarity_clustering"
-    k: PositiveInt = 2
-    cluster_every: PositiveInt = 5
-    cluster_by: Literal["weights", "cka"] = "weights"
-    linkage: Literal["ward", "average", "complete"] = "ward"  # for weights; average tends to put one site apart
-    num_probes: int = Field(256, ge=4)  # public examples that networks are compared on, for cka
+    k: PositiveInt = 2  # clusters
+    cluster_every: PositiveInt = 5  # rounds between clusterings
+    cluster_by: Literal["weights", "cka"] = "weights"  # distance of the weights, or 1 - CKA of the activations
+    linkage: Literal["ward", "average", "complete"] = "ward"  # for weights; average tends to split off single sites
+    num_probes: int = Field(256, ge=4)  # public examples on which networks are compared, for cka
 
     @property
     def visibility(self) -> Visibility:
@@ -80,17 +85,15 @@ class SimilarityClustering(ClusteredStrategy):
         for cluster in weights:
             if cluster_replies := [r for r in replies if cluster_of[r.site] == cluster]:
                 aggregate = requests.aggregate_replies(cluster_replies)
-                weights[cluster], norm_stats[cluster] = (
-                    weights[cluster] + aggregate.mean("delta"),
-                    aggregate.mean("stats"),
-                )
+                weights[cluster] = weights[cluster] + aggregate.mean("delta")
+                norm_stats[cluster] = aggregate.mean("stats")
+        latest_weights = {r.site: received_weights(payloads, state, r) + r.update.averaged["delta"] for r in replies}
         state = replace(
             state,
             weights=weights,
             norm_stats=norm_stats,
             cluster_of=cluster_of,
-            latest_weights={**state.latest_weights}
-            | {r.site: received_weights(payloads, state, r) + r.update.averaged["delta"] for r in replies},
+            latest_weights={**state.latest_weights} | latest_weights,
             latest_norm_stats={**state.latest_norm_stats} | {r.site: r.update.averaged["stats"] for r in replies},
             client_weights={**state.client_weights} | {r.site: r.weight for r in replies},
             num_rounds=state.num_rounds + 1,
@@ -99,10 +102,11 @@ class SimilarityClustering(ClusteredStrategy):
         return self._recluster(state, requests) if should_recluster else state
 
     def _recluster(self, state: SimilarityClusteringState, requests: ClientRequests) -> SimilarityClusteringState:
+        """New clusters and their models; if no site changes its cluster, the models stay as they are."""
         from scipy.cluster.hierarchy import fcluster
 
         sites = tuple(state.latest_weights)
-        method = self.linkage if self.cluster_by == "weights" else "average"  # ward is for Euclidean distances
+        method = self.linkage if self.cluster_by == "weights" else "average"  # Ward linkage needs Euclidean distances
         merges = compute_linkage(self._compute_distances(state, sites, requests), method)
         labels = fcluster(merges, self.k, "maxclust")
         cluster_of = match_cluster_names(dict(zip(sites, map(int, labels), strict=True)), state.cluster_of)
@@ -114,11 +118,9 @@ class SimilarityClustering(ClusteredStrategy):
             cluster: self._average_latest(state, [s for s in sites if cluster_of[s] == cluster], requests)
             for cluster in sorted(set(cluster_of.values()))
         }
-        weights, norm_stats = (
-            {cluster: m.weights for cluster, m in cluster_models.items()},
-            {cluster: m.norm_stats for cluster, m in cluster_models.items()},
-        )
-        first_cluster = min(cluster_models)  # whoever is not yet known begins there
+        weights = {cluster: m.weights for cluster, m in cluster_models.items()}
+        norm_stats = {cluster: m.norm_stats for cluster, m in cluster_models.items()}
+        first_cluster = min(cluster_models)  # its model also is FIRST_CLUSTER's, with which new sites start
         return replace(
             state,
             weights={FIRST_CLUSTER: weights[first_cluster]} | weights,
@@ -133,27 +135,20 @@ class SimilarityClustering(ClusteredStrategy):
             return pairwise_distances([state.latest_weights[site] for site in sites])
         from pipeline.strategies._representation_similarity import pairwise_similarity
 
-        features, inputs = compute_activations(
-            [ModelState(state.latest_weights[s], state.latest_norm_stats[s]) for s in sites], requests, self.num_probes
-        )
-        return 1 - pairwise_similarity(features, inputs, "cka").mean(0)
+        models = [ModelState(state.latest_weights[s], state.latest_norm_stats[s]) for s in sites]
+        activations, inputs = compute_activations(models, requests, self.num_probes)
+        return 1 - pairwise_similarity(activations, inputs, "cka").mean(0)  # mean over the layers
 
     def _average_latest(
         self, state: SimilarityClusteringState, sites: Sequence[SiteId], requests: ClientRequests
     ) -> ModelState:
-        """Of the last models of these sites, by the study's rule."""
-        latest_replies = [
-            Reply(
-                s,
-                "train",
-                state.num_rounds,
-                0,
-                ClientUpdate({"model": state.latest_weights[s], "stats": state.latest_norm_stats[s]}),
-                state.client_weights[s],
-            )
-            for s in sites
-        ]
-        aggregate = requests.aggregate_replies(latest_replies)
+        """The mean of the last models of these sites, by the study's aggregation rule."""
+
+        def as_reply(site: SiteId) -> Reply:
+            update = ClientUpdate({"model": state.latest_weights[site], "stats": state.latest_norm_stats[site]})
+            return Reply(site, "train", state.num_rounds, 0, update, state.client_weights[site])
+
+        aggregate = requests.aggregate_replies([as_reply(site) for site in sites])
         return ModelState(aggregate.mean("model"), aggregate.mean("stats"))
 
     def dendrogram(self, state: SimilarityClusteringState) -> Dendrogram | None:
@@ -163,7 +158,7 @@ class SimilarityClustering(ClusteredStrategy):
 def received_weights(
     payloads: Mapping[SiteId, Mapping[str, ParamVector]], state: SimilarityClusteringState, reply: Reply
 ) -> ParamVector:
-    """What the site started from; a late answer's start is gone, its group's model is the nearest to it."""
+    """The weights that the site started from; for a late reply they are unknown, and its cluster's are taken."""
     if reply.site in payloads:
         return payloads[reply.site]["weights"]
     return state.weights[state.cluster_of.get(reply.site, FIRST_CLUSTER)]

@@ -1,7 +1,7 @@
 """The `[privacy]` section of a study.
 
 dp_sgd               each site clips the gradient of every privacy unit and adds noise (DP-SGD with Opacus), within a budget
-client_level_dp      the coordinator clips the sites' updates and adds noise to their sum, which hides whole sites
+client_level_dp      the coordinator clips the sites' updates and adds noise to their sum, which hides a site's participation
 secure_aggregation   the coordinator learns the sum of the sites' updates and no single update
 """
 
@@ -34,7 +34,7 @@ class DpSgdConfig(NoiseConfig):
     max_grad_norm: PositiveFloat = 1.0  # clipping bound of a privacy unit's gradient
     privacy_unit: str = "auto"  # "auto": the data's coarsest key; "example" hardly protects a patient with many cells
     max_participations: PositiveInt | None = None  # rounds in which a site takes part; None: all rounds
-    # of simulated sites; None: their epsilon
+    # of the simulated sites' ledgers; None: epsilon
     epsilon_budget: PositiveFloat | tuple[PositiveFloat, ...] | None = None
     clipping: Literal["auto", "per_unit", "grad_sample", "ghost"] = "auto"
 

@@ -70,4 +70,4 @@ class RunSpec:
 def model_header(study: Study, shape: Sequence[int], classes: Sequence[str], round: int) -> dict[str, Any]:
     """Header of a saved model file."""
     header = {"model": study.to_dict()["model"], "shape": shape, "classes": classes}
-    return header | {"round": round, "study": study.name, "hash": study.hash}
+    return header | {"round": round, "study": study.name, "study_hash": study.hash}

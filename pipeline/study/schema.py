@@ -137,7 +137,7 @@ class AugmentationConfig(StudySection):
 
     @property
     def num_tta_views(self) -> int:
-        """Test-time augmentation of an exported model: 8 flips and quarter turns if the training augmentation covers them."""
+        """Test-time augmentation of an exported model: 8 orientations (flips and rotations by 90 degrees) if the training augmentation covers them."""
         return 8 if self.flip and self.rotate >= 90 else 1
 
 
@@ -163,7 +163,7 @@ class EvaluationConfig(StudySection):
     target: float | None = None  # stop once the selection metric reaches this on the first split
     positive_class: str | None = None  # the class for AUROC, AUPRC and sensitivity
     target_specificity: float = Field(0.95, gt=0, lt=1)
-    # at the end sites describe their `val` images in sums, which an exported model needs
+    # at the end collect sums over the sites' `val` images, which an exported model needs
     validation_profile: bool = True
 
 

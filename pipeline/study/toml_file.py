@@ -16,8 +16,16 @@ from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study
 
 PACKAGED_STUDIES = Path(__file__).parent / "packaged"
-_COMPONENT_KINDS = {"data": "data", "partition": "partitions", "feature_skew": "feature_skews", "normalization": "normalizations", "model": "models",
-          "strategy": "strategies", "aggregation": "aggregation_rules"}  # fmt: skip
+# section of a study file -> kind of component in the registry
+_COMPONENT_KINDS = {
+    "data": "data",
+    "partition": "partitions",
+    "feature_skew": "feature_skews",
+    "normalization": "normalizations",
+    "model": "models",
+    "strategy": "strategies",
+    "aggregation": "aggregation_rules",
+}
 
 
 def find_study(name: str | Path) -> Path:

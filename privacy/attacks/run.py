@@ -256,6 +256,6 @@ def _attack_inversion(simulation: Simulation, folder: RunFolder) -> dict[str, An
         "cases": cases,
         "summary": "The attack reconstructs an image from the update of one step on it, at the model before training. "
         "Similarity to the original (SSIM, 1 is identical): "
-        + ", ".join(f"{name} {value:.2f}" for name, value in similarity_by_name.items())
+        + "; ".join(f"{name}: {value:.2f}" for name, value in similarity_by_name.items())
         + ". The mean image is known without an attack.",
     }

@@ -1,7 +1,7 @@
 """Collects the privacy facts of a run as one JSON-serializable dict.
 
 `problems` make an audit fail: a ledger that does not verify, an exceeded budget, an epsilon that cannot be recomputed, a
-round without a charge. `warnings` are what a reader should know before relying on the privacy guarantee.
+round without a charge. `warnings` are what a reader should know before relying on the privacy promise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.coordinator.validation_profile import PROFILE_FILE_NAME as PROFILE
+from pipeline.coordinator.validation_profile import PROFILE_FILE_NAME
 from pipeline.core.errors import RunFolderError
 from pipeline.study.schema import Study
 from privacy.accounting.accountant import DpEvent
@@ -33,11 +33,12 @@ AUDITED_PACKAGES = ("hemofed", "torch", "opacus", "dp-accounting", "cryptography
 
 
 def collect_facts(folder: RunFolder, now: datetime | None = None) -> dict[str, Any]:
+    """The content of audit.json. `now`: time of the audit, by default the current time."""
     study, rounds = folder.load_study(), folder.load_rounds()
     results = _read_json_object(folder, "results.json")
     site_data = _read_json_object(folder, "sites.json")
     privacy_record = _read_json_object(folder, "privacy.json")
-    study_hash = str(results.get("hash") or study.hash)
+    study_hash = str(results.get("study_hash") or study.hash)
     homes_folder = _site_homes_folder(folder)
     coordinator_receipts = CoordinatorReceipts.load(
         folder.path / "coordinator" if homes_folder == folder.path / "homes" else homes_folder / ".coordinator"
@@ -58,7 +59,8 @@ def collect_facts(folder: RunFolder, now: datetime | None = None) -> dict[str, A
         "format": AUDIT_FORMAT,
         "written": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
         "run": folder.path.resolve().name,
-        "study": _study_facts(study, study_hash, site_data, results) | {"profiled": (folder.path / PROFILE).exists()},
+        "study": _study_facts(study, study_hash, site_data, results)
+        | {"profiled": (folder.path / PROFILE_FILE_NAME).exists()},
         "rounds": max((int(line["round"]) for line in rounds), default=0),
         "planned": study.rounds,
         "released": _released_model(results),
@@ -109,7 +111,7 @@ def _study_facts(
         "hash": study_hash,
         "strategy": study.strategy.name,
         "model": study.model.name,
-        "parameters": results.get("parameters"),
+        "num_parameters": results.get("num_parameters"),
         "data": study.data.name,
         "classes": site_data.get("classes") or [],
         "weighting": study.weighting,
@@ -125,23 +127,25 @@ def _released_model(results: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     return {
         "round": results.get("best_round"),
-        "chosen_by": results.get("chosen_by"),
-        "stopped": results.get("stopped"),
+        "selected_by": results.get("selected_by"),
+        "stop_reason": results.get("stop_reason"),
     }
 
 
 def _client_level_dp_facts(
     client_level_dp: Mapping[str, Any] | None, rounds: list[dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """Includes the epsilon of the actual releases: a repeated round was noised again, so it counts again."""
+    """The content of privacy.json, and the epsilon of the actual releases: a repeated round counts again, with new noise."""
     if client_level_dp is None:
         return None
     num_requests: dict[str, int] = {}
     for line in rounds:
-        for site in line.get("asked") or ():
+        for site in line.get("sampled_clients") or ():
             num_requests[site] = num_requests.get(site, 0) + 1 + int(line.get("attempt") or 0)
     releases = max(num_requests.values(), default=0)
-    epsilons = epsilon_by_accountant([DpEvent(client_level_dp["noise"], 1.0, releases)], client_level_dp["delta"])
+    epsilons = epsilon_by_accountant(
+        [DpEvent(client_level_dp["noise_multiplier"], 1.0, releases)], client_level_dp["delta"]
+    )
     tightest_epsilon = min(epsilons["rdp"], epsilons["pld"])
     return {
         **client_level_dp,
@@ -161,7 +165,12 @@ def _headline_facts(sites: Mapping[str, Any]) -> dict[str, Any]:
     private_sites = {name: site_facts for name, site_facts in sites.items() if site_facts["privacy_plan"]}
     worst_site = max(private_sites, key=lambda name: max_epsilon(private_sites[name]))
     privacy_plan, epsilon = private_sites[worst_site]["privacy_plan"], max_epsilon(private_sites[worst_site])
-    headline = {"site": worst_site, "epsilon": epsilon, "delta": privacy_plan["delta"], "unit": privacy_plan["privacy_unit"]}
+    headline = {
+        "site": worst_site,
+        "epsilon": epsilon,
+        "delta": privacy_plan["delta"],
+        "unit": privacy_plan["privacy_unit"],
+    }
     return headline | _interpret_epsilon(epsilon, privacy_plan["delta"])
 
 
@@ -178,10 +187,12 @@ def _interpret_epsilon(epsilon: float, delta: float) -> dict[str, Any]:
 def _data_subject_facts(
     privacy_plans: Mapping[str, Any], results: Mapping[str, Any], site_data: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """How many images belong to how many persons, or units of the data's coarsest key."""
+    """How many images belong to how many persons, or units of the data's coarsest key; None if neither is known."""
     unit_plans = [privacy_plan for privacy_plan in privacy_plans.values() if privacy_plan["privacy_unit"] != "example"]
     if unit_plans:
-        units, examples = (sum(privacy_plan[key] for privacy_plan in unit_plans) for key in ("num_units", "num_examples"))
+        units, examples = (
+            sum(privacy_plan[key] for privacy_plan in unit_plans) for key in ("num_units", "num_examples")
+        )
         return {"unit": unit_plans[0]["privacy_unit"], "units": units, "examples": examples, "split": "train"}
     intervals = results.get("intervals") or {}
     if not intervals or intervals.get("unit") == "example":
@@ -208,10 +219,10 @@ def _find_problems(facts: Mapping[str, Any], coordinator_receipts: CoordinatorRe
     if client_level_dp and client_level_dp["spent"] > client_level_dp["epsilon"] * (1 + 1e-9):
         problems.append(
             f"the coordinator released {client_level_dp['releases']} noised sums, but its epsilon {client_level_dp['epsilon']:.4f} "
-            f"is for {client_level_dp['turns']}: epsilon {client_level_dp['spent']:.4f} was spent"
+            f"is for {client_level_dp['rounds']}: it has spent epsilon {client_level_dp['spent']:.4f}"
         )
     if client_level_dp and not are_epsilons_equal(
         client_level_dp["recomputed"]["rdp"], client_level_dp["recomputed"]["dp_accounting"], OTHER_ACCOUNTANT_TOLERANCE
     ):
-        problems.append("at the coordinator: two implementations of the same accountant differ")
+        problems.append("at the coordinator: two implementations of the same accountant give different epsilons")
     return [*problems, *refuted_promises(facts), *coordinator_receipts.problems]

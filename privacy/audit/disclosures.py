@@ -1,4 +1,4 @@
-"""Everything that left the sites in a run: who learns it, whom it is about, and what protects them, or "unprotected"."""
+"""Everything that left the sites in a run: who learns it, whom it is about, and what protects it, or "unprotected"."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pipeline.study.schema import Study
 Json = Mapping[str, Any]
 DisclosureRow = dict[str, str]
 UNPROTECTED = "unprotected"
+PROTECTION_LABELS = {"dp": "differential privacy", "sum": "secure aggregation", "nobody": "nothing to protect"}
 
 
 def list_disclosures(study: Study, facts: Json, results: Json) -> list[DisclosureRow]:
-    """`key` names a kind; `by` is dp, sum, nobody (says nothing of a patient) or unprotected."""
+    """`key` names a kind; `protected_by` is dp, sum, nobody (it reveals nothing about a patient) or unprotected."""
     row_functions = (
         _update_rows,
         _training_rows,
@@ -34,11 +35,8 @@ def list_disclosures(study: Study, facts: Json, results: Json) -> list[Disclosur
 def _disclosure(
     key: str, content: str, recipient: str, subjects: str, protected_by: str, mechanism: str
 ) -> DisclosureRow:
-    """`what` may have details after a colon."""
+    """`content`: a title, and after a colon its details."""
     title, _, detail = content.partition(": ")
-    protection_label = {"dp": "differential privacy", "sum": "secure sum", "nobody": "nothing to protect"}.get(
-        protected_by, protected_by
-    )
     return {
         "key": key,
         "content": title,
@@ -46,13 +44,13 @@ def _disclosure(
         "recipient": recipient,
         "subjects": subjects,
         "protected_by": protected_by,
-        "protection_label": protection_label,
+        "protection_label": PROTECTION_LABELS.get(protected_by, protected_by),
         "mechanism": mechanism,
     }
 
 
 def data_subjects(facts: Json) -> str:
-    """Whose images they are, in the plural."""
+    """The persons whose images they are, or the units of the data's coarsest key, in the plural."""
     person = facts["data_subject"]
     return f"{person['unit']}s" if person else "patients"
 
@@ -63,6 +61,7 @@ def privacy_unit_name(facts: Json) -> str:
 
 
 def format_range(values: list[float], digits: str = "#.3g") -> str:
+    """One number if all are equal after rounding, else `low to high`."""
     low, high = (format(value, digits) for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
@@ -70,59 +69,46 @@ def format_range(values: list[float], digits: str = "#.3g") -> str:
 def describe_mechanism(facts: Json) -> str:
     """DP-SGD in one sentence, with this run's numbers."""
     privacy_plans = [site_facts["privacy_plan"] for site_facts in facts["sites"].values() if site_facts["privacy_plan"]]
-    unit = privacy_plans[0]["privacy_unit"]
-    noise_text, rate_text = (format_range([plan[key] for plan in privacy_plans]) for key in ("noise", "rate"))
+    unit, max_grad_norm = privacy_plans[0]["privacy_unit"], privacy_plans[0]["max_grad_norm"]
+    noise_text = format_range([privacy_plan["noise_multiplier"] for privacy_plan in privacy_plans])
+    rate_text = format_range([privacy_plan["sampling_rate"] for privacy_plan in privacy_plans])
     return (
-        f"DP-SGD: in each step every {unit} takes part with chance {rate_text}, its gradient is clipped to {privacy_plans[0]['max_grad_norm']:g}, "
-        f"and Gaussian noise of {noise_text} times that is added to the sum"
+        f"DP-SGD: in each step every {unit} is included with probability {rate_text}, its gradient is clipped to "
+        f"{max_grad_norm:g}, and Gaussian noise of {noise_text} times this bound is added to the sum"
     )
 
 
 def _update_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
     protection = facts["protection"]
-    secure_aggregation, client_level_dp, training_subjects = (
-        protection["secure_aggregation"],
-        protection["client_level_dp"],
-        f"training {data_subjects(facts)}",
-    )
+    secure_aggregation = protection["secure_aggregation"]
+    client_level_dp = protection["client_level_dp"]
+    training_subjects = f"training {data_subjects(facts)}"
     visible_part = (
-        "each site's own"
+        "each site's update"
         if not secure_aggregation
         else f"the sum over at least {secure_aggregation['threshold']} sites"
     )
-    recipient = f"the coordinator: {visible_part}; other sites: the models made from them"
+    recipient = f"the coordinator: {visible_part}; other sites: the models computed from them"
     masking_text = (
-        f"secure sum: single updates are hidden, their sum is not, of {secure_aggregation['asked']} sites asked"
+        f"secure aggregation among the {secure_aggregation['num_sampled_clients']} sites asked: single updates are hidden, their sum is not"
         if secure_aggregation
         else ""
     )
     stats_text = "" if protection["dp_sgd"] else ", and statistics of normalisation layers where there are any"
     content = f"Model updates: the change of every weight{stats_text}"
     if protection["dp_sgd"]:
+        protected_by = "dp"
         protection_text = describe_mechanism(facts) + (f"; {masking_text}" if masking_text else "")
-        yield _disclosure("update", content, recipient, training_subjects, "dp", protection_text)
-    elif client_level_dp:
-        protection_text = (
-            f"against the coordinator: {masking_text or UNPROTECTED}; against all who see only models: clipped to "
-            f"{client_level_dp['clip']:g}, Gaussian noise of {client_level_dp['noise']:.3g} times that on the sum"
-        )
-        yield _disclosure(
-            "update",
-            content,
-            recipient,
-            training_subjects,
-            "sum" if secure_aggregation else UNPROTECTED,
-            protection_text,
-        )
     else:
-        yield _disclosure(
-            "update",
-            content,
-            recipient,
-            training_subjects,
-            "sum" if secure_aggregation else UNPROTECTED,
-            masking_text or UNPROTECTED,
-        )
+        protected_by = "sum" if secure_aggregation else UNPROTECTED
+        protection_text = masking_text or UNPROTECTED
+        if client_level_dp:
+            protection_text = (
+                f"against the coordinator: {protection_text}; against those who see only models: updates are clipped to "
+                f"{client_level_dp['max_update_norm']:g}, and Gaussian noise of {client_level_dp['noise_multiplier']:.3g} times this bound is "
+                "added to their sum"
+            )
+    yield _disclosure("update", content, recipient, training_subjects, protected_by, protection_text)
 
 
 def _training_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
@@ -131,39 +117,40 @@ def _training_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclos
     sends_weight = study.weighting != "equal"
     weight_text = "Number of training images, as the site's weight" if sends_weight else "Number of training images"
     if secure_aggregation:
-        protection_text = "secure sum: only their sum is seen" if sends_weight else "not sent"
+        protection_text = "secure aggregation: only the sum over sites is visible" if sends_weight else "not sent"
         yield _disclosure("weight", weight_text, "the coordinator", training_subjects, "sum", protection_text)
     else:
+        protection_text = f"{UNPROTECTED}; treated as public"
+        yield _disclosure("weight", weight_text, "the coordinator", training_subjects, UNPROTECTED, protection_text)
+        protection_text = f"{UNPROTECTED}; the training time of a site depends on how many images it sampled"
         yield _disclosure(
-            "weight",
-            weight_text,
+            "work",
+            "Steps done and seconds of training",
             "the coordinator",
             training_subjects,
             UNPROTECTED,
-            f"{UNPROTECTED}; treated as public",
-        )
-        protection_text = f"{UNPROTECTED}; how long a site takes depends on how many images it drew"
-        yield _disclosure(
-            "work", "Steps done and seconds taken", "the coordinator", training_subjects, UNPROTECTED, protection_text
+            protection_text,
         )
     if not protection["dp_sgd"]:
-        protection_text = "secure sum: only its sum over sites is seen" if secure_aggregation else UNPROTECTED
+        protected_by = "sum" if secure_aggregation else UNPROTECTED
+        protection_text = (
+            "secure aggregation: only the sum over sites is visible" if secure_aggregation else UNPROTECTED
+        )
         yield _disclosure(
             "loss",
             "Mean training loss of a round",
             "the coordinator",
             training_subjects,
-            "sum" if secure_aggregation else UNPROTECTED,
+            protected_by,
             protection_text,
         )
 
 
 def _cluster_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
     if study.strategy.visibility == "groups":
-        content = "Which group's model fits the site's images best"
-        yield _disclosure(
-            "group", content, "the coordinator", f"training {data_subjects(facts)}", UNPROTECTED, UNPROTECTED
-        )
+        content = "Which cluster's model fits the site's images best"
+        training_subjects = f"training {data_subjects(facts)}"
+        yield _disclosure("group", content, "the coordinator", training_subjects, UNPROTECTED, UNPROTECTED)
 
 
 def _score_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
@@ -174,14 +161,12 @@ def _score_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclosure
         sizes = [sum(counts.get(split) or ()) for counts in site_data.values()]
         if not any(sizes) or not (facts["released"] or split in facts["study"]["splits"]):
             continue
-        frequency = "after every round judged" if split in facts["study"]["splits"] else "once, at the end"
+        frequency = "after every evaluated round" if split in facts["study"]["splits"] else "once, at the end"
         content = (
             f"Scores on {SPLIT_LABELS[split]} images, {frequency}: confusion matrix, loss, histograms of the scores in "
             f"{SCORE_BINS:,} bins, calibration counts in {CALIBRATION_BINS}"
         )
-        few_images_text = (
-            f": a site has {format_range(list(map(float, sizes)), ',.0f')} images, so that most bins hold single ones"
-        )
+        few_images_text = f": a site has {format_range(list(map(float, sizes)), ',.0f')} images, so most occupied bins hold a single image"
         protection_text = UNPROTECTED + (few_images_text if max(sizes) < SCORE_BINS else "")
         yield _disclosure(
             f"scores/{split}",
@@ -197,10 +182,11 @@ def _profile_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclosu
     if not facts["study"]["profiled"] or facts["study"]["evaluate_at"] == "coordinator":
         return
     content = (
-        f"A profile of validation images, twice at the end: loss at {len(TEMPERATURES)} temperatures, sums and products of at most "
-        f"{MAX_FEATURES} features, histograms of scores, distances and {len(QUALITY_MEASURES)} measures of the images"
+        f"A profile of the validation images, sent twice at the end: loss at {len(TEMPERATURES)} temperatures, sums and "
+        f"products of at most {MAX_FEATURES} features, histograms of scores, distances and {len(QUALITY_MEASURES)} measures of "
+        "the images"
     )
-    recipient = "the coordinator; of an exported model's totals, whoever is given its bundle"
+    recipient = "the coordinator; the totals of an exported model: anyone who receives its bundle"
     yield _disclosure("profile", content, recipient, f"validation {data_subjects(facts)}", UNPROTECTED, UNPROTECTED)
 
 
@@ -210,21 +196,24 @@ def _personalized_rows(study: Study, facts: Json, results: Json) -> Iterator[Dis
         return
     training_subjects = f"training {data_subjects(facts)}"
     protection_text = f"{UNPROTECTED}: what a site trains for itself may be trained without noise"
-    content = "That the scores above are those of a model which the site adapted to its own images"
+    content = "That the scores above are those of a model that the site adapted to its own images"
     if facts["study"]["evaluate_at"] != "coordinator":
         yield _disclosure("own", content, "the coordinator", training_subjects, UNPROTECTED, protection_text)
-    content = "Each site's own model: it stays at the site; whoever is given it is promised nothing"
-    yield _disclosure("own_model", content, "nobody outside the site", training_subjects, UNPROTECTED, protection_text)
+    content = "Each site's personalized model: it stays at the site; nothing is promised if it is given to anyone"
+    yield _disclosure("own_model", content, "no one outside the site", training_subjects, UNPROTECTED, protection_text)
 
 
 def _ledger_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
     reason = "nothing to protect: it follows from the study and from numbers treated as public"
     if facts["protection"]["dp_sgd"]:
-        content = "From the ledger: epsilon spent so far, hashes of the ledger's entries, its opening with budget, unit and keys, changes of keys"
+        content = (
+            "From the ledger: epsilon spent so far, hashes of the ledger's entries, its opening record with budget, privacy "
+            "unit and keys, changes of keys"
+        )
         yield _disclosure(
             "ledger", content, "the coordinator", "the site", "nobody", f"{reason}; the hashes are salted"
         )
-        content = "That a site sits a round out because its budget is spent"
+        content = "That a site declines a round because its budget is spent"
         yield _disclosure("excuse", content, "the coordinator", "the site", "nobody", reason)
     content = "That the site exists, takes part, and when it answers"
     yield _disclosure("presence", content, "the coordinator and the other sites", "the site", UNPROTECTED, UNPROTECTED)
@@ -232,55 +221,32 @@ def _ledger_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclosur
 
 def _model_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
     protection, released_model = facts["protection"], facts["released"]
+    protected_by = "dp"
     if protection["dp_sgd"]:
-        protected_by, protection_text = (
-            "dp",
-            f"made from noised updates alone: no more is spent on training {data_subjects(facts)}",
+        protection_text = (
+            f"computed only from noised updates: no further epsilon is spent on training {data_subjects(facts)}"
         )
     elif protection["client_level_dp"]:
-        protected_by, protection_text = "dp", "made from noised sums alone: no more is spent on the sites"
+        protection_text = "computed only from noised sums: no further epsilon is spent on the sites"
     else:
-        protected_by, protection_text = UNPROTECTED, UNPROTECTED
-    yield _disclosure(
-        "model",
-        "The models of all rounds",
-        "all sites",
-        f"training {data_subjects(facts)}",
-        protected_by,
-        protection_text,
-    )
+        protected_by = protection_text = UNPROTECTED
+    content, training_subjects = "The models of all rounds", f"training {data_subjects(facts)}"
+    yield _disclosure("model", content, "all sites", training_subjects, protected_by, protection_text)
     if released_model is not None:
-        is_chosen_on_validation = released_model["chosen_by"] != "last round"
-        protection_text += (
-            f"; on validation {data_subjects(facts)} it depends only through the choice of its round, which is {UNPROTECTED}"
-            if is_chosen_on_validation
-            else ""
-        )
-        content = f"The final model: of round {released_model['round']}, chosen by {released_model['chosen_by']}"
-        yield _disclosure(
-            "final",
-            content,
-            "whoever is given it",
-            f"training and validation {data_subjects(facts)}",
-            protected_by,
-            protection_text,
-        )
+        if released_model["selected_by"] != "last round":
+            protection_text += f"; it depends on validation {data_subjects(facts)} only through the choice of its round, which is {UNPROTECTED}"
+        content = f"The final model: of round {released_model['round']}, chosen by {released_model['selected_by']}"
+        subjects = f"training and validation {data_subjects(facts)}"
+        yield _disclosure("final", content, "anyone who receives it", subjects, protected_by, protection_text)
 
 
 def _simulation_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
     all_subjects = f"all {data_subjects(facts)}"
-    content = (
-        "The run folder of a simulation: counts by class of each site, pictures of cells, sites' folders and memories"
-    )
-    protection_text = f"{UNPROTECTED}: one machine plays all sites; in hospitals these stay at the site"
-    yield _disclosure("simulation", content, "whoever has the run folder", all_subjects, UNPROTECTED, protection_text)
+    content = "The run folder of a simulation: class counts of each site, images of cells, the sites' folders and client states"
+    recipient = "anyone who has the run folder"
+    protection_text = f"{UNPROTECTED}: one machine simulates all sites; in hospitals these stay at the site"
+    yield _disclosure("simulation", content, recipient, all_subjects, UNPROTECTED, protection_text)
     if baselines := results.get("baselines"):
-        content = f"Models trained for comparison, and their scores: {join_names(sorted(baselines))}"
-        yield _disclosure(
-            "baselines",
-            content,
-            "whoever has this machine",
-            all_subjects,
-            UNPROTECTED,
-            f"{UNPROTECTED}; simulation only",
-        )
+        content = f"Baselines, trained for comparison, and their scores: {join_names(sorted(baselines))}"
+        recipient, protection_text = "anyone who has access to this machine", f"{UNPROTECTED}; simulation only"
+        yield _disclosure("baselines", content, recipient, all_subjects, UNPROTECTED, protection_text)

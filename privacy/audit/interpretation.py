@@ -2,7 +2,7 @@
 
 For data sets D and D' that differ by one unit, Pr[M(D) in S] <= e^epsilon Pr[M(D') in S] + delta for every set S of
 outcomes. A test that distinguishes D from D' with a given false positive rate therefore has a bounded true positive rate
-(Kairouz et al. 2015, arXiv 1311.0776). Groups of k units have (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1)).
+(Kairouz et al. 2015, arXiv 1311.0776). A group of k units has (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1)).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def odds_ratio(epsilon: float) -> float:
 
 
 def posterior_bound(prior: float, epsilon: float) -> float:
-    """The largest posterior for this prior, without delta."""
+    """The largest posterior belief for this prior belief, if delta is 0."""
     prior_odds_against = (1 - prior) / prior
     return 1 / (1 + prior_odds_against * math.exp(-epsilon))
 
@@ -36,7 +36,7 @@ def auc_bound(epsilon: float, delta: float) -> float:
 
 
 def group_privacy(epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """(epsilon, delta) of a person with `size` units; delta 1 guarantees nothing."""
+    """(epsilon, delta) of a person with `size` units; delta 1 promises nothing."""
     if epsilon == 0:
         return 0.0, min(1.0, size * delta)
     log_sum = (size - 1) * epsilon + math.log1p(-math.exp(-size * epsilon)) - math.log1p(-math.exp(-epsilon))

@@ -1,8 +1,8 @@
 """Recomputes epsilon from a ledger's charges, with the ledger's rule and with other accountants.
 
 The other accountants are Rényi divergences by Opacus, privacy loss distributions, and Rényi divergences by
-dp_accounting, which shares no code with Opacus. Their series fail to converge at different orders, which may change
-epsilon by 0.5 %.
+dp_accounting, which shares no code with Opacus. The series of the two Rényi accountants fail to converge at different
+orders, which may change epsilon by 0.5 %.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def dp_events_of(charges: Iterable[PrivacyCharge]) -> list[DpEvent]:
 
 
 def dp_accounting_epsilon(events: Iterable[DpEvent], delta: float) -> float:
-    """By dp_accounting's Rényi accountant."""
+    """Epsilon by dp_accounting's Rényi accountant."""
     accountant = RdpAccountant([float(order) for order in RDP_ORDERS], NeighboringRelation.ADD_OR_REMOVE_ONE)
     with _silence_logging():
         for event in merge_events(events):
@@ -45,7 +45,7 @@ def dp_accounting_epsilon(events: Iterable[DpEvent], delta: float) -> float:
 
 
 def epsilon_by_accountant(events: Sequence[DpEvent], delta: float) -> dict[str, float]:
-    """Epsilon by each accountant."""
+    """Epsilon by Rényi divergences, privacy loss distributions, and dp_accounting's Rényi accountant."""
     return {
         "rdp": compute_epsilon(events, delta, "rdp"),
         "pld": compute_epsilon(events, delta, "pld"),
@@ -71,14 +71,14 @@ def recompute_epsilon(
         result |= {"epsilon": recomputed.epsilon, "accountant": recomputed.accountant}
         if not are_epsilons_equal(recomputed.epsilon, ledger_epsilon, SAME_RULE_TOLERANCE):
             problems.append(
-                f"the ledger says epsilon {ledger_epsilon:.4f}, its charges add up to {recomputed.epsilon:.4f}"
+                f"the ledger states epsilon {ledger_epsilon:.4f}, but its charges add up to {recomputed.epsilon:.4f}"
             )
     except BudgetError as error:
         result |= {"epsilon": None, "accountant": None}
         problems.append(str(error))
     if not are_epsilons_equal(result["rdp"], result["dp_accounting"], OTHER_ACCOUNTANT_TOLERANCE):
         problems.append(
-            f"two implementations differ: epsilon {result['rdp']:.4f} by Opacus, {result['dp_accounting']:.4f} by dp_accounting"
+            f"two implementations give different results: epsilon {result['rdp']:.4f} by Opacus, {result['dp_accounting']:.4f} by dp_accounting"
         )
     return result | {"problems": problems}
 
@@ -88,7 +88,7 @@ def are_epsilons_equal(epsilon: float, other_epsilon: float, tolerance: float) -
 
 
 def planned_spending_by_study(entries: Sequence[LedgerEntry]) -> Mapping[str, PlannedSpending]:
-    """By commitments; a study that an earlier ledger carried over is planned as what it charged there."""
+    """The commitments, by study hash. The plan of a study carried over from an earlier ledger is what it charged there."""
     planned: dict[str, PlannedSpending] = {}
     for record in (entry.record for entry in entries if entry.kind in (CarriedCharges.kind, StudyCommitment.kind)):
         if isinstance(record, StudyCommitment):

@@ -28,7 +28,7 @@ from privacy.ledger.validation import LedgerState
 from privacy.ledger.verify import LedgerVerification, verify_ledger
 
 Json = Mapping[str, Any]
-BUDGET_ROUNDING = 1e-9  # relative tolerance
+BUDGET_TOLERANCE = 1e-9  # relative, for rounding
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ def collect_site_facts(
     privacy_plan: Json | None,
     participation: Json,
 ) -> dict[str, Any]:
-    """`privacy_plan`: from privacy.json, if the site trains with DP-SGD; `participation`: of `participation_facts`."""
+    """`privacy_plan`: from privacy.json, if the site trains with DP-SGD. `participation`: from `participation_facts`."""
     file = home / "ledger.jsonl"
     if not file.is_file():
-        problems = ["has no ledger, although it was to train with differential privacy"] if privacy_plan else []
+        problems = ["has no ledger, although it was planned to train with differential privacy"] if privacy_plan else []
         return {"ledger": None, "privacy_plan": privacy_plan, "participation": participation, "problems": problems}
     verification = _verify_site_ledger(file, coordinator_receipts)
     facts: dict[str, Any] = {
@@ -84,7 +84,7 @@ def collect_site_facts(
     try:
         return _add_spending_facts(facts, verification, verification.state, study_hash)
     except LedgerError as error:
-        return facts | {"problems": [*facts["problems"], f"its ledger cannot be read to its end: {error}"]}
+        return facts | {"problems": [*facts["problems"], f"its ledger cannot be read to the end: {error}"]}
 
 
 def _verify_site_ledger(file: Path, coordinator_receipts: CoordinatorReceipts) -> LedgerVerification:
@@ -129,26 +129,28 @@ def _add_spending_facts(
     recomputed = recompute_epsilon(entries, state.opening.budget, budget, ledger_epsilon) if charges else None
     max_epsilon = max(ledger_epsilon, (recomputed or {}).get("epsilon") or 0.0)
     problems = [*facts["problems"], *(recomputed or {}).get("problems", ())]
-    if max_epsilon > budget.epsilon * (1 + BUDGET_ROUNDING):
+    if max_epsilon > budget.epsilon * (1 + BUDGET_TOLERANCE):
         problems.append(f"has spent epsilon {max_epsilon:.4f} of a budget of {budget.epsilon:g}")
     own_charges = [charge for charge in charges if charge.study_hash == study_hash]
     if facts["privacy_plan"] is not None:
         charged_rounds = {charge.round for charge in own_charges}
         if uncharged_rounds := [
-            round_number for round_number in facts["participation"]["counted"] if round_number not in charged_rounds
+            round_number for round_number in facts["participation"]["accepted"] if round_number not in charged_rounds
         ]:
             problems.append(f"took part in {_format_rounds(uncharged_rounds)} without a charge in its ledger")
         problems += _plan_mismatches(facts["privacy_plan"], own_charges)
-        if (reported_epsilon := facts["participation"]["epsilon"] or 0.0) > ledger_epsilon * (1 + BUDGET_ROUNDING):
+        if (reported_epsilon := facts["participation"]["epsilon"] or 0.0) > ledger_epsilon * (1 + BUDGET_TOLERANCE):
             problems.append(
-                f"reported epsilon {reported_epsilon:.4f} to the coordinator, and its ledger has {ledger_epsilon:.4f}"
+                f"reported epsilon {reported_epsilon:.4f} to the coordinator, but its ledger has {ledger_epsilon:.4f}"
             )
     return facts | {
         "unit": state.opening.privacy_unit,
         "budget": budget.model_dump() if charges or facts["privacy_plan"] else None,
         "spent": ledger_epsilon,
         "left": max(0.0, budget.epsilon - ledger_epsilon),
-        "spent_before": max((c.total_epsilon for c in charges[: _first_charge_index(charges, study_hash)]), default=0.0),
+        "spent_before": max(
+            (c.total_epsilon for c in charges[: _first_charge_index(charges, study_hash)]), default=0.0
+        ),
         "recomputed": recomputed,
         "charges": [charge.model_dump(mode="json") for charge in charges],
         "curve": _spending_curve(charges, study_hash, budget),
@@ -188,11 +190,16 @@ def _spending_curve(charges: Sequence[Any], study_hash: str, budget: LedgerBudge
 def _plan_mismatches(privacy_plan: Json, own_charges: Sequence[Any]) -> list[str]:
     """Charges that differ from the plan in privacy.json."""
     is_as_planned = all(
-        (c.noise_multiplier, c.sampling_rate, c.privacy_unit) == (privacy_plan["noise_multiplier"], privacy_plan["sampling_rate"], privacy_plan["privacy_unit"])
+        (c.noise_multiplier, c.sampling_rate, c.privacy_unit)
+        == (privacy_plan["noise_multiplier"], privacy_plan["sampling_rate"], privacy_plan["privacy_unit"])
         and c.steps <= privacy_plan["steps_per_round"]
         for c in own_charges
     )
-    return [] if is_as_planned else ["its charges differ from privacy.json in noise multiplier, sampling rate, steps or unit"]
+    return (
+        []
+        if is_as_planned
+        else ["its charges differ from privacy.json in noise multiplier, sampling rate, steps or unit"]
+    )
 
 
 def _decision_facts(entry: LedgerEntry) -> dict[str, Any]:
@@ -201,17 +208,19 @@ def _decision_facts(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def participation_facts(rounds: Sequence[Json], site: str) -> dict[str, Any]:
-    """The site's participation in the rounds by the coordinator's records."""
-    missed = {int(line["round"]): line["missed"][site] for line in rounds if site in (line.get("missed") or {})}
+    """The site's participation in the rounds, according to the coordinator's records."""
+    failures = {int(line["round"]): line["failures"][site] for line in rounds if site in (line.get("failures") or {})}
     num_evaluations: dict[str, int] = {}
     for line in rounds:
         for split, split_metrics in (line.get("metrics") or {}).items():
             num_evaluations[split] = num_evaluations.get(split, 0) + (site in (split_metrics.get("sites") or {}))
     return {
-        "asked": [int(line["round"]) for line in rounds if site in (line.get("asked") or ())],
-        "counted": [int(line["round"]) for line in rounds if site in (line.get("counted") or ())],
-        "missed": {str(round_number): failure for round_number, failure in missed.items()},
-        "out_of_budget": [round_number for round_number, failure in missed.items() if failure["kind"] == "privacy_budget"],
+        "sampled": [int(line["round"]) for line in rounds if site in (line.get("sampled_clients") or ())],
+        "accepted": [int(line["round"]) for line in rounds if site in (line.get("accepted") or ())],
+        "failures": {str(round_number): failure for round_number, failure in failures.items()},
+        "out_of_budget": [
+            round_number for round_number, failure in failures.items() if failure["kind"] == "privacy_budget"
+        ],
         "evaluated": {split: count for split, count in num_evaluations.items() if count},
         "epsilon": max((line["epsilon"][site] for line in rounds if site in (line.get("epsilon") or {})), default=None),
     }

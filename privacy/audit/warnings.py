@@ -1,4 +1,4 @@
-"""Warnings that a reader should know before relying on a run's privacy guarantee, with the run's numbers."""
+"""What a reader should know before relying on a run's privacy promise, with the run's numbers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,15 @@ def _unit_warnings(facts: Json) -> Iterator[str]:
     if headline["unit"] == "example":
         yield describe_image_unit(facts)
     elif headline["unit"] != "patient":
-        yield f"The privacy unit is the {headline['unit']}: a person with several {headline['unit']}s has weaker protection than stated."
+        unit = headline["unit"]
+        yield f"The privacy unit is the {unit}: a person with several {unit}s has weaker protection than stated."
     min_units = min(
-        (site_facts["privacy_plan"]["num_units"] for site_facts in facts["sites"].values() if site_facts["privacy_plan"]), default=0
+        (
+            site_facts["privacy_plan"]["num_units"]
+            for site_facts in facts["sites"].values()
+            if site_facts["privacy_plan"]
+        ),
+        default=0,
     )
     if headline["delta"] * min_units > 0.1:
         yield (
@@ -36,7 +42,7 @@ def _unit_warnings(facts: Json) -> Iterator[str]:
 
 
 def describe_image_unit(facts: Json) -> str:
-    """What privacy of single images means for a person with several images."""
+    """What a promise to single images means for a person with several images."""
     headline, person = facts["headline"], facts["data_subject"]
     epsilon, delta = headline["epsilon"], headline["delta"]
     max_images = max_group_size(epsilon, delta)
@@ -46,10 +52,10 @@ def describe_image_unit(facts: Json) -> str:
             if max_images > 1
             else "For a person with two or more images"
         )
-        return f"The privacy unit is the single image, not the person. {several_text} nothing is guaranteed."
+        return f"The privacy unit is the single image, not the person. {several_text} nothing is promised."
     images_per_unit = max(2, round(person["examples"] / max(person["units"], 1)))
     group_epsilon, group_delta = group_privacy(epsilon, delta, images_per_unit)
-    delta_text = "at delta 1, which guarantees nothing" if group_delta >= 1 else f"at delta {group_delta:.1g}"
+    delta_text = "at delta 1, which promises nothing" if group_delta >= 1 else f"at delta {group_delta:.1g}"
     return (
         f"The privacy unit is the single image, not the {person['unit']}. A {person['unit']} has about {images_per_unit} images here "
         f"({person['examples']:,} images of {person['units']:,} {person['unit']}s in the {person['split']} split); for all of them "
@@ -63,7 +69,7 @@ def _site_warnings(study: Study, facts: Json) -> Iterator[str]:
     if study.strategy.personalized or study.strategy.stateful_clients:
         yield (
             "Sites are evaluated with personalized models, which they may train without noise. The scores of these models may "
-            "reveal training data that the privacy guarantee does not cover, so such a model must not be given to others."
+            "reveal training data that the privacy promise does not cover, so such a model must not be given to others."
         )
     if not facts["coordinator"]["shared_homes"]:
         yield (

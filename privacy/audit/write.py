@@ -15,7 +15,7 @@ from privacy.audit.document.report import build_report
 
 
 def write_audit(facts: Mapping[str, Any], run_folder: Path, out_folder: Path) -> list[Path]:
-    """`run_folder` holds the images of attacks."""
+    """Returns the three paths. `run_folder` holds the images of attacks."""
     out_folder.mkdir(parents=True, exist_ok=True)
     document = build_report(facts, run_folder)
     facts_json = json.dumps(to_finite_json(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

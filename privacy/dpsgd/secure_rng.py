@@ -1,6 +1,6 @@
 """Secret random numbers: a key from the operating system, expanded by AES-256 in counter mode.
 
-Poisson samples, noise and masks must not be derivable from the study: knowing them allows to subtract the noise.
+Poisson samples, noise and masks must not be derivable from the study: anyone who knows them can subtract the noise.
 Torch's generator is not sufficient: on a CPU its seed has 32 bits, which can be enumerated, and its stream is
 predictable.
 """

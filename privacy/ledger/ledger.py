@@ -5,7 +5,7 @@ Before each training the site appends the charge, lets the coordinator countersi
 after a crash the site requests its receipt again before the next charge. Restoring weights or a backup refunds nothing.
 
 If the officer's key is lost, nothing in this file can replace it: the officer opens a new ledger whose `opened` record
-names the end of this one (`continuation_records`, privacy/ledger/summary.py), and tells the coordinator the new
+names the end of this one (`continuation_records`, privacy/ledger/summary.py), and gives the coordinator the new
 fingerprint by telephone.
 """
 

@@ -82,18 +82,13 @@ class SecAggClient:
             self._advertisements = {
                 name: self._read_advertisement(name, advertisements[name]) for name in sorted(advertisements)
             }
-            self._roster_view, self._threshold = (
-                compute_roster_view(advertisements, self._context),
-                reconstruction_threshold(num_sites),
-            )
+            self._roster_view = compute_roster_view(advertisements, self._context)
+            self._threshold = reconstruction_threshold(num_sites)
             self._min_sites = max(self._threshold, self._min_participants)
             mask_key_shares = split_secret(self._mask_key.private_bytes_raw(), self._threshold, num_sites)
+            seed_shares = split_secret(self._seed, self._threshold, num_sites)
             shares_by_site = dict(
-                zip(
-                    self._advertisements,
-                    zip(mask_key_shares, split_secret(self._seed, self._threshold, num_sites), strict=True),
-                    strict=True,
-                )
+                zip(self._advertisements, zip(mask_key_shares, seed_shares, strict=True), strict=True)
             )
             self._received_shares[self.name] = shares_by_site.pop(self.name)
             return {

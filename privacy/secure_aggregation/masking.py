@@ -1,7 +1,7 @@
 """Masks: keystreams added to vectors of unsigned integers, modulo 2^bits.
 
 The keystream is AES-256-CTR; each stream has its own key, so the counter starts at 0. With AES in hardware it is faster
-than ChaCha20, and AES-128 would be 10 % faster (benchmarks/secure_sum.py). Vectors are processed in chunks through one
+than ChaCha20, and AES-128 would be 10 % faster (benchmarks/secure_aggregation.py). Vectors are processed in chunks through one
 small buffer, so no second vector is needed for any number of streams. Unsigned integers wrap at their width, which
 2^bits divides, so one reduction at the end is enough.
 """

@@ -2,7 +2,7 @@
 
 Bonawitz et al. 2017, doi 10.1145/3133956.3133982. One secure aggregation takes four phases:
 
-    advertise   each site sends two fresh X25519 keys and a commitment, signed with its key on the roster
+    advertise   each site sends two new X25519 keys and a commitment, signed with its key on the roster
     share       each site sends t-of-n shares of its mask key and of its seed, encrypted for each other site
     mask        each site sends its vector + its own mask +- one pair mask per other site, modulo 2^bits
     unmask      each survivor sends a share of every survivor's seed and of every dropout's mask key
@@ -102,10 +102,8 @@ class SecAggServer:
                 f"{len(self._advertisements)} sites advertised for the secure aggregation, it needs {self._min_participants}"
             )
         advertisements = {site: signed_bytes for site, (_, signed_bytes) in sorted(self._advertisements.items())}
-        self._roster_view, self._threshold = (
-            compute_roster_view(advertisements, self._context),
-            reconstruction_threshold(len(advertisements)),
-        )
+        self._roster_view = compute_roster_view(advertisements, self._context)
+        self._threshold = reconstruction_threshold(len(advertisements))
         self._min_sites = max(self._threshold, self._min_participants)
         return advertisements
 
@@ -197,9 +195,9 @@ class SecAggServer:
             raise ReplyError(self._unmask_failure(name, shares))
         secret, wrong_positions = reconstructed
         if wrong_positions:
-            givers = ", ".join(site for site, position in positions.items() if position in wrong_positions)
+            senders = ", ".join(site for site, position in positions.items() if position in wrong_positions)
             self.share_warnings.append(
-                f"most likely a wrong share of {name}'s secret from {givers}, sent wrong or received wrong from {name}"
+                f"most likely {senders} sent a wrong share of {name}'s secret, or received a wrong one from {name}"
             )
         return secret
 

@@ -97,7 +97,7 @@ class SiteAgent:
             notices = collect_approval_notices(self._site_home.ledger)
             sent_at = datetime.now(UTC)
             reply = coordinator_client.send_heartbeat(
-                self.status.reported_fields(), notices["approvals"], notices["withdrawn"]
+                self.status.reported_fields(), notices["approvals"], notices["revoked"]
             )
             local_time = sent_at + (datetime.now(UTC) - sent_at) / 2
             sync_result = sync_offers(self._site_home, self._membership, reply, local_time, self._agent_log)

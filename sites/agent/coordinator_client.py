@@ -23,7 +23,7 @@ from sites.agent.http import call_with_retries, open_http_client, request_json, 
 MAX_OFFERS, MAX_RUNS = 200, 2000
 MAX_MODEL_BYTES = 8 * 2**30
 NAME_PART_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
-# "global", "group/2"
+# "global", "cluster/2"
 ModelName = Annotated[str, StringConstraints(pattern=rf"^{NAME_PART_PATTERN}(/{NAME_PART_PATTERN}){{0,2}}$")]
 
 
@@ -83,20 +83,21 @@ class CoordinatorClient:
             "version": version("hemofed"),
             "status": dict(status),
             "approvals": list(approval_notices),
-            "withdrawn": list(revocations),
+            "revoked": list(revocations),
         }
         raw = request_json(self._http_client, "POST", "/site/heartbeat", payload)
         try:
             raw_reply = RawHeartbeatReply.model_validate(raw)
         except ValidationError as error:
             raise MessageError(
-                f"{self.membership.url}: this version does not understand the heartbeat reply ({error.error_count()} fields); install the coordinator's version"
+                f"{self.membership.url}: this version does not understand the heartbeat reply ({error.error_count()} "
+                "invalid fields); install the coordinator's version"
             ) from error
         offers, unreadable_offers = _parse_offers(raw_reply.offers)
         return HeartbeatReply(offers, unreadable_offers, raw_reply.runs, raw_reply.time, raw_reply.registered)
 
     def download_model(self, run: str, name: str, target: Path, stop: threading.Event | None = None) -> Path:
-        """Creates `target` only after the whole file has arrived and is a valid safetensors file."""
+        """Creates `target` only after the complete file has arrived and is a valid safetensors file."""
         target.parent.mkdir(parents=True, exist_ok=True)
         return call_with_retries(
             lambda: self._download(f"/site/runs/{run}/models/{name}", target, stop or threading.Event())

@@ -83,7 +83,7 @@ def has_membership(home: Path) -> bool:
 def enrol_site(
     home: SiteHome, url: str, site: str, token: str, expected_fingerprint: str | None = None
 ) -> SiteMembership:
-    """`token`: the whole invitation, or its token alone together with `expected_fingerprint` of the authority."""
+    """`token`: the full invitation, or its token alone together with `expected_fingerprint` of the authority."""
     if has_membership(home.path):
         raise RunFolderError(f"{home.path} already belongs to a coordinator; leave it first with `hemofed site leave`")
     if site != (own_name := home.ledger.state.opening.site):

@@ -38,7 +38,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def child_environment(url: str, limits: ResourceLimits, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The whole environment of FLARE's client. PYTHONSAFEPATH: Python imports no module from the working directory."""
+    """The complete environment of FLARE's client. PYTHONSAFEPATH: Python imports no module from the working directory."""
     inherited = {k: v for k, v in (os.environ if base is None else base).items() if k not in SECRET_VARIABLES}
     return inherited | {"PYTHONSAFEPATH": "1"} | _proxy_variables(url) | _limit_variables(limits)
 

@@ -1,4 +1,4 @@
-"""Starts FLARE's client with a startup kit that the site writes itself, so that no one else sets its policy."""
+"""Starts FLARE's client with a startup kit that the site writes itself, so that the coordinator cannot set its policy."""
 
 from __future__ import annotations
 

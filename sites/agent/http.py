@@ -15,7 +15,7 @@ import httpx
 from pipeline.core.errors import MessageError, ServiceError
 from sites.agent.environment import proxy_for
 
-MAX_REPLY_BYTES = 64 * 2**20  # of a reply that is no model
+MAX_REPLY_BYTES = 64 * 2**20  # of all replies except models
 REQUEST_TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 ResultT = TypeVar("ResultT")
 

@@ -21,7 +21,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class GroupKey:
-    """A natural key of the examples, e.g. patient or batch: `names[codes[i]]` is example i's."""
+    """A natural key of the examples, e.g. patient or batch: `names[codes[i]]` is that of example i."""
 
     codes: Tensor  # (N,) int64
     names: tuple[str, ...]
@@ -52,13 +52,14 @@ class DataSource(Component):
     path: Path | None = None
     val: float = Field(0.1, ge=0, lt=1)
 
-    # for inference on whole fields: longest side of a red cell in pixels, side of the crop around each cell in pixels,
-    # and how a crop is resized; None: single images only
+    # For inference on whole fields: the longest side of a red cell in pixels (None: single images only), and how a crop
+    # is resized.
     cell_pixels: ClassVar[float | None] = None
     resize_filter: ClassVar[Literal["area", "triangle"]] = "triangle"
 
     @property
     def window_pixels(self) -> float | None:
+        """Side of the crop around each cell of a field; None: single images only."""
         return None
 
     @abstractmethod
@@ -67,6 +68,7 @@ class DataSource(Component):
 
 
 def fingerprint(*arrays: Tensor | np.ndarray) -> str:
+    """SHA-256 of types, shapes and values."""
     digest = hashlib.sha256()
     for a in arrays:
         array = np.ascontiguousarray(a.numpy() if isinstance(a, Tensor) else a)

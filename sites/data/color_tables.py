@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pipeline.core.errors import DataError
 
 GRAY_LEVELS = 256
-IMAGES_PER_STEP = 256  # images per step
+IMAGES_PER_STEP = 256  # bounds memory
 MIN_STD = 1 / 255  # a standard deviation below one grey level is rounding noise and is not amplified
 SMOOTHING_WIDTH = 9  # grey levels of the moving average that smooths a histogram
-DARK_QUANTILE = 0.05  # quantile of the grey levels (0.95 of optical density) that lies in the cells
-TARGET_OPTICAL_DENSITY = (0.35, 0.6, 0.4)  # of red, green and blue at that quantile, in a well stained smear
+DARK_QUANTILE = 0.05  # quantile of the grey levels (0.95 of optical density) that falls inside cells
+TARGET_OPTICAL_DENSITY = (0.35, 0.6, 0.4)  # of red, green and blue at that quantile, in a well-stained smear
 MIN_OPTICAL_DENSITY = 0.02  # below this there is no cell to measure
 MIN_IMAGES = 20  # images needed to estimate a site's colours
 
@@ -25,7 +25,7 @@ ColorTable = NDArray[np.uint8]  # (C, 256)
 
 
 def build_site_table(channels: ChannelPixels, mean: float, std: float) -> ColorTable:
-    """Sets mean and standard deviation over all pixels, as fractions of full scale."""
+    """A table that gives all pixels this mean and standard deviation per channel, as fractions of full scale."""
     gray = np.linspace(0, 1, GRAY_LEVELS)
     histogram = np.stack([_histogram(channel) for channel in channels]).astype(np.float64)
     histogram /= histogram.sum(1, keepdims=True)
@@ -35,7 +35,7 @@ def build_site_table(channels: ChannelPixels, mean: float, std: float) -> ColorT
 
 
 def build_background_table(channels: ChannelPixels, level: float, density: bool) -> ColorTable:
-    """I' = level * (I / I0) ** k: I0 is the median of the images' glass; with `density`, k sets the cells' optical density."""
+    """I' = level * (I / I0) ** k. I0: median background of the images; with `density`, k sets the optical density."""
     background = np.array([np.quantile(_background_levels(channel), 0.5) for channel in channels])
     transmittance = np.maximum(np.arange(GRAY_LEVELS), 0.5) / background[:, None]
     exponent = _density_exponents(channels, background) if density else np.ones_like(background)
@@ -50,8 +50,8 @@ def build_color_table(settings: Mapping[str, Any], images: NDArray[np.uint8]) ->
     """The table for images (N, H, W, C) of one site. `settings`: the study's [normalization]."""
     if len(images) < MIN_IMAGES:
         raise DataError(
-            f"this model normalises colours by those of the site, and {len(images)} cells are too few to estimate them; give "
-            f"at least {MIN_IMAGES} of one slide, or run `hemofed edge calibrate` once"
+            f"this model normalises the site's colours, and {len(images)} cells are too few to estimate them; give at least "
+            f"{MIN_IMAGES} cells of one slide, or run `hemofed edge calibrate` once"
         )
     channels = [images[..., c].reshape(len(images), -1) for c in range(images.shape[-1])]
     if settings["name"] == "site":

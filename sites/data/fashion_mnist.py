@@ -39,7 +39,7 @@ MIRRORS = (
 )
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 SUBFOLDERS = (".", "fashion_mnist", "fashion-mnist", "FashionMNIST/raw")
-TIMEOUT_SECONDS = 15  # seconds without a byte
+TIMEOUT_SECONDS = 15  # without receiving a byte
 MAX_DOWNLOAD_BYTES = 64 << 20  # every official file is smaller than half of this
 
 
@@ -82,14 +82,14 @@ class FashionMnist(DataSource):
             "Fashion-MNIST was not found. Looked in:\n"
             + "".join(f"  {entry}\n" for entry in searched)
             + f"Download: {download_failure}\n"
-            "Any one of these helps:\n"
+            "Do one of these:\n"
             "  - on Debian or Ubuntu: apt install dataset-fashion-mnist\n"
-            f"  - put {', '.join(SHA256)} (.gz or not) into a folder and name it by data.path, --data or HEMOFED_DATA\n"
+            f"  - put {', '.join(SHA256)} (.gz or not) into a folder and name it in data.path, --data or HEMOFED_DATA\n"
             f"  - leave data.path unset, data.download = true, and allow a connection to {MIRRORS[0]}"
         )
 
     def _candidate_folders(self, root: Path | None) -> Iterator[Path]:
-        """With data.path set, only that folder: no other copy replaces it."""
+        """With data.path set, only that folder: no other copy may replace it."""
         base_folder = self.path or root
         if base_folder is not None:
             yield from (base_folder / layout for layout in SUBFOLDERS)
@@ -113,7 +113,7 @@ def _read_part(folder: Path, part: str, limit: int | None) -> tuple[np.ndarray, 
     if images.shape != (len(labels), 28, 28) or not len(labels) or labels.max() >= len(CLASS_NAMES):
         raise DataError(
             f"{folder}: {part} images {images.shape} and labels {labels.shape} up to {labels.max(initial=0)} are not "
-            "Fashion-MNIST's (N, 28, 28) and (N,) up to 9; replace the files by the official ones"
+            "Fashion-MNIST's (N, 28, 28) and (N,) up to 9; replace the files with the official ones"
         )
     return images[:limit, None], labels[:limit].astype(np.int64)
 
@@ -129,11 +129,11 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
         raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
         magic, *shape = struct.unpack_from(f">{1 + dimensions}I", raw)
         if magic != 0x800 + dimensions:
-            raise ValueError(f"starts with {raw[:4].hex()} and not with {0x800 + dimensions:08x}")
+            raise ValueError(f"starts with {raw[:4].hex()}, not with {0x800 + dimensions:08x}")
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise DataError(
-            f"{file} is damaged or not an idx file ({error}); delete it and replace it by the official one "
+            f"{file} is damaged or not an idx file ({error}); delete it and replace it with the official one "
             "(apt install --reinstall dataset-fashion-mnist, or let hemofed download it)"
         ) from error
 

@@ -48,12 +48,12 @@ class ImageFolder(DataSource):
         if self.manifest:
             entries, unit_column = read_manifest(folder, self.manifest, self.patient, self.classes)
         else:
-            entries, unit_column = _scan_class_folders(folder, self.classes), None
+            entries, unit_column = scan_class_folders(folder, self.classes), None
         entries, images, skipped = self._decode_images(folder, entries)
         classes = self.classes or tuple(sorted({e.label for e in entries}))
         if len(classes) < 2:
             raise DataError(
-                f"{folder}: all images are {classes[0]!r}; add another class, or list all classes in data.classes"
+                f"{folder}: all images are {classes[0]!r}; add another class, or list all classes of the study in data.classes"
             )
         x = torch.from_numpy(images)
         y = torch.tensor([classes.index(e.label) for e in entries])
@@ -130,7 +130,8 @@ def _check_unit_leaks(
         )
 
 
-def _scan_class_folders(folder: Path, classes: tuple[str, ...] | None) -> list[ManifestEntry]:
+def scan_class_folders(folder: Path, classes: tuple[str, ...] | None) -> list[ManifestEntry]:
+    """The images of all class folders, sorted by path; no image is opened."""
     entries = [
         ManifestEntry(f"{label.name}/{file.name}", file, label.name)
         for label in sorted(folder.iterdir())
@@ -153,11 +154,13 @@ def _scan_class_folders(folder: Path, classes: tuple[str, ...] | None) -> list[M
         )
     if not entries:
         raise MissingDataError(
-            f"{folder} has no class folders with images ({', '.join(sorted(IMAGE_SUFFIXES))}); put each class into a folder "
-            "with its name, or set data.manifest"
+            f"{folder} has no class folders with images ({', '.join(sorted(IMAGE_SUFFIXES))}); put the images of each class "
+            "into a folder named after the class, or set data.manifest"
         )
     if classes is not None and (others := sorted({e.label for e in entries} - set(classes))):
-        raise DataError(f"{folder}: {', '.join(others)} not in data.classes; add them there or remove these folders")
+        raise DataError(
+            f"{folder}: {', '.join(others)} not in data.classes; add the classes there, or remove these folders"
+        )
     return entries
 
 

@@ -14,7 +14,7 @@ from sites.data.base import SPLITS
 from sites.data.images import format_problems
 
 UNIT_COLUMNS = ("patient", "slide", "group")  # coarsest first: the first one present is the privacy unit
-UNKNOWN_VALUE = "unknown"  # the name of a key whose cell is blank
+UNKNOWN_VALUE = "unknown"  # replaces a blank cell
 RESERVED_COLUMNS = ("path", "label", "split", "")  # columns that are not keys; "" is a spreadsheet's row number
 
 
@@ -89,7 +89,9 @@ def _read_table(manifest: Path) -> ManifestTable:
         columns = [cell.strip() for cell in next(reader, [])]
         lines = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except csv.Error as error:
-        raise DataError(f"{manifest}, line {reader.line_num}: {error}; correct that line, mostly its quotes") from error
+        raise DataError(
+            f"{manifest}, line {reader.line_num}: {error}; correct that line, probably its quotes"
+        ) from error
     if len(set(columns)) < len(columns):
         raise DataError(f"{manifest}, line 1: a column name appears twice in {', '.join(columns)}; rename one")
     if uneven_lines := [

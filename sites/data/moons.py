@@ -1,4 +1,4 @@
-"""Two interleaved half circles (scikit-learn's make_moons): the toy problem of the lab report."""
+"""Two interleaved half circles (scikit-learn's make_moons), a toy problem in two dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sites.data.base import SPLITS, Dataset, DataSource, assign_split, fingerpri
 
 
 class TwoMoons(DataSource):
-    """`points` in all, the fraction `test` of them for testing; the feature skew `plane` shifts and rotates them per site."""
+    """`points`: total number; `test`: fraction of them. The feature skew `plane` shifts and rotates them per site."""
 
     name: Literal["moons"] = "moons"
     points: int = Field(840, ge=10)

@@ -1,7 +1,7 @@
 """Real blood cells: a packed cell file (smear/npz_file.py), or a folder laid out as Chula-RBC-12 (smear/chula_folder.py).
 
 Repeats of a cell in an overlapping field and uncategorised cells are excluded from every split and reported. Test cells
-are the fold `test_fold` if the data have folds, else about the fraction `test`; validation cells are about the fraction
+are the fold `test_fold` if the data have folds, otherwise about the fraction `test`; validation cells are about the fraction
 `val` of the others. A unit (slide, or fields of the same glass) is never split.
 """
 
@@ -27,15 +27,14 @@ class SmearCells(DataSource):
     name: Literal["smear_cells"] = "smear_cells"
     cell_pixels: ClassVar[float | None] = 41.0  # median in Chula's fields
     resize_filter: ClassVar[Literal["area", "triangle"]] = "area"
-    # a plain file name: a study must not reach files elsewhere on a site's disk
+    # a name without a folder: a study must not reach files elsewhere on a site's disk
     file: str = Field("chula_rbc12.npz", pattern=r"^[^/\\]+\.npz$")
     task: Literal["schistocyte", "types", "labels"] = "schistocyte"
     # batch 4 is one stain with elliptocytes only; "all" instead of None, which TOML lacks
     batches: tuple[int, ...] | Literal["all"] = Field((0, 1, 2, 3), min_length=1)
     size: int = Field(72, ge=24, le=96)
-    window: int = Field(
-        72, ge=24, le=512
-    )  # crop side in pixels around a point of a Chula folder; cell files hold crops
+    # side in pixels of the crop around a point of a Chula folder; cell files contain crops
+    window: int = Field(72, ge=24, le=512)
     test_fold: int = Field(0, ge=0)
     test: float = Field(0.2, ge=0, lt=1)
     val: float = Field(0.15, ge=0, lt=1)
@@ -82,15 +81,15 @@ class SmearCells(DataSource):
             search_result = f"{location} has neither {self.file} nor the folders {' and '.join(CHULA_FOLDERS)}"
         raise MissingDataError(
             f"blood cells were not found: {search_result}\n"
-            "Any one of these helps:\n"
-            "  - git clone https://github.com/Chula-PIC-Lab/Chula-RBC-12-Dataset, and give that folder by data.path, "
+            "Do one of these:\n"
+            "  - git clone https://github.com/Chula-PIC-Lab/Chula-RBC-12-Dataset, and name that folder in data.path, "
             "--data or HEMOFED_DATA\n"
-            "  - give a folder with a cell file, or the file itself, in the same way; data.file is its name\n"
-            '  - data.name = "folder" for your own images of single cells, "synthetic_smear" for rendered ones'
+            "  - name a folder with the cell file data.file there, or the file itself\n"
+            '  - set data.name = "folder" for your own images of single cells, or "synthetic_smear" for rendered ones'
         )
 
     def _assign_classes(self, cells: CellRecords) -> tuple[tuple[str, ...], np.ndarray]:
-        """The classes, and the class of every cell (-1: none). Types without cells stay: models remain comparable."""
+        """The classes, and the class of every cell (-1: none). Types without cells remain, so that models are comparable."""
         types, codes = cells.type_names, cells.cell_type.values
         if self.task == SCHISTOCYTE and SCHISTOCYTE in types:
             return ("other", SCHISTOCYTE), (codes == types.index(SCHISTOCYTE)).astype(np.int64)
@@ -105,7 +104,7 @@ class SmearCells(DataSource):
         )
 
     def _select_rows(self, cells: CellRecords) -> tuple[np.ndarray, list[str]]:
-        """The rows kept, and notes on the excluded ones."""
+        """The selected rows, and notes on the excluded ones."""
         reasons = {
             f"cells of type {UNCATEGORISED}": np.array([t == UNCATEGORISED for t in cells.type_names])[
                 cells.cell_type.values
@@ -120,15 +119,15 @@ class SmearCells(DataSource):
                 )
             is_other_batch = ~np.isin(cells.keys["batch"].values, self.batches)
             reasons = {"cells of batches that data.batches does not name": is_other_batch, **reasons}
-        is_kept = np.ones(len(cells.is_repeat), bool)
+        is_selected = np.ones(len(cells.is_repeat), bool)
         notes = []
         for reason, is_excluded in reasons.items():
-            if count := int((is_kept & is_excluded).sum()):
+            if count := int((is_selected & is_excluded).sum()):
                 notes.append(f"{cells.origin}: {reason} left out: {count}")
-            is_kept &= ~is_excluded
-        if not is_kept.any():
+            is_selected &= ~is_excluded
+        if not is_selected.any():
             raise DataError(f"{cells.origin}: no cell is left to use; change data.batches. " + "; ".join(notes))
-        return np.flatnonzero(is_kept), notes
+        return np.flatnonzero(is_selected), notes
 
     def _assign_splits(self, cells: CellRecords, rows: np.ndarray, seed: int) -> np.ndarray:
         """(n,) uint8"""

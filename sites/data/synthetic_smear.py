@@ -1,4 +1,4 @@
-"""Blood cells rendered by sites/data/renderer: made-up patients, each with a disease, a stain and several fields.
+"""Blood cells rendered by sites/data/renderer: simulated patients, each with a disease, a stain and several fields.
 
 The default source: it needs no download, and neither colour nor size alone separates schistocytes.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SyntheticSmear(DataSource):
-    """`cells` in all, a fraction `schistocytes` of them schistocytes; whole patients go to test and val."""
+    """`cells`: total number; `schistocytes`: their fraction. A patient's cells are all in one split."""
 
     name: Literal["synthetic_smear"] = "synthetic_smear"
     cell_pixels: ClassVar[float | None] = 41.0  # median in Chula's fields
@@ -51,7 +51,7 @@ class SyntheticSmear(DataSource):
         return _render_cached(self, seed)
 
     def render_dataset(self, seed: int) -> Dataset:
-        from sites.data.renderer.field import crop_rendered_cells, render_field  # they need OpenCV
+        from sites.data.renderer.field import crop_rendered_cells, render_field  # imports OpenCV
         from sites.data.renderer.sampling_plan import plan_fields
 
         def render_cells(field_plan: FieldPlan) -> np.ndarray:
@@ -64,9 +64,9 @@ class SyntheticSmear(DataSource):
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             images = np.concatenate(list(pool.map(render_cells, field_plans)))
         x = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-        counts = [len(s.types) for s in field_plans]
-        cell_types = np.concatenate([s.types for s in field_plans]).astype(np.int64)
-        patient_ids = np.repeat([s.patient_index for s in field_plans], counts)
+        counts = [len(plan.types) for plan in field_plans]
+        cell_types = np.concatenate([plan.types for plan in field_plans]).astype(np.int64)
+        patient_ids = np.repeat([plan.patient_index for plan in field_plans], counts)
         split = assign_split(np.zeros(self.cells, np.uint8), self.test, seed, patient_ids, target_split="test")
         if self.test and not (split == SPLITS.index("test")).any():
             raise IncompatibleStudyError(
@@ -94,7 +94,7 @@ class SyntheticSmear(DataSource):
         )
 
 
-@lru_cache(maxsize=2)  # a run and its baselines, or a study's data and its public data, use them again
+@lru_cache(maxsize=2)  # reused by a run's baselines, and by a study whose public data are the same
 def _render_cached(source: SyntheticSmear, seed: int) -> Dataset:
     return source.render_dataset(seed)
 

@@ -1,4 +1,4 @@
-"""One look at all that a site holds, before any study. Nothing is trained, nothing is changed, nothing is sent."""
+"""All checks of `hemofed site check` on a site's data, before any study. Nothing is trained, changed or sent."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ RetainedMaskFn = Callable[[Sequence[str]], list[bool]]
 
 @dataclass(frozen=True)
 class DataCheck:
-    """Names in it are masked; `holding` has the pixels for a page that stays at the site, and names that are not."""
+    """Names are redacted, except in `examples`, which has the pixels for a page that stays at the site."""
 
-    data_path: str  # where the data lie; "" if nowhere
+    data_path: str  # "" if the data are not on disk
     findings: tuple[Finding, ...]
-    example_names: tuple[str, ...]  # of the examples
-    skipped: tuple[str, ...]
+    example_names: tuple[str, ...]
+    skipped: tuple[str, ...]  # files left out, each with its reason
     file_counts: dict[str, int]
     class_counts: ClassCounts | None
     phi_summary: PhiSummary | None
     outliers: tuple[OutlierGroup, ...] = ()
     duplicates: DuplicateImages | None = None
-    leaking_pairs: tuple[tuple[int, int], ...] = ()  # near copies in two splits, or of two units
+    leaking_pairs: tuple[tuple[int, int], ...] = ()  # near duplicates in two splits, or of two units
     examples: NamedExamples | None = field(default=None, repr=False)
 
     @property
@@ -80,10 +80,10 @@ def check_data(
     retained_mask: RetainedMaskFn | None = None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> DataCheck:
-    """`remaining`: of a home, tells which units did not withdraw."""
+    """`retained_mask`: for a list of privacy units, True for each that did not withdraw; None: no withdrawals."""
     data_path = source.path or settings.data
     if data_path is not None and not data_path.exists():
-        raise MissingDataError(f"{data_path} does not exist; correct `data` in site.toml, or --data")
+        raise MissingDataError(f"{data_path} does not exist; correct `data` in site.toml, or the option --data")
     survey = None if data_path is None else survey_files(data_path, on_progress)
     redactor = Redactor() if survey is None else phi.build_redactor(survey)
     examples, read_error = load_examples(source, study, settings, survey, on_progress)
@@ -95,10 +95,10 @@ def check_data(
         ]
     file_counts = {} if survey is None else file_findings.count_files(survey)
     phi_summary = None if survey is None else phi.summarize_phi(survey)
-    shown_path = "" if data_path is None else redactor.redact_path(str(data_path))
+    redacted_path = "" if data_path is None else redactor.redact_path(str(data_path))
     if examples is None:
         return DataCheck(
-            data_path=shown_path,
+            data_path=redacted_path,
             findings=sort_by_severity(findings),
             example_names=(),
             skipped=(),
@@ -107,16 +107,14 @@ def check_data(
             phi_summary=phi_summary,
         )
     examples, withdrawn_findings = _drop_withdrawn(examples, retained_mask)
-    names, skipped = (
-        tuple(map(redactor.redact_path, examples.names)),
-        tuple(map(redactor.redact_text, examples.dataset.skipped)),
-    )
+    names = tuple(map(redactor.redact_path, examples.names))
+    skipped = tuple(map(redactor.redact_text, examples.dataset.skipped))
     counts = class_counts.count_classes(examples.dataset)
     counts = ClassCounts(tuple(map(redactor.redact_path, counts.classes)), counts.counts, counts.unit, counts.num_units)
     findings += [*withdrawn_findings, *class_counts.class_count_findings(counts)]
     if not examples.has_images or not len(examples.names):
         return DataCheck(
-            data_path=shown_path,
+            data_path=redacted_path,
             findings=sort_by_severity(findings),
             example_names=names,
             skipped=skipped,
@@ -137,7 +135,7 @@ def check_data(
         (int(a), int(b)) for a, b in duplicates.find_leaking_pairs(duplicate_images, example_origin(examples))
     )
     return DataCheck(
-        data_path=shown_path,
+        data_path=redacted_path,
         findings=sort_by_severity(findings),
         example_names=names,
         skipped=skipped,
@@ -167,6 +165,7 @@ def _drop_withdrawn(
     finding = Finding(
         "fine",
         "counts",
-        f"{format_count(int((~is_retained).sum()), 'example')} left out: their {examples.dataset.privacy_unit} withdrew",
+        f"{format_count(int((~is_retained).sum()), 'example was', 'examples were')} excluded from this check, because the "
+        f"{examples.dataset.privacy_unit} withdrew",
     )
     return examples.select_rows(np.flatnonzero(is_retained)), [finding]

@@ -1,4 +1,4 @@
-"""How much a site holds: examples by class and split, patients (or other units) by split, and what is too little."""
+"""Numbers of examples by class and split, of patients (or other units) by split, and findings on what is too little."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sites.data_check.examples import UNASSIGNED_SPLIT
 from sites.data_check.findings import Finding, format_count, join_names
 
 MIN_CLASS_EXAMPLES = 10  # training examples of a class
-MAX_CLASS_IMBALANCE = 20  # times as many of the largest class as of the smallest
+MAX_CLASS_IMBALANCE = 20  # ratio of the largest class to the smallest
 
 
 @dataclass(frozen=True)
 class ClassCounts:
     classes: tuple[str, ...]
-    counts: dict[str, list[int]]  # split -> by class; one split "all" where there are none
+    counts: dict[str, list[int]]  # split -> number by class; a single split "all" if the data have no splits
     unit: str | None
-    num_units: dict[str, int]  # split -> how many patients, slides, ...
+    num_units: dict[str, int]  # split -> number of patients, slides, ...
 
     @property
     def totals_by_class(self) -> list[int]:
@@ -42,7 +42,7 @@ def count_classes(dataset: Dataset) -> ClassCounts:
     rows_by_split = (
         {"all": split == UNASSIGNED_SPLIT}
         if (split == UNASSIGNED_SPLIT).all()
-        else {s: split == n for n, s in enumerate(SPLITS)}
+        else {name: split == index for index, name in enumerate(SPLITS)}
     )
     counts = {
         name: np.bincount(y[rows], minlength=len(dataset.classes)).tolist() for name, rows in rows_by_split.items()
@@ -67,7 +67,7 @@ def class_count_findings(class_counts: ClassCounts) -> Iterator[Finding]:
             "look",
             "counts",
             f"no training examples of {join_names(absent)}",
-            "fine if the site has none; the model learns these classes from other sites alone",
+            "no action needed if the site has none: the model learns these classes from the other sites only",
         )
     if few := [
         f"{name} ({n})" for name, n in zip(class_counts.classes, train, strict=True) if 0 < n < MIN_CLASS_EXAMPLES
@@ -76,7 +76,7 @@ def class_count_findings(class_counts: ClassCounts) -> Iterator[Finding]:
             "look",
             "counts",
             f"fewer than {MIN_CLASS_EXAMPLES} training examples of {join_names(few)}",
-            "add some, or agree with the study lead to merge classes",
+            "add examples, or ask the study lead whether to merge classes",
         )
     present = [n for n in train if n]
     if present and max(present) >= MAX_CLASS_IMBALANCE * min(present):
@@ -85,14 +85,14 @@ def class_count_findings(class_counts: ClassCounts) -> Iterator[Finding]:
             "look",
             "counts",
             f"{max(present) / min(present):,.0f} times as many training examples of {largest} as of {smallest}",
-            "usual where one class is rare; ask the study lead whether rare classes are weighed (local.class_balance)",
+            "usual if a class is rare; ask the study lead whether the study gives rare classes more weight (local.class_balance)",
         )
     if untested := _select_classes(class_counts, [n == 0 and m > 0 for n, m in zip(test, train, strict=True)]):
         yield Finding(
             "look",
             "counts",
             f"no test examples of {join_names(untested)}",
-            "what the model is worth on them here will not be known",
+            "add test examples if you can: without them, the model's performance on these classes cannot be measured here",
         )
     yield from _unit_findings(class_counts)
 
@@ -102,9 +102,9 @@ def _unit_findings(class_counts: ClassCounts) -> Iterator[Finding]:
         yield Finding(
             "look",
             "counts",
-            "the data do not say which images are of one patient",
-            "list them in a manifest with a column patient, slide or group: else a patient may stand in training and in test, "
-            "and privacy is promised to single images only",
+            "the data do not state which images belong to the same patient",
+            "list the images in a manifest with a column patient, slide or group: otherwise images of one patient may be in "
+            "both training and test, and differential privacy protects single images only",
         )
         return
     if 0 < class_counts.num_units["test"] < MIN_UNITS:
@@ -112,14 +112,14 @@ def _unit_findings(class_counts: ClassCounts) -> Iterator[Finding]:
             "look",
             "counts",
             f"{format_count(class_counts.num_units['test'], class_counts.unit)} in the test split, fewer than {MIN_UNITS}",
-            "scores on so few have no confidence interval; set more apart if there are more",
+            "assign more to the test split if you have more: scores on so few have no confidence interval",
         )
     if 0 < class_counts.num_units["train"] < MIN_UNITS:
         yield Finding(
             "look",
             "counts",
             f"{format_count(class_counts.num_units['train'], class_counts.unit)} in the training split, fewer than {MIN_UNITS}",
-            "noise that protects so few drowns what there is to learn; a study with noise gains little here",
+            "a study with differential privacy learns little here: the noise that protects so few hides most of the signal",
         )
 
 

@@ -1,8 +1,9 @@
-"""The same image twice: equal in every pixel, or nearly (saved again, brightened, resized).
+"""Duplicate images: identical in every pixel, or nearly identical (saved again, brightened, resized).
 
-Near copies: 128 bits say where an image gets lighter to the right and downwards; copies differ in few of them. The bits
-are cut into eight bands; two images that differ in at most seven bits agree in at least one band, so only images with an equal
-band are compared. Round cells look alike to 128 bits, so a pair must also correlate as sketches of 16 x 16 pixels.
+Near duplicates are found by a perceptual hash of 128 bits: whether the image gets lighter to the right and downwards.
+Copies differ in few bits. The bits are divided into eight bands; two images that differ in at most seven bits agree in
+at least one band, so only images with an equal band are compared. Round cells have similar hashes, so the sketches of a
+pair (16 x 16 pixels) must correlate too.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import numpy as np
 from sites.data_check.findings import Finding, ProgressCallback, format_count, ignore_progress
 from sites.data_check.image_quality import ImageMeasures
 
-MAX_HASH_DISTANCE = 7  # that a near copy may differ in: one less than there are bands
-MIN_SKETCH_CORRELATION = 0.97  # correlation of two sketches
-PAIRS_PER_BATCH = 1 << 20  # pairs
-MAX_NEAR_PAIRS = 20_000  # pairs that are kept
+MAX_HASH_DISTANCE = 7  # bits in which near duplicates may differ: one less than the number of bands
+MIN_SKETCH_CORRELATION = 0.97
+PAIRS_PER_BATCH = 1 << 20  # bounds memory
+MAX_NEAR_PAIRS = 20_000  # the search ends here
 BIT_COUNTS = np.array([bin(value).count("1") for value in range(1 << 16)], np.uint8)
 
 
 @dataclass(frozen=True)
 class ExampleOrigin:
-    """What tells whether a copy does harm. (N,) each; unit -1: not known whose it is."""
+    """Decides whether a duplicate does harm. (N,) each: class, split, and privacy unit (-1: unknown)."""
 
     y: np.ndarray
     split: np.ndarray
@@ -34,7 +35,7 @@ class ExampleOrigin:
 
 @dataclass(frozen=True)
 class DuplicateImages:
-    """Groups of rows that are equal in every pixel, and pairs that are nearly so."""
+    """Groups of rows with identical pixels, and pairs of rows that are nearly identical."""
 
     identical_groups: tuple[tuple[int, ...], ...]
     near_pairs: np.ndarray  # (n, 2) rows
@@ -51,15 +52,14 @@ class DuplicateImages:
 def find_duplicates(
     measures: ImageMeasures, excluded_rows: np.ndarray, on_progress: ProgressCallback = ignore_progress
 ) -> DuplicateImages:
-    """`leave_out`: rows of blank images, of which one is like another without being a copy."""
+    """`excluded_rows`: blank images, which look alike without being copies."""
     candidate_rows = np.setdiff1d(np.arange(len(measures.digest)), excluded_rows)
     _, first_rows, group_index = np.unique(measures.digest[candidate_rows], return_index=True, return_inverse=True)
     order = np.argsort(group_index, kind="stable")
-    cuts = np.flatnonzero(np.diff(group_index[order])) + 1
-    identical_groups = [tuple(candidate_rows[rows].tolist()) for rows in np.split(order, cuts) if len(rows) > 1]
-    return DuplicateImages(
-        tuple(sorted(identical_groups)), _find_near_pairs(measures, candidate_rows[np.sort(first_rows)], on_progress)
-    )
+    group_starts = np.flatnonzero(np.diff(group_index[order])) + 1
+    identical_groups = [tuple(candidate_rows[rows].tolist()) for rows in np.split(order, group_starts) if len(rows) > 1]
+    near_pairs = _find_near_pairs(measures, candidate_rows[np.sort(first_rows)], on_progress)
+    return DuplicateImages(tuple(sorted(identical_groups)), near_pairs)
 
 
 def _find_near_pairs(measures: ImageMeasures, rows: np.ndarray, on_progress: ProgressCallback) -> np.ndarray:
@@ -81,10 +81,10 @@ def _find_near_pairs(measures: ImageMeasures, rows: np.ndarray, on_progress: Pro
 
 
 def _iter_equal_pairs(values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pairs of places with equal values, a before b, some AT_ONCE at a time."""
+    """Batches of index pairs (a, b) with equal values, a < b, about PAIRS_PER_BATCH at a time."""
     order = np.argsort(values, kind="stable")
     ends = np.searchsorted(values[order], values[order], side="right")
-    num_partners = ends - np.arange(len(order)) - 1  # partners further back, of each
+    num_partners = ends - np.arange(len(order)) - 1  # later indices with the same value
     cumulative = np.concatenate([[0], np.cumsum(num_partners)])
     start = 0
     while start < len(order):
@@ -101,7 +101,7 @@ def _has_different_values(rows: Sequence[int], values: np.ndarray) -> bool:
 
 
 def find_leaking_pairs(duplicates: DuplicateImages, origin: ExampleOrigin) -> np.ndarray:
-    """(n, 2): near copies in two splits, or of two patients (or other units)."""
+    """(n, 2): near duplicates in two splits, or of two patients (or other units)."""
     a, b = duplicates.near_pairs[:, 0], duplicates.near_pairs[:, 1]
     is_other_unit = (origin.unit[a] != origin.unit[b]) & (origin.unit[a] >= 0) & (origin.unit[b] >= 0)
     return np.asarray(duplicates.near_pairs[is_other_unit | (origin.split[a] != origin.split[b])])
@@ -120,32 +120,34 @@ def duplicate_findings(
         yield Finding(
             "stop",
             "copies",
-            f"{format_count(len(leaks), 'image')} in more than one split, equal in every pixel",
-            "keep one of each, or list the images in a manifest whose patient, slide or group is the same for copies: "
-            "else a test asks what was learnt by heart",
+            f"{format_count(len(leaks), 'image appears', 'images appear')} in more than one split (identical pixels)",
+            "delete all but one copy, or list the images in a manifest that gives all copies the same patient, slide or "
+            "group: otherwise the model is tested on images that it was trained on",
             format_groups(leaks),
         )
     if label_conflicts:
         yield Finding(
             "stop",
             "copies",
-            f"{format_count(len(label_conflicts), 'image')} in more than one class, equal in every pixel",
-            "decide what each shows, and remove it from the other class",
+            f"{format_count(len(label_conflicts), 'image appears', 'images appear')} in more than one class (identical pixels)",
+            "decide which class each image shows, and delete the copy in the other class",
             format_groups(label_conflicts),
         )
     if harmless := sorted(set(duplicates.identical_groups) - {*leaks, *label_conflicts}):
         yield Finding(
             "look",
             "copies",
-            f"{format_count(len(harmless), 'image')} more than once in one split and class, equal in every pixel",
-            "keep one of each, unless it shall count several times",
+            f"{format_count(len(harmless), 'image appears', 'images appear')} more than once in the same split and class "
+            "(identical pixels)",
+            "delete all but one copy, unless the image should count several times",
             format_groups(harmless),
         )
     if len(leaking_pairs := find_leaking_pairs(duplicates, origin)):
         yield Finding(
             "look",
             "copies",
-            f"{format_count(len(leaking_pairs), 'pair')} of images nearly the same in two splits or of two units",
-            "look at them on the page: one image saved twice, or one field seen twice, belongs to one patient",
+            f"{format_count(len(leaking_pairs), 'pair of images is', 'pairs of images are')} nearly identical, but in two splits "
+            "or of two units",
+            "look at the pairs on the page: two files of the same image or field must belong to one patient",
             format_groups(leaking_pairs.tolist()),
         )

@@ -1,4 +1,4 @@
-"""A site's examples with the names under which a person knows them, read as a study would, or as well as can be."""
+"""A site's examples with the names of their files, read as a study would read them if that is possible."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ import torch
 from pipeline.core.errors import DataError, HemofedError
 from pipeline.study.schema import Study
 from sites.data.base import SPLITS, Dataset, DataSource
-from sites.data.folder import ImageFolder, _scan_class_folders
+from sites.data.folder import ImageFolder, scan_class_folders
 from sites.data.images import IMAGE_SUFFIXES, decode_images
 from sites.data.manifest import ManifestEntry, read_manifest
 from sites.data_check.file_survey import FileSurvey
 from sites.data_check.findings import ProgressCallback, ignore_progress
 from sites.governance.settings import SiteSettings
 
-CHECK_IMAGE_PIXELS = 96  # pixels a side at which images of several sizes, or large ones, are looked at
-MAX_FULL_IMAGE_PIXELS = 256
+CHECK_IMAGE_PIXELS = 96  # side to which large images, and images of several sizes, are resized
+MAX_FULL_IMAGE_PIXELS = 256  # side up to which images of one size are not resized
 NO_FOLDER_CLASS = "(no folder)"
 UNASSIGNED_SPLIT = len(SPLITS)
-FILES_PER_BATCH = 512  # files
+FILES_PER_BATCH = 512
 
 
 @dataclass(frozen=True)
 class NamedExamples:
     dataset: Dataset
-    names: tuple[str, ...]  # a file's path from the folder, else its row
-    is_plain_folder: bool = False  # nobody said what they are: classes are folders, and there are no splits
+    names: tuple[str, ...]  # the file's path relative to the folder, or the row number
+    is_fallback: bool = False  # a study could not read them: classes are folder names, there are no splits
 
     def select_rows(self, rows: np.ndarray, split: np.ndarray | None = None) -> NamedExamples:
         index = torch.from_numpy(rows)
-        dataset, new_split = self.dataset, self.dataset.split[index] if split is None else torch.from_numpy(split)
+        dataset = self.dataset
+        new_split = dataset.split[index] if split is None else torch.from_numpy(split)
         keys = {name: replace(key, codes=key.codes[index]) for name, key in dataset.keys.items()}
         dataset = replace(dataset, x=dataset.x[index], y=dataset.y[index], split=new_split, keys=keys)
         return replace(self, dataset=dataset, names=tuple(self.names[row] for row in rows.tolist()))
@@ -46,14 +47,14 @@ class NamedExamples:
 
     @property
     def unit_codes(self) -> np.ndarray:
-        """(N,) int64; -1: not known whose it is"""
+        """(N,) int64: privacy unit of each example, -1 if unknown"""
         if self.dataset.privacy_unit is None:
             return np.full(len(self.dataset.y), -1)
         return self.dataset.keys[self.dataset.privacy_unit].codes.numpy()
 
 
 def resolve_source(source: DataSource, settings: SiteSettings) -> DataSource:
-    """The study's source, told where this site's files lie and how."""
+    """The study's source with the path and the layout of this site's files."""
     overrides: dict[str, Any] = {
         key: value for key, value in settings.layout.items() if key in type(source).model_fields
     }
@@ -69,8 +70,9 @@ def load_examples(
     survey: FileSurvey | None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[NamedExamples | None, str]:
-    """What there is to look at, and what a study would say instead of reading it, if so."""
-    read_error, seed = "", 0 if study is None else study.seed
+    """The examples, and the error with which a study would refuse them ("" if it would not)."""
+    seed = 0 if study is None else study.seed
+    read_error = ""
     for candidate in _candidate_sources(source, study, survey):
         try:
             on_progress("reading images", 0, 0)
@@ -85,24 +87,24 @@ def load_examples(
             read_error = read_error or (
                 f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
             )
-    return (None if survey is None else _load_plain_folder(survey, on_progress)), read_error
+    return (None if survey is None else _load_without_study(survey, on_progress)), read_error
 
 
 def _candidate_sources(source: DataSource, study: Study | None, survey: FileSurvey | None) -> list[DataSource]:
-    """First as a study would. Where none asks for a size, images of several sizes are not the site's fault."""
+    """To be tried in order: as a study would read them, then resized. Without a study, several sizes are no error."""
     if not isinstance(source, ImageFolder):
         return [source]
-    lenient = source.model_copy(update={"corrupt": "skip"})
-    downsized = lenient.model_copy(update={"size": CHECK_IMAGE_PIXELS})
+    skipping = source.model_copy(update={"corrupt": "skip"})
+    resized = skipping.model_copy(update={"size": CHECK_IMAGE_PIXELS})
     sizes = {} if survey is None else survey.image_sizes
     if source.size is not None:
-        return [lenient]
+        return [skipping]
     if study is None:
         return [
-            downsized if len(sizes) > 1 or any(max(size) > MAX_FULL_IMAGE_PIXELS for size in sizes) else lenient,
-            downsized,
+            resized if len(sizes) > 1 or any(max(size) > MAX_FULL_IMAGE_PIXELS for size in sizes) else skipping,
+            resized,
         ]
-    return [lenient, downsized]
+    return [skipping, resized]
 
 
 def _example_names(source: DataSource, settings: SiteSettings, dataset: Dataset) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ def _example_names(source: DataSource, settings: SiteSettings, dataset: Dataset)
         if source.manifest:
             entries = read_manifest(folder, source.manifest, source.patient, source.classes)[0]
         else:
-            entries = _scan_class_folders(folder, source.classes)
+            entries = scan_class_folders(folder, source.classes)
         return tuple(_drop_skipped_names([entry.display_name for entry in entries], dataset.skipped))
     field_key = dataset.keys.get("field")
     if field_key is None:
@@ -121,7 +123,7 @@ def _example_names(source: DataSource, settings: SiteSettings, dataset: Dataset)
 
 
 def _drop_skipped_names(all_names: Sequence[str], skipped: Sequence[str]) -> list[str]:
-    """`skipped` has its reasons in the order of the files."""
+    """`skipped` is a list of `name: reason`, in the order of `all_names`."""
     remaining_skipped = [*reversed(skipped)]
     names = []
     for name in all_names:
@@ -132,7 +134,8 @@ def _drop_skipped_names(all_names: Sequence[str], skipped: Sequence[str]) -> lis
     return names
 
 
-def _load_plain_folder(survey: FileSurvey, on_progress: ProgressCallback) -> NamedExamples | None:
+def _load_without_study(survey: FileSurvey, on_progress: ProgressCallback) -> NamedExamples | None:
+    """All images of the folder, for a check of their pixels although a study could not read them."""
     paths = [file.path for file in survey.files_of_kind("image") if file.suffix in IMAGE_SUFFIXES]
     folder = survey.root if survey.root.is_dir() else survey.root.parent
     images: list[np.ndarray] = []
@@ -140,9 +143,8 @@ def _load_plain_folder(survey: FileSurvey, on_progress: ProgressCallback) -> Nam
     skipped: list[str] = []
     for start in range(0, len(paths), FILES_PER_BATCH):
         batch = paths[start : start + FILES_PER_BATCH]
-        for path, image in zip(
-            batch, decode_images([folder / path for path in batch], 3, CHECK_IMAGE_PIXELS), strict=True
-        ):
+        decoded = decode_images([folder / path for path in batch], 3, CHECK_IMAGE_PIXELS)
+        for path, image in zip(batch, decoded, strict=True):
             if isinstance(image, str):
                 skipped.append(f"{path}: {image}")
             else:
@@ -161,17 +163,17 @@ def _load_plain_folder(survey: FileSurvey, on_progress: ProgressCallback) -> Nam
         "",
         skipped=tuple(skipped),
     )
-    return NamedExamples(dataset, tuple(names), is_plain_folder=True)
+    return NamedExamples(dataset, tuple(names), is_fallback=True)
 
 
 def select_simulated_site(examples: NamedExamples, study: Study, simulated_site: str) -> NamedExamples:
-    """In a rehearsal: the part of one simulated site, before any skew."""
+    """The partition of one simulated site of the study, before any feature skew."""
     partitions = study.partition.assign(examples.dataset, study.sites.count, study.seed)
     own_partition = next((partition for partition in partitions if partition.name == simulated_site), None)
     if own_partition is None:
         raise DataError(
-            f"site.toml says that this agent plays {simulated_site!r}, but the study's sites are "
-            f"{', '.join(partition.name for partition in partitions[:10])}; correct `plays`"
+            f"site.toml makes this agent simulate {simulated_site!r}, but the study's sites are "
+            f"{', '.join(partition.name for partition in partitions[:10])}; correct `simulated_site`"
         )
     rows_by_split = {split: getattr(own_partition, split).numpy() for split in SPLITS}
     rows, first_index = np.unique(np.concatenate([*rows_by_split.values()]), return_index=True)

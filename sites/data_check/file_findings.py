@@ -1,4 +1,4 @@
-"""What lies in a site's folder, whether a study could read it, and what it passes over."""
+"""Findings on the files of a site's folder: whether a study can read them, and which it would skip."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ def survey_findings(
             "stop",
             "files",
             f"{format_count(len(survey.unreadable_folders), 'folder')} cannot be opened",
-            "let the agent's user read them",
+            "give the agent's user permission to read these folders",
             redact_paths(list(survey.unreadable_folders)),
         )
     if survey.outside_links:
         yield Finding(
             "look",
             "files",
-            f"{format_count(len(survey.outside_links), 'link')} out of the folder, or to nowhere; not followed here",
-            "copy what they lead to into the folder, or remove them",
+            f"{format_count(len(survey.outside_links), 'link leads', 'links lead')} out of the data folder or to a missing "
+            "file, and hemofed does not follow such links",
+            "copy the target of each link into the data folder, or delete the link",
             redact_paths(list(survey.outside_links)),
         )
     reported_paths = set() if examples is None else {line.partition(": ")[0] for line in examples.dataset.skipped}
@@ -59,23 +60,24 @@ def survey_findings(
             "look",
             "files",
             f"{format_count(len(unreadable), 'file')} cannot be read: {reasons_text}",
-            "repair or remove them",
+            "repair or remove these files",
             redact_paths([file.path for file in unreadable]),
         )
     if misnamed := [file.path for file in survey.files if file.is_misnamed]:
         yield Finding(
             "fine",
             "files",
-            f"{format_count(len(misnamed), 'image')} with another suffix than the content's, e.g. a PNG called .jpg",
-            "nothing has to be done: content counts, not the name",
+            f"{format_count(len(misnamed), 'image has', 'images have')} a suffix that does not match the content, e.g. a PNG "
+            "named .jpg",
+            "no action needed: the format is recognized by the content",
             redact_paths(misnamed),
         )
     if paths_16_bit := [file.path for file in survey.files if file.is_16_bit]:
         yield Finding(
             "fine",
             "files",
-            f"{format_count(len(paths_16_bit), 'image')} with 16 bits",
-            "they are scaled by the full range of 16 bits, never stretched",
+            f"{format_count(len(paths_16_bit), 'image has', 'images have')} 16 bits per pixel",
+            "no action needed: values are scaled by the full range of 16 bits, never stretched to an image's own range",
             redact_paths(paths_16_bit),
         )
     if isinstance(source, ImageFolder) and (
@@ -84,16 +86,17 @@ def survey_findings(
         yield Finding(
             "look",
             "files",
-            f"{format_count(len(skipped_paths), 'image')} passed over by studies because of the suffix",
-            f"call them {', '.join(sorted(IMAGE_SUFFIXES))}",
+            f"a study would skip {format_count(len(skipped_paths), 'image')} because of the suffix",
+            f"rename the files to one of the suffixes {', '.join(sorted(IMAGE_SUFFIXES))}",
             redact_paths(skipped_paths),
         )
     if isinstance(source, ImageFolder) and (dicom_files := survey.files_of_kind("dicom")):
         yield Finding(
             "look",
             "files",
-            f"{format_count(len(dicom_files), 'DICOM file')} passed over: a study of a folder reads {', '.join(IMAGE_FORMATS)}",
-            "export them as PNG or TIFF if they shall be used",
+            f"a study would skip {format_count(len(dicom_files), 'DICOM file')}: only "
+            f"{', '.join(IMAGE_FORMATS)} are read from a folder",
+            "export these files as PNG or TIFF if a study should use them",
             redact_paths([file.path for file in dicom_files]),
         )
 
@@ -102,15 +105,17 @@ def reading_findings(
     source: DataSource, examples: NamedExamples | None, read_error: str, redactor: Redactor, survey: FileSurvey | None
 ) -> Iterator[Finding]:
     if survey is not None and not survey.files:
-        yield Finding("stop", "files", "the folder is empty", "correct `data` in site.toml, or --data")
+        yield Finding(
+            "stop", "files", "the data folder contains no files", "correct `data` in site.toml, or the option --data"
+        )
         return
     if read_error:
         message, _, details = redactor.redact_text(read_error).partition("\n")
         yield Finding(
             "stop",
             "files",
-            f"a study could not read them: {message}",
-            "put this right, and check again",
+            f"a study cannot read the data: {message}",
+            "correct this, and run the check again",
             tuple(line.strip() for line in details.splitlines()),
         )
     skipped = examples.dataset.skipped if examples is not None and isinstance(source, ImageFolder) else ()
@@ -120,7 +125,8 @@ def reading_findings(
             "stop" if is_refused else "look",
             "files",
             f"{format_count(len(skipped), 'image')} cannot be used"
-            + (", and a study refuses such folders" if is_refused else ""),
-            "repair or remove them" + ("" if not is_refused else ", or ask the study lead for data.corrupt = 'skip'"),
+            + (", so a study would refuse the folder" if is_refused else "; a study would skip such images"),
+            "repair or remove these files"
+            + (", or ask the study lead to set data.corrupt = 'skip'" if is_refused else ""),
             tuple(map(redactor.redact_text, skipped)),
         )

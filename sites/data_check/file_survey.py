@@ -1,4 +1,4 @@
-"""Every file below a site's folder: what it is by its content, and what its tags tell. No pixel is decoded here.
+"""Lists every file below a site's folder: its kind by its content, and the identifying tags in it. Decodes no pixels.
 
 Links are not followed out of the folder, hidden files are not opened, and nothing is changed.
 """
@@ -24,17 +24,17 @@ from sites.data_check.phi_tags import MetadataTag, TagSummary
 HEADER_BYTES = phi_dicom.PREAMBLE_BYTES + len(phi_dicom.DICOM_MAGIC)
 FORMAT_BY_SUFFIX = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP"}
 NO_TAGS = TagSummary()
-FORMAT_ALIASES = {"MPO": "JPEG"}  # a camera's JPEG with previews behind it
+FORMAT_ALIASES = {"MPO": "JPEG"}  # a camera's JPEG with previews appended
 
 
 @dataclass(frozen=True)
 class SurveyedFile:
-    path: str  # from the folder
+    path: str  # relative to the folder
     kind: Literal["image", "dicom", "other", "unreadable"]
     reason: str = ""  # why it is unreadable
     format: str = ""
-    size: tuple[int, int] | None = None  # pixels across and down
-    is_16_bit: bool = False  # 16 bits
+    size: tuple[int, int] | None = None  # width and height in pixels
+    is_16_bit: bool = False
     tag_summary: TagSummary = NO_TAGS
 
     @property
@@ -50,10 +50,10 @@ class SurveyedFile:
 class FileSurvey:
     root: Path
     files: tuple[SurveyedFile, ...]
-    outside_links: tuple[str, ...] = ()  # links to somewhere else, or nowhere
-    unreadable_folders: tuple[str, ...] = ()  # folders that could not be opened
+    outside_links: tuple[str, ...] = ()  # links out of the folder, or to a missing file
+    unreadable_folders: tuple[str, ...] = ()
     num_hidden: int = 0
-    num_unread_dicom: int = 0  # DICOM files that could not be looked into for want of pydicom
+    num_unread_dicom: int = 0  # DICOM files whose tags were not read because pydicom is not installed
 
     def files_of_kind(self, kind: str) -> list[SurveyedFile]:
         return [file for file in self.files if file.kind == kind]
@@ -72,12 +72,12 @@ def survey_files(root: Path, on_progress: ProgressCallback = ignore_progress) ->
     base = root.parent if root.is_file() else root
     can_read_dicom = _has_pydicom()
     surveyed: list[SurveyedFile] = []
-    # filters belong to the process, so they are set around the pool and not inside its threads
+    # warning filters are global to the process, so they are set outside the threads
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
         for file in pool.map(lambda path: survey_file(path, base, can_read_dicom), paths):
             surveyed.append(file)
-            on_progress("looking at files", len(surveyed), len(paths))
+            on_progress("examining files", len(surveyed), len(paths))
     num_unread_dicom = 0 if can_read_dicom else sum(file.kind == "dicom" for file in surveyed)
     return FileSurvey(
         root, tuple(surveyed), tuple(outside_links), tuple(unreadable_folders), len(hidden), num_unread_dicom
@@ -87,8 +87,8 @@ def survey_files(root: Path, on_progress: ProgressCallback = ignore_progress) ->
 def survey_file(file: Path, base: Path, can_read_dicom: bool) -> SurveyedFile:
     path = file.relative_to(base).as_posix()
     try:
-        if not file.is_file():  # reading a named pipe would wait for ever
-            return SurveyedFile(path, "unreadable", "no regular file")
+        if not file.is_file():  # reading a named pipe would block forever
+            return SurveyedFile(path, "unreadable", "not a regular file")
         with file.open("rb") as stream:
             header = stream.read(HEADER_BYTES)
     except OSError as error:
@@ -138,12 +138,12 @@ def _survey_image(file: Path, path: str) -> SurveyedFile:
 def _read_tags_safely(file: Path, image: Image.Image) -> TagSummary:
     try:
         return phi_image_metadata.read_image_tags(file, image)
-    except Exception:  # rubbish beside the pixels does not spoil them, but nobody knows what it says
+    except Exception:  # the pixels are usable, but the metadata may contain anything
         return TagSummary(frozenset({MetadataTag("private", "metadata that cannot be read")}))
 
 
 def _error_reason(error: OSError) -> str:
-    """Without the path that the text of an OSError has."""
+    """Without the path, which the text of an OSError contains."""
     return error.strerror or "damaged"
 
 
@@ -176,7 +176,7 @@ def _walk_files(
 def _is_inside(link: Path, resolved_root: Path) -> bool:
     try:
         target = link.resolve(strict=True)
-    except (OSError, RuntimeError):  # leads nowhere, or in a circle
+    except (OSError, RuntimeError):  # to a missing file, or in a loop
         return False
     return target.is_relative_to(resolved_root)
 

@@ -1,4 +1,4 @@
-"""What a look at a site's data found: how grave it is, what it is, and the cure."""
+"""One finding of `hemofed site check`: its severity, what was found, where, and what to do."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Severity = Literal["stop", "look", "fine"]
-SEVERITIES: tuple[Severity, ...] = ("stop", "look", "fine")  # gravest first
-MAX_SHOWN_NAMES = 8  # names behind a finding on the screen
-ProgressCallback = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+SEVERITIES: tuple[Severity, ...] = ("stop", "look", "fine")  # most severe first
+MAX_SHOWN_NAMES = 8  # names listed in one sentence
+ProgressCallback = Callable[[str, int, int], None]  # task, number done, total (0: unknown)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`where` are file names, or rows, in which no identifier stands any more."""
+    """Personal identifiers are redacted in all texts. `locations`: file names, or rows."""
 
     severity: Severity
     category: Literal["files", "counts", "pixels", "copies", "identity"]
@@ -33,6 +33,7 @@ class Finding:
 
 
 def worst_severity(findings: Iterable[Finding]) -> Severity:
+    """Without findings: fine."""
     severities = {finding.severity for finding in findings}
     return next((severity for severity in SEVERITIES if severity in severities), "fine")
 
@@ -47,8 +48,9 @@ def join_names(names: Sequence[str], max_shown: int = MAX_SHOWN_NAMES) -> str:
 
 
 def format_count(number: int, singular: str, plural: str | None = None) -> str:
+    """`3 images`. With a verb in both forms it starts a sentence: `format_count(n, "image is", "images are")`."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def ignore_progress(task: str, num_done: int, num_total: int) -> None:
-    """A Tick for nobody."""
+    """A `ProgressCallback` that shows nothing."""

@@ -1,4 +1,4 @@
-"""What files tell about people, beside their pixels: names of tags and numbers of files, never a value."""
+"""Personal data (PHI) in file metadata and paths, reported as names of tags and numbers of files, never as values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sites.data_check.phi_tags import MetadataTag, TagKind
 from sites.data_check.redaction import Redactor
 
 DIRECT_IDENTIFIER: TagKind = "patient"
-ASK_OFFICER_HINT = "ask the data protection officer whether they may lie here as they are"
-DEIDENTIFY_HINT = "remove them (PS3.15, basic profile, e.g. with the archive's own de-identification)"
-# hemofed turns pictures as their EXIF says, so that has to stay
+ASK_OFFICER_HINT = "ask the data protection officer whether the files may be stored here unchanged"
+DEIDENTIFY_HINT = "remove these tags (DICOM PS3.15, basic profile, e.g. with the archive's de-identification)"
+# the EXIF orientation has to remain, because hemofed applies it
 STRIP_METADATA_HINT = (
-    "save the pictures without metadata (e.g. `exiftool -all= -tagsfromfile @ -icc_profile -orientation`)"
+    "save the images without metadata (e.g. `exiftool -all= -tagsfromfile @ -icc_profile -orientation`)"
 )
 
 
 @dataclass(frozen=True)
 class PhiSummary:
     num_dicom: int
-    dicom_tags: dict[MetadataTag, int]  # of DICOM files: how many have it
-    image_tags: dict[MetadataTag, int]  # of pictures
-    burned_in_counts: dict[str, int]  # yes, no, unsaid: DICOM files
-    num_deidentified: int  # that say they were de-identified
+    dicom_tags: dict[MetadataTag, int]  # number of DICOM files with the tag
+    image_tags: dict[MetadataTag, int]  # number of other image files with the tag
+    burned_in_counts: dict[str, int]  # yes, no, unsaid -> number of DICOM files
+    num_deidentified: int  # DICOM files that are marked as de-identified
     num_damaged: int
     num_identifying_paths: int
 
@@ -44,10 +44,12 @@ class PhiSummary:
 
 
 def build_redactor(survey: FileSurvey) -> Redactor:
+    """Redacts every identifier that the metadata of a surveyed file contains."""
     return Redactor.from_identifiers(identifier for file in survey.files for identifier in file.tag_summary.identifiers)
 
 
 def rank_tags(tags: dict[MetadataTag, int]) -> list[tuple[MetadataTag, int]]:
+    """Tags that identify the patient come first; within a kind, the most frequent."""
     return sorted(
         tags.items(), key=lambda item: (item[0].kind != DIRECT_IDENTIFIER, item[0].kind, -item[1], item[0].name)
     )
@@ -67,7 +69,7 @@ def summarize_phi(survey: FileSurvey) -> PhiSummary:
 
 
 def find_identifying_paths(survey: FileSurvey) -> list[str]:
-    """Paths with somebody's name or number; a pseudonym of a file that says it was cleaned is nobody's."""
+    """Paths that contain a name or ID from metadata. Pseudonyms, in files marked as de-identified, do not count."""
     redactor = Redactor.from_identifiers(
         identifier
         for file in survey.files
@@ -89,30 +91,31 @@ def phi_findings(survey: FileSurvey, redactor: Redactor) -> Iterator[Finding]:
         yield Finding(
             "stop",
             "identity",
-            f"{format_count(len(paths), 'path')} with a name or number that stands in the files' own tags",
-            "rename files and folders: their names appear in messages and logs",
+            f"{format_count(len(paths), 'path contains', 'paths contain')} a personal name or ID from the metadata of a file",
+            "rename these files and folders: paths appear in messages and logs",
             tuple(map(redactor.redact_path, paths)),
         )
     if burned_in := [file for file in dicom_files if file.tag_summary.burned_in == "yes"]:
         yield Finding(
             "stop",
             "identity",
-            f"{format_count(len(burned_in), 'DICOM file')} with text or a slide's label in the picture itself",
-            "black out the text, or take these files out: a model sees it, and may keep it",
+            f"{format_count(len(burned_in), 'DICOM file shows', 'DICOM files show')} text or a slide label in the image itself",
+            "black out the text, or remove these files: a model would be trained on the text and could memorize it",
             redact_paths(burned_in),
         )
-    naming_patient = [
+    identifying_patient = [
         file
         for file in dicom_files
         if not file.tag_summary.is_deidentified and any(t.kind == DIRECT_IDENTIFIER for t in file.tag_summary.tags)
     ]
-    if naming_patient:
+    if identifying_patient:
         yield Finding(
             "look",
             "identity",
-            f"the patient is named in {format_count(len(naming_patient), 'DICOM file')}: {_format_tag_counts(naming_patient, DIRECT_IDENTIFIER)}",
-            f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}; hemofed reads pixels alone",
-            redact_paths(naming_patient),
+            f"{format_count(len(identifying_patient), 'DICOM file identifies', 'DICOM files identify')} the patient: "
+            f"{_format_tag_counts(identifying_patient, DIRECT_IDENTIFIER)}",
+            f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}; hemofed itself uses only the pixels",
+            redact_paths(identifying_patient),
         )
     other_identifying = [
         file
@@ -127,40 +130,43 @@ def phi_findings(survey: FileSurvey, redactor: Redactor) -> Iterator[Finding]:
         yield Finding(
             "look",
             "identity",
-            f"other identifying tags in {format_count(len(other_identifying), 'DICOM file')}: {', '.join(kinds)}",
+            f"{format_count(len(other_identifying), 'DICOM file has', 'DICOM files have')} other tags that may identify a person: "
+            f"{', '.join(kinds)}",
             f"{DEIDENTIFY_HINT}, or {ASK_OFFICER_HINT}",
             redact_paths(other_identifying),
         )
-    if unsaid := [file for file in dicom_files if file.tag_summary.burned_in == "unsaid"]:
+    if not_stated := [file for file in dicom_files if file.tag_summary.burned_in == "unsaid"]:
         yield Finding(
             "look",
             "identity",
-            f"whether text stands in the picture is not said (BurnedInAnnotation) in {format_count(len(unsaid), 'DICOM file')}",
-            "look at them",
-            redact_paths(unsaid),
+            f"{format_count(len(not_stated), 'DICOM file does', 'DICOM files do')} not state whether the image shows text "
+            "(BurnedInAnnotation)",
+            "look at these images, and black out any text",
+            redact_paths(not_stated),
         )
     if unreadable := [file for file in dicom_files if file.tag_summary.is_damaged]:
         yield Finding(
             "look",
             "identity",
-            f"tags cannot be read in {format_count(len(unreadable), 'DICOM file')}",
-            "export them again",
+            f"the tags of {format_count(len(unreadable), 'DICOM file')} cannot be read",
+            "export these files again",
             redact_paths(unreadable),
         )
     if survey.num_unread_dicom:
         yield Finding(
             "look",
             "identity",
-            f"{format_count(survey.num_unread_dicom, 'DICOM file')} not looked into: pydicom is not installed",
-            "pip install 'hemofed[hospital]', and check again",
+            f"{format_count(survey.num_unread_dicom, 'DICOM file was', 'DICOM files were')} not checked for personal data, because "
+            "pydicom is not installed",
+            "install it with pip install 'hemofed[hospital]', and run the check again",
         )
     if tagged_images := [file for file in survey.files_of_kind("image") if file.tag_summary.tags]:
         names = join_names(sorted({t.name for file in tagged_images for t in file.tag_summary.tags}), 12)
         yield Finding(
             "look",
             "identity",
-            f"text or numbers beside the pixels of {format_count(len(tagged_images), 'picture')}: {names}",
-            f"{STRIP_METADATA_HINT}, or {ASK_OFFICER_HINT}; hemofed reads pixels alone",
+            f"{format_count(len(tagged_images), 'image has', 'images have')} metadata that may identify a person: {names}",
+            f"{STRIP_METADATA_HINT}, or {ASK_OFFICER_HINT}; hemofed itself uses only the pixels",
             redact_paths(tagged_images),
         )
 

@@ -1,7 +1,7 @@
-"""Identifying attributes of a DICOM file, after the basic profile of PS3.15 (table E.1-1): which are there, never what they say.
+"""Identifying attributes in a DICOM file, by the basic profile of PS3.15 (table E.1-1): names, never values.
 
-The profile's list is long and grows; person names, dates, free text and instance UIDs are known by their value
-representation, so that also attributes that are not listed here are found.
+The profile's list is long and grows. Person names, dates, free text and instance UIDs are recognized by their value
+representation, so that attributes that are not listed here are found too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PREAMBLE_BYTES = 128
 DICOM_MAGIC = b"DICM"
-NO_PREAMBLE_STARTS = (b"\x08\x00", b"\x02\x00")  # group 0008 or 0002 first: a file without its preamble
+NO_PREAMBLE_STARTS = (b"\x08\x00", b"\x02\x00")  # group 0008 or 0002: a file without preamble
 
 IDENTIFYING_ATTRIBUTES: dict[TagKind, str] = {
     "patient": (
@@ -54,24 +54,26 @@ KIND_BY_KEYWORD: dict[str, TagKind] = {name: kind for kind, names in KEYWORDS_BY
 INSTANCE_UID_KEYWORDS = frozenset(
     {"FrameOfReferenceUID", "SynchronizationFrameOfReferenceUID", "SpecimenUID", "DeviceUID", "UID"}
 )
-LABEL_IMAGE_TYPES = frozenset({"LABEL", "OVERVIEW", "MACRO"})  # of a scanned slide: its paper label is in the picture
+LABEL_IMAGE_TYPES = frozenset({"LABEL", "OVERVIEW", "MACRO"})  # of a scanned slide: the image shows its paper label
+# often just 1, so they are not searched for in paths
 NON_IDENTIFYING_KEYWORDS = frozenset(
     {"StudyID", "PatientBirthTime", "ScheduledProcedureStepID", "PerformedProcedureStepID"}
-)  # often just 1
+)
 
 
 def is_dicom(header: bytes) -> bool:
-    """By the first 132 bytes; without preamble it may be one, which only reading tells."""
+    """By the first 132 bytes. A file without preamble can be DICOM too: see `may_lack_preamble`."""
     return header[PREAMBLE_BYTES : PREAMBLE_BYTES + len(DICOM_MAGIC)] == DICOM_MAGIC
 
 
 def may_lack_preamble(header: bytes) -> bool:
+    """If True, only reading the file shows whether it is DICOM."""
     return header[:2] in NO_PREAMBLE_STARTS
 
 
 def read_dicom_tags(file: Path, without_preamble: bool = False) -> TagSummary | None:
-    """None if it is no DICOM after all. What pydicom says is for nobody, since it quotes values: the caller, who may have
-    threads, ignores its warnings, and its errors end here."""
+    """None if the file is not DICOM. Errors and warnings of pydicom quote values, so they must not be shown: errors end
+    here, and the caller ignores warnings (filters are global, and it may use threads)."""
     import pydicom
 
     try:
@@ -86,9 +88,8 @@ def _summarize_tags(dataset: Dataset) -> TagSummary:
     tags = {tag for element in elements if (tag := _classify_element(element)) is not None}
     identifiers = {str(part) for element in elements if _is_identifier(element) for part in _element_values(element)}
     is_deidentified = str(dataset.get("PatientIdentityRemoved", "")).upper() == "YES"
-    is_damaged = (
-        "SOPClassUID" not in dataset and "DirectoryRecordSequence" not in dataset
-    )  # pydicom reads on through rubbish
+    # pydicom also reads files that are not DICOM
+    is_damaged = "SOPClassUID" not in dataset and "DirectoryRecordSequence" not in dataset
     return TagSummary(
         frozenset(tags), _burned_in_annotation(dataset), is_deidentified, is_damaged, frozenset(identifiers)
     )

@@ -1,4 +1,4 @@
-"""What cameras and programs write beside the pixels of a JPEG, PNG, TIFF or BMP: by name, never by value."""
+"""Identifying metadata of a JPEG, PNG, TIFF or BMP, written by cameras and programs: names of tags, never values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 from sites.data_check.phi_tags import MetadataTag, TagKind, TagSummary
 
 GPS_IFD, EXIF_IFD = 0x8825, 0x8769
-# colour profiles, makers, models and programs name nobody; UserComment begins with eight bytes that name its coding
+# Colour profiles, makers, models and programs identify no person. UserComment starts with eight bytes for its encoding.
 EXIF_TAGS: dict[int, tuple[TagKind, str]] = {
     0x010E: ("free text", "ImageDescription"),
     0x0132: ("dates", "DateTime"),
@@ -38,7 +38,7 @@ INFO_TAGS: dict[str, tuple[TagKind, str]] = {
     "xmp": ("free text", "XMP"),
     "photoshop": ("free text", "IPTC"),
 }
-# keywords that the PNG specification names; others are not shown, for anything may stand there
+# Keywords of the PNG specification. Others are not shown, because a keyword may contain anything.
 PNG_KEYWORDS: dict[str, tuple[TagKind, str]] = {
     "author": ("people and places", "Author"),
     "copyright": ("people and places", "Copyright"),
@@ -52,11 +52,11 @@ HARMLESS_KEYWORDS = frozenset({"software", "disclaimer", "warning", "source"})
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 EXIF_CHUNK = b"eXIf"
-MAX_CHUNK_BYTES = 1 << 20  # bytes of a chunk that are read
+MAX_CHUNK_BYTES = 1 << 20  # read of one chunk
 
 
 def read_image_tags(file: Path, image: Image.Image) -> TagSummary:
-    """No pixel is decoded: Pillow would, to find what stands behind them in a PNG."""
+    """Decodes no pixels. Pillow would, to find chunks behind the pixels of a PNG, so these are parsed here."""
     chunks = [*_png_chunks(file)] if image.format == "PNG" else []
     exif = _parse_exif(chunks) if image.format == "PNG" else image.getexif()
     tags: set[MetadataTag] = set()
@@ -85,13 +85,13 @@ def _value_text(value: object) -> str:
 
 
 def _png_chunks(file: Path) -> Iterator[tuple[bytes, bytes]]:
-    """(kind, content) of what tells something, also behind the pixels."""
+    """(kind, content) of every text and EXIF chunk, also behind the pixels."""
     with file.open("rb") as png:
         if png.read(8) != PNG_SIGNATURE:
             return
         while len(header := png.read(8)) == 8:
             length, kind = struct.unpack(">I4s", header)
-            end = png.tell() + length + 4  # behind the checksum
+            end = png.tell() + length + 4  # after the checksum
             if kind in (*TEXT_CHUNKS, EXIF_CHUNK):
                 yield kind, png.read(min(length, MAX_CHUNK_BYTES))
             png.seek(end)
@@ -106,8 +106,8 @@ def _parse_exif(chunks: list[tuple[bytes, bytes]]) -> Image.Exif:
 
 
 def _iter_texts(chunks: list[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
-    """(keyword, text); "" where it would have to be unpacked. An iTXt has a flag, a method, a language and a translated
-    keyword before its text."""
+    """(keyword, text); compressed text is returned as "". An iTXt chunk has a flag, a method, a language and a
+    translated keyword before its text."""
     for kind, content in chunks:
         if kind == EXIF_CHUNK:
             continue

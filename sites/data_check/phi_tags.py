@@ -1,4 +1,4 @@
-"""What a file's tags give away, by name: the value is kept for masking only, and no `repr` shows it."""
+"""Identifying tags in a file, by name. Values are stored only for redaction, and no `repr` shows them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal
 
 TagKind = Literal["patient", "people and places", "traits", "dates", "free text", "unique numbers", "private", "pixels"]
 TAG_KIND_TEXT: dict[TagKind, str] = {
-    "patient": "names the patient, the specimen or the request",
+    "patient": "identifies the patient, the specimen or the request",
     "people and places": "names staff, a place or a device",
     "traits": "describes the patient",
-    "dates": "a day or an hour",
-    "free text": "text in which anything may stand",
-    "unique numbers": "leads back to the archive",
-    "private": "a maker's own tags, whose meaning is not public",
-    "pixels": "drawn over the picture",
+    "dates": "a date or time",
+    "free text": "free text, which may contain anything",
+    "unique numbers": "a unique ID that leads back to the archive",
+    "private": "a vendor's private tags, whose meaning is not public",
+    "pixels": "drawn over the image",
 }
 
 
@@ -26,10 +26,10 @@ class MetadataTag:
 
 @dataclass(frozen=True)
 class TagSummary:
-    """All that one file tells about people."""
+    """The identifying tags of one file."""
 
     tags: frozenset[MetadataTag] = frozenset()
-    burned_in: Literal["yes", "no", "unsaid", ""] = ""  # whether text stands in the picture itself; "" if no DICOM
-    is_deidentified: bool = False  # the file says that its identity was removed: what looks like a name is a pseudonym
+    burned_in: Literal["yes", "no", "unsaid", ""] = ""  # whether the image itself shows text; "" if not DICOM
+    is_deidentified: bool = False  # marked so: what looks like a name is a pseudonym
     is_damaged: bool = False
     identifiers: frozenset[str] = field(default=frozenset(), repr=False)

@@ -1,8 +1,8 @@
-"""File names without the people in them: what tags say about patients is known here, and never shown.
+"""Removes personal identifiers, as found in file metadata, from paths and messages.
 
-A name hides an identifier if a folded form of it (no case, no accents, letters and digits only) stands in it. That masks
-too much rather than too little: a patient called Norma takes `normal` away. Whether a path *names* somebody is judged
-more strictly, word by word, because it stops a site.
+A text is redacted if it contains a folded form of an identifier (letters and digits, without case and accents). That
+redacts too much rather than too little: if a patient is called Norma, `normal` is redacted. Whether a path *identifies*
+a person is decided more strictly, word by word, because such a path stops a site.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 REDACTED = "***"
-MIN_SUBSTRING_LETTERS = 4  # letters of what is looked for inside longer words
-MIN_WORD_LETTERS = 3  # letters of a name that stands as a word of its own
-MIN_FULL_IDENTIFIER_LETTERS = 6  # letters of a whole name or number that names somebody wherever it stands
-# what is written where nobody is meant
+MIN_SUBSTRING_LETTERS = 4  # of identifiers that are searched for inside longer words
+MIN_WORD_LETTERS = 3  # of names that are searched for as separate words
+MIN_FULL_IDENTIFIER_LETTERS = 6  # of full names and numbers that identify a person anywhere in a path
+# words that replace names
 _PLACEHOLDER_TEXT = (
     "anon anonym anonymous anonymised anonymized deidentified example hidden name none null patient phantom pseudonym "
     "removed research sample subject test unknown"
@@ -32,8 +32,10 @@ _PIECE_PATTERN = re.compile(r"[^/\\\n:;,'\"()]+")
 
 @dataclass(frozen=True)
 class Redactor:
-    name_words: frozenset[str] = field(default=frozenset(), repr=False)  # of names
-    full_identifiers: frozenset[str] = field(default=frozenset(), repr=False)  # names and numbers without blanks
+    name_words: frozenset[str] = field(default=frozenset(), repr=False)  # single words of names
+    full_identifiers: frozenset[str] = field(
+        default=frozenset(), repr=False
+    )  # full names and numbers, without separators
 
     @classmethod
     def from_identifiers(cls, identifiers: Iterable[str]) -> Redactor:
@@ -49,7 +51,7 @@ class Redactor:
         return cls(frozenset(name_words - PLACEHOLDER_NAMES), frozenset(long_identifiers - PLACEHOLDER_NAMES))
 
     def contains_identifier(self, part: str) -> bool:
-        """Whether an identifier stands anywhere in it."""
+        """Whether an identifier occurs anywhere in `part`, also inside a word."""
         if not self.name_words and not self.full_identifiers:
             return False
         return any(
@@ -57,7 +59,7 @@ class Redactor:
         ) or self._contains_name_word(part)
 
     def identifies_person(self, part: str) -> bool:
-        """Whether it names somebody: by a word of its own, or by a whole name or number."""
+        """Whether `part` contains a name as a separate word, or a full name or number."""
         if self._contains_name_word(part):
             return True
         forms = [_join_words(form) for form in _folded_forms(PurePosixPath(part).stem)]
@@ -101,7 +103,7 @@ class Redactor:
 
 @dataclass(frozen=True)
 class SubstringIndex:
-    """Thousands of words, looked for in a short one by its pieces of their lengths."""
+    """Searches a short text for thousands of words, by looking up its substrings of their lengths."""
 
     substrings: frozenset[str]
     lengths: tuple[int, ...]
@@ -120,7 +122,7 @@ class SubstringIndex:
 
 
 def _folded_forms(text: str) -> set[str]:
-    """Folded, with Müller as muller and as mueller."""
+    """Müller becomes muller and mueller."""
     return {_fold_text(text), _fold_text(text.translate(_GERMAN_TRANSLITERATION))}
 
 

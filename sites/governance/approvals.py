@@ -34,7 +34,7 @@ from privacy.ledger.signatures import fingerprint_of, sign_consent
 from sites.governance.home import SiteHome
 from sites.governance.offers import find_incompatibility, requested_epsilon, site_name
 
-ApprovalState = Literal["approved", "pending", "expired", "withdrawn", "refused"]
+ApprovalState = Literal["approved", "pending", "expired", "revoked", "refused"]
 EPSILON_RELATIVE_TOLERANCE = 1e-3  # noise is calibrated to epsilon with this accuracy
 APPROVE_HINT = "ask the officer to approve it: `hemofed site approve`"
 REAPPROVE_HINT = "ask the officer to approve it again: `hemofed site approve`"
@@ -70,7 +70,7 @@ class RecordedApproval:
     """An approval in the ledger, and the entry that revoked it."""
 
     entry: LedgerEntry
-    body: StudyApproved
+    record: StudyApproved
     terms: ApprovalTerms
     revocation: LedgerEntry | None
 
@@ -103,10 +103,10 @@ def approve_offer(
         version=offer.version,
         expires=expires.astimezone(UTC).replace(microsecond=0),
     )
-    body = StudyApproved(study_hash=offer.study_hash, terms=terms.model_dump(mode="json"))
+    record = StudyApproved(study_hash=offer.study_hash, terms=terms.model_dump(mode="json"))
     if cosigner_key is not None:
-        body = body.model_copy(update={"consent": sign_consent(cosigner_key, body, ledger.id, ledger.head)})
-    return ledger.append(body, officer_key)
+        record = record.model_copy(update={"consent": sign_consent(cosigner_key, record, ledger.id, ledger.head)})
+    return ledger.append(record, officer_key)
 
 
 def revoke_approval(
@@ -114,19 +114,24 @@ def revoke_approval(
 ) -> list[LedgerEntry]:
     """Revokes the approvals of a run or an offer from the next message on. `officer_key` None: uses the agent's key."""
     home.ledger.refresh()
-    active_approvals = [g for g in recorded_approvals(home.ledger) if g.revocation is None]
-    matching = {g.terms.offer: g for g in active_approvals if run_or_digest in (g.terms.run, g.terms.offer)}
+    active_approvals = [approval for approval in recorded_approvals(home.ledger) if approval.revocation is None]
+    matching = {
+        approval.terms.offer: approval
+        for approval in active_approvals
+        if run_or_digest in (approval.terms.run, approval.terms.offer)
+    }
     if not matching:
-        approved_runs = ", ".join(sorted({g.terms.run for g in active_approvals})) or "none"
+        approved_runs = ", ".join(sorted({approval.terms.run for approval in active_approvals})) or "none"
         raise RunFolderError(f"{home.path}: {run_or_digest!r} has no valid approval; approved runs: {approved_runs}")
     return [
         home.ledger.append(
             ApprovalRevoked(
-                study_hash=g.body.study_hash, terms={"offer": digest, "run": g.terms.run, "reason": reason}
+                study_hash=approval.record.study_hash,
+                terms={"offer": digest, "run": approval.terms.run, "reason": reason},
             ),
             officer_key,
         )
-        for digest, g in matching.items()
+        for digest, approval in matching.items()
     ]
 
 
@@ -141,9 +146,13 @@ def check_approval(home: SiteHome, offer: StudyOffer, now: datetime | None = Non
     if incompatibility is not None:
         return ApprovalStatus("refused", incompatibility)
     all_approvals = list(recorded_approvals(ledger))
-    matching = [g for g in all_approvals if (g.body.study_hash, g.terms.offer) == (offer.study_hash, offer.digest)]
+    matching = [
+        approval
+        for approval in all_approvals
+        if (approval.record.study_hash, approval.terms.offer) == (offer.study_hash, offer.digest)
+    ]
     if not matching:
-        has_changed = any(g.terms.run == offer.run for g in all_approvals)
+        has_changed = any(approval.terms.run == offer.run for approval in all_approvals)
         explanation = (
             f"has changed since it was approved; {REAPPROVE_HINT}"
             if has_changed
@@ -155,19 +164,16 @@ def check_approval(home: SiteHome, offer: StudyOffer, now: datetime | None = Non
     latest_time = max(now or utc_now(), ledger.state.time)
     if latest.revocation is not None:
         return ApprovalStatus(
-            "withdrawn", f"{offer.run}: the approval was withdrawn at {latest.revocation.time[:19]}; {REAPPROVE_HINT}"
+            "revoked", f"{offer.run}: the approval was revoked at {latest.revocation.time[:19]}; {REAPPROVE_HINT}"
         )
     if latest_time >= latest.terms.expires:
         return ApprovalStatus(
             "expired",
             f"{offer.run}: the approval expired at {latest.terms.expires:%Y-%m-%d %H:%M} UTC; {REAPPROVE_HINT}",
         )
-    problem = next(_changes_since_approval(home, offer, latest), None)
-    return (
-        ApprovalStatus("approved", "", latest.terms)
-        if problem is None
-        else ApprovalStatus("refused", f"{problem}; {REAPPROVE_HINT}")
-    )
+    if (problem := next(_changes_since_approval(home, offer, latest), None)) is not None:
+        return ApprovalStatus("refused", f"{problem}; {REAPPROVE_HINT}")
+    return ApprovalStatus("approved", "", latest.terms)
 
 
 def _changes_since_approval(home: SiteHome, offer: StudyOffer, approval: RecordedApproval) -> Iterator[str]:
@@ -181,16 +187,17 @@ def _changes_since_approval(home: SiteHome, offer: StudyOffer, approval: Recorde
         yield f"{offer.run}: the sites or their keys have changed since the approval"
     if terms.coordinator != fingerprint_of(offer.coordinator_key) or terms.version != offer.version:
         yield f"{offer.run}: the coordinator's key or the version has changed since the approval"
-    if ledger.state.cosigner_key is not None and approval.body.consent is None:
+    if ledger.state.cosigner_key is not None and approval.record.consent is None:
         yield f"{offer.run} was approved by one person, and the site's policy now requires two"
+    if terms.requested_epsilon is None:
+        return
     commitments = [
-        e.record
-        for e in ledger.entries(StudyCommitment.kind)
-        if isinstance(e.record, StudyCommitment) and e.record.study_hash == offer.digest
+        entry.record
+        for entry in ledger.entries(StudyCommitment.kind)
+        if isinstance(entry.record, StudyCommitment) and entry.record.study_hash == offer.digest
     ]
-    if terms.requested_epsilon is not None and (
-        max_epsilon := max((m.epsilon for m in commitments), default=0.0)
-    ) > terms.requested_epsilon * (1 + EPSILON_RELATIVE_TOLERANCE):
+    max_epsilon = max((commitment.epsilon for commitment in commitments), default=0.0)
+    if max_epsilon > terms.requested_epsilon * (1 + EPSILON_RELATIVE_TOLERANCE):
         yield f"{offer.run} has committed to epsilon {max_epsilon:.4g}, and {terms.requested_epsilon:.4g} was approved"
 
 
@@ -199,38 +206,40 @@ def recorded_approvals(ledger: Ledger) -> Iterator[RecordedApproval]:
     index_by_hash = {entry.hash: entry.index for entry in ledger.entries()}
     revocations = [(entry, entry.record) for entry in ledger.entries(ApprovalRevoked.kind)]
     for entry in ledger.entries(StudyApproved.kind):
-        body = entry.record
-        assert isinstance(body, StudyApproved)
+        record = entry.record
+        assert isinstance(record, StudyApproved)
         try:
-            terms = ApprovalTerms.model_validate_json(canonical_json(body.terms))
+            terms = ApprovalTerms.model_validate_json(canonical_json(record.terms))
         except ValidationError:
             continue
         # an approval that was signed before a revocation and appended after it is revoked, too
         last_seen_index = index_by_hash[entry.officer_decision.seen_head] if entry.officer_decision else -1
         revocation = next(
             (
-                e
-                for e, w in revocations
-                if e.index > last_seen_index and isinstance(w, ApprovalRevoked) and _is_revoked_by(w, body, terms)
+                revoking_entry
+                for revoking_entry, revoked in revocations
+                if revoking_entry.index > last_seen_index
+                and isinstance(revoked, ApprovalRevoked)
+                and _is_revoked_by(revoked, record, terms)
             ),
             None,
         )
-        yield RecordedApproval(entry, body, terms, revocation)
+        yield RecordedApproval(entry, record, terms, revocation)
 
 
-def _is_revoked_by(revocation: ApprovalRevoked, body: StudyApproved, terms: ApprovalTerms) -> bool:
-    return revocation.study_hash == body.study_hash and revocation.terms.get("offer") in (None, terms.offer)
+def _is_revoked_by(revocation: ApprovalRevoked, record: StudyApproved, terms: ApprovalTerms) -> bool:
+    return revocation.study_hash == record.study_hash and revocation.terms.get("offer") in (None, terms.offer)
 
 
 def collect_approval_notices(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     """Notices to the coordinator: the latest decision on every offer. The terms stay at the site."""
     ledger.refresh()
-    latest_by_offer = {g.terms.offer: g for g in recorded_approvals(ledger)}
-    notices: dict[str, list[dict[str, Any]]] = {"approvals": [], "withdrawn": []}
+    latest_by_offer = {approval.terms.offer: approval for approval in recorded_approvals(ledger)}
+    notices: dict[str, list[dict[str, Any]]] = {"approvals": [], "revoked": []}
     for digest, approval in latest_by_offer.items():
         notice = {"run": approval.terms.run, "offer": digest}
         if approval.revocation is not None:
-            notices["withdrawn"].append(notice | {"at": approval.revocation.time})
+            notices["revoked"].append(notice | {"at": approval.revocation.time})
         elif approval.entry.officer_decision is not None:
             expires, officer = approval.terms.expires.isoformat(), approval.entry.officer_decision.key_fingerprint
             notices["approvals"].append(notice | {"at": approval.entry.time, "expires": expires, "officer": officer})

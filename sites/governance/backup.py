@@ -101,6 +101,7 @@ def _is_excluded(parts: tuple[str, ...], path: Path, image_folder: Path | None) 
 
 
 def restore_home(file: Path, home: Path, passphrase: str | None = None) -> RestoreResult:
+    """Restores a backup into a new or an existing home; unpacks it next to the home first, so an error changes nothing."""
     home.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=home.parent, prefix=f".{home.name}.restoring-"))
     try:
@@ -119,6 +120,7 @@ def restore_home(file: Path, home: Path, passphrase: str | None = None) -> Resto
 
 
 def _is_backup_newer(file: Path, staging: Path, home: Path) -> bool:
+    """Whether the backup's ledger extends or continues the home's. Raises if they have diverged."""
     own_lines, backup_lines = (_complete_lines(read_locked(folder / LEDGER_FILE)) for folder in (home, staging))
     if own_lines.startswith(backup_lines) or _ledger_id(backup_lines) in _previous_ledger_ids(home):
         return False
@@ -126,7 +128,11 @@ def _is_backup_newer(file: Path, staging: Path, home: Path) -> bool:
         if _ledger_id(own_lines) != _ledger_id(backup_lines):
             raise RunFolderError(f"{home} has another ledger than {file}; restore into a new folder")
         divergence_index = next(
-            n for n, (a, b) in enumerate(zip(own_lines.split(b"\n"), backup_lines.split(b"\n"), strict=False)) if a != b
+            index
+            for index, (own_line, backup_line) in enumerate(
+                zip(own_lines.split(b"\n"), backup_lines.split(b"\n"), strict=False)
+            )
+            if own_line != backup_line
         )
         raise LedgerError(
             f"the ledgers of {home} and of {file} diverge at entry {divergence_index}, so neither has all charges. Keep this "
@@ -152,10 +158,10 @@ def _opening_entry(lines: bytes) -> LedgerEntry:
 def _previous_ledger_ids(folder: Path) -> set[str]:
     """Ids of the ledgers that the folder's ledger continues."""
     ledger_ids = {_ledger_id(file.read_bytes()) for file in folder.glob("ledger-*.jsonl")}
-    body = _opening_entry((folder / LEDGER_FILE).read_bytes()).record
-    return ledger_ids | (
-        {body.previous_ledger.ledger_id} if isinstance(body, LedgerOpened) and body.previous_ledger else set()
-    )
+    opening = _opening_entry((folder / LEDGER_FILE).read_bytes()).record
+    if isinstance(opening, LedgerOpened) and opening.previous_ledger:
+        ledger_ids.add(opening.previous_ledger.ledger_id)
+    return ledger_ids
 
 
 def _names_to_keep(staging: Path, home: Path) -> tuple[str, ...]:

@@ -76,6 +76,7 @@ def list_disclosures(study: Study, num_weights: int | None = None) -> Iterator[D
 
 
 def describe_coordinator_view(offer: StudyOffer, study: Study) -> str:
+    """Whether the coordinator sees single updates or only their sum."""
     if study.privacy.secure_aggregation:
         from privacy.secure_aggregation.shamir import reconstruction_threshold
 

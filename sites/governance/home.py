@@ -30,6 +30,8 @@ WITHDRAWN_UNITS_FILE, UNMASKED_ROUNDS_FILE = "withdrawn_units.json", "unmasked_r
 
 @dataclass
 class SiteHome:
+    """An opened home folder: the agent's key and the ledger."""
+
     path: Path
     agent_key: Ed25519PrivateKey
     ledger: Ledger

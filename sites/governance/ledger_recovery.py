@@ -144,18 +144,17 @@ def _largest_charge(
 ) -> PrivacyCharge:
     if commitment is None:
         return max(study_charges, key=lambda charge: charge.steps)
-    c, last_round = commitment, max((charge.round for charge in study_charges), default=0)
     return PrivacyCharge(
-        study=c.study,
-        study_hash=c.study_hash,
-        round=last_round,
+        study=commitment.study,
+        study_hash=commitment.study_hash,
+        round=max((charge.round for charge in study_charges), default=0),
         attempt=0,
         job_index=0,
-        mechanism=c.mechanism,
-        noise_multiplier=c.noise_multiplier,
-        sampling_rate=c.sampling_rate,
-        steps=c.steps_per_round,
-        privacy_unit=c.privacy_unit,
+        mechanism=commitment.mechanism,
+        noise_multiplier=commitment.noise_multiplier,
+        sampling_rate=commitment.sampling_rate,
+        steps=commitment.steps_per_round,
+        privacy_unit=commitment.privacy_unit,
         total_epsilon=0.0,
         delta=ledger_state.budget.delta,
         accountant="estimated",
@@ -185,8 +184,8 @@ def _unknown_study_charge(ledger_state: LedgerState, lost_epsilon: float, study_
 
 def _total_epsilon(all_charges: Sequence[PrivacyCharge], ledger_state: LedgerState) -> float:
     """Epsilon of all charges, at the budget's delta."""
-    from privacy.accounting import privacy_filter as budget
     from privacy.accounting.accountant import DpEvent
+    from privacy.accounting.privacy_filter import FilterBudget, PlannedSpending, compute_spent
 
     max_epsilon = ledger_state.budget.epsilon or ledger_state.opening.budget.epsilon
     if not all_charges or not max_epsilon:
@@ -195,19 +194,22 @@ def _total_epsilon(all_charges: Sequence[PrivacyCharge], ledger_state: LedgerSta
     for charge in all_charges:
         charges_by_study.setdefault(charge.study_hash, []).append(charge)
     planned = {
-        study_hash: budget.PlannedSpending(
+        study_hash: PlannedSpending(
             study_hash,
             study_charges[0].noise_multiplier,
             study_charges[0].sampling_rate,
-            max(c.steps for c in study_charges),
+            max(charge.steps for charge in study_charges),
             len(study_charges),
         )
         for study_hash, study_charges in charges_by_study.items()
     }
-    history = [(c.study_hash, DpEvent(c.noise_multiplier, c.sampling_rate, c.steps)) for c in all_charges]
+    history = [
+        (charge.study_hash, DpEvent(charge.noise_multiplier, charge.sampling_rate, charge.steps))
+        for charge in all_charges
+    ]
     initial_epsilon = ledger_state.opening.budget.epsilon or None
-    return budget.compute_spent(
-        history, planned, budget.FilterBudget(max_epsilon, ledger_state.budget.delta, initial_epsilon)
+    return compute_spent(
+        history, planned, FilterBudget(max_epsilon, ledger_state.budget.delta, initial_epsilon)
     ).epsilon
 
 
@@ -265,7 +267,7 @@ def _copy_withdrawn_units(home: Path, entries: Sequence[LedgerEntry]) -> None:
     """Copies withdrawals to the home's list, because the new ledger does not have the old `unit_withdrawn` entries."""
     file = home / WITHDRAWN_UNITS_FILE
     listed_units = json.loads(file.read_text("utf-8")) if file.exists() else []
-    withdrawn = {*listed_units, *(body.unit_pseudonym for body in _records_of_type(entries, UnitWithdrawn))}
+    withdrawn = {*listed_units, *(record.unit_pseudonym for record in _records_of_type(entries, UnitWithdrawn))}
     if withdrawn:
         write_atomically(file, json.dumps(sorted(withdrawn)).encode())
 

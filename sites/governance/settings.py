@@ -13,11 +13,8 @@ from pipeline.core.errors import StudyError
 from pipeline.core.files import write_atomically
 from pipeline.study.toml_file import to_toml
 
-SITE_LAYOUT_KEYS = (
-    "manifest",
-    "patient",
-    "download",
-)  # keys of [data] that a site may override: they describe the layout of its files
+# keys of [data] that a site may override, because they describe the layout of its files
+SITE_LAYOUT_KEYS = ("manifest", "patient", "download")
 
 
 class SettingsSection(BaseModel):

@@ -63,14 +63,13 @@ def summarize_study(offer: StudyOffer, home: SiteHome, num_weights: int | None =
     """`num_weights`: of the model; None if unknown, because it depends on the image size and the classes."""
     study, site = offered_study(offer), site_name(home)
     study_epsilon, spent_epsilon = requested_epsilon(offer, site), total_spent_epsilon(home)
+    description = (study.description,) if study.description else ()
     return StudySummary(
-        f"{study.name}, offered as {offer.run} to {site}",
-        (study.description, _privacy_paragraph(study), NEVER_LEAVES_TEXT)
-        if study.description
-        else (_privacy_paragraph(study), NEVER_LEAVES_TEXT),
-        tuple(_iter_warnings(offer, study, home, study_epsilon, spent_epsilon)),
-        tuple(_iter_facts(offer, study, home, study_epsilon, spent_epsilon)),
-        tuple(list_disclosures(study, num_weights)),
+        title=f"{study.name}, offered as {offer.run} to {site}",
+        paragraphs=(*description, _privacy_paragraph(study), NEVER_LEAVES_TEXT),
+        warnings=tuple(_iter_warnings(offer, study, home, study_epsilon, spent_epsilon)),
+        facts=tuple(_iter_facts(offer, study, home, study_epsilon, spent_epsilon)),
+        disclosures=tuple(list_disclosures(study, num_weights)),
     )
 
 
@@ -90,8 +89,8 @@ def _privacy_paragraph(study: Study) -> str:
     privacy = study.privacy
     if privacy == PrivacyConfig():
         return (
-            "No formal privacy: this study gives patients no numeric guarantee. No image is sent, but the coordinator, and everybody "
-            "who has the models, may infer information on single patients from updates and models."
+            "No formal privacy: this study gives patients no numeric guarantee. No image is sent, but the coordinator, and "
+            "everybody who has the models, may infer information on single patients from updates and models."
         )
     sentences = []
     if privacy.dp_sgd:

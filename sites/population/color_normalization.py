@@ -1,8 +1,8 @@
-"""Colour normalisation inside a site: what the network sees, from this site's own images. Nothing leaves the site.
+"""Colour normalisation of a site's images, from statistics of this site's own images. Nothing leaves the site.
 
-What a model needs where it is used later: `none` and `image` nothing; `site` the means and standard deviations of
-enough images of the new place, so a first batch has to be seen before anything is classified; `background` the new
-place's glass and, with `density`, its cells, which a few fields tell.
+What a model needs later at a new site: `none` and `image` need nothing; `site` needs means and standard deviations, so
+a first batch of images before the first prediction; `background` needs the colour of the glass and, with `density`, the
+optical density of the cells, for which a few fields suffice.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from sites.data.color_tables import IMAGES_PER_STEP, MIN_STD, ColorTable, build_
 
 
 class ColorNormalization(Component):
-    """Works on uint8 images (N, C, H, W) and gives such again; `train` are the rows of x that may be measured."""
+    """Maps uint8 images (N, C, H, W) to uint8 images of the same shape."""
 
     def apply(self, x: Tensor, train_indices: Tensor) -> Tensor | None:
-        """All rows, normalised; None where nothing changes."""
+        """Normalises all rows of x with statistics of the rows `train_indices` alone; None: x stays as it is."""
         if x.dim() != 4 or x.dtype != torch.uint8:
             raise IncompatibleStudyError(
-                f"normalise {self.name!r} needs images of 8 bits, not data of shape {tuple(x.shape[1:])} and type "
-                f"{x.dtype}; use normalise 'none'"
+                f"normalization {self.name!r} needs 8-bit images, not data of shape {tuple(x.shape[1:])} and type "
+                f"{x.dtype}; use normalization 'none'"
             )
         if not len(train_indices):
             raise IncompatibleStudyError(
-                f"normalise {self.name!r} measures training images, and this site has none; use 'none'"
+                f"normalization {self.name!r} measures training images, and this site has none; "
+                "use normalization 'none'"
             )
         return self.normalize_images(x, train_indices)
 
@@ -52,7 +53,7 @@ class NoColorNormalization(ColorNormalization):
 
 
 class MomentNormalization(ColorNormalization):
-    """Base of those that set every channel's mean and standard deviation, as shares of full scale."""
+    """Base of the normalisations to a given mean and standard deviation of each channel, as fractions of full scale."""
 
     mean: float = Field(0.6, gt=0, lt=1)
     std: float = Field(0.13, gt=0, lt=0.5)
@@ -62,7 +63,7 @@ class MomentNormalization(ColorNormalization):
 
 
 class SiteNormalization(MomentNormalization):
-    """Mean and standard deviation over the site's training images: keeps what differs between its images."""
+    """Mean and standard deviation over all training images of the site; keeps the differences between its images."""
 
     name: Literal["site"] = "site"
 
@@ -71,7 +72,7 @@ class SiteNormalization(MomentNormalization):
 
 
 class ImageNormalization(MomentNormalization):
-    """Mean and standard deviation of every image by itself."""
+    """Mean and standard deviation of each image."""
 
     name: Literal["image"] = "image"
 
@@ -84,10 +85,10 @@ class ImageNormalization(MomentNormalization):
 
 
 class BackgroundNormalization(ColorNormalization):
-    """White balance on the glass: I' = level * (I / I0) ** k, so optical density -log(I / I0) is multiplied by k.
+    """White balance on the glass: I' = level * (I / I0) ** k, which multiplies the optical density -log(I / I0) by k.
 
-    I0 is the median, over training images, of an image's glass. k, with `density`, takes the 95th percentile of the
-    site's optical density to a fixed value in each channel; else it is 1.
+    I0 is the median of the images' glass over the training images. With `density`, k maps the 95th percentile of the
+    site's optical density to a fixed value in each channel; otherwise k = 1.
     """
 
     name: Literal["background"] = "background"
@@ -98,15 +99,15 @@ class BackgroundNormalization(ColorNormalization):
         return _apply_table(x, build_background_table(_channel_pixels(x, train_indices), self.level, self.density))
 
 
-def _channel_pixels(x: Tensor, rows: Tensor) -> list[NDArray[np.uint8]]:
-    """Of each colour (n, pixels)."""
-    selected = x.numpy()[rows.numpy()]
+def _channel_pixels(x: Tensor, indices: Tensor) -> list[NDArray[np.uint8]]:
+    """The pixels of these images, (n, H * W) for each channel."""
+    selected = x.numpy()[indices.numpy()]
     return [selected[:, c].reshape(len(selected), -1) for c in range(selected.shape[1])]
 
 
 def _apply_table(x: Tensor, table: ColorTable) -> Tensor:
-    """x through a table (C, 256)."""
+    """Looks up every pixel of x (N, C, H, W) in the table (C, 256)."""
     out = torch.empty_like(x)
-    for channel, row in enumerate(torch.from_numpy(table)):
-        out[:, channel] = row.index_select(0, x[:, channel].flatten().int()).view_as(out[:, channel])
+    for channel, levels in enumerate(torch.from_numpy(table)):
+        out[:, channel] = levels.index_select(0, x[:, channel].flatten().int()).view_as(out[:, channel])
     return out

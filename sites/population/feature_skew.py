@@ -1,4 +1,7 @@
-"""Per-site feature skew: how a site's acquisition differs. Applied to train, val and test alike."""
+"""Feature skew in a simulation: how acquisition differs between sites. Applied to train, val and test alike.
+
+Sites are numbered from 0 (`site_index`); `seed` is the study's.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ from sites.population.scanner_profiles import SCANNER_PROFILES, ScannerProfile, 
 class FeatureSkew(Component):
     @abstractmethod
     def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
-        """x of site number `site` (from 0) as that site sees it; None where nothing changes."""
+        """The examples x (n, ...) as this site acquires them; None: x stays as it is."""
 
     def describe(self, site_index: int, seed: int) -> str:
-        """How site number `site` sees, in words for people; empty where there is nothing to say."""
+        """A phrase for reports; empty if the site's acquisition does not differ."""
         return ""
 
 
@@ -38,7 +41,10 @@ class NoFeatureSkew(FeatureSkew):
 
 
 class PlaneSkew(FeatureSkew):
-    """Points of the plane, moved and turned (x' = x cos - y sin, y' = x sin + y cos) at the first `sites` sites."""
+    """Rotates points of the plane by `theta`, then translates them by (dx, dy), at the first `sites` sites.
+
+    x' = x cos(theta) - y sin(theta) + dx, y' = x sin(theta) + y cos(theta) + dy
+    """
 
     name: Literal["plane"] = "plane"
     sites: NonNegativeInt = 0
@@ -49,7 +55,8 @@ class PlaneSkew(FeatureSkew):
     def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
         if x.dim() != 2 or x.shape[1] != 2:
             raise IncompatibleStudyError(
-                f"skew 'plane' moves points of the plane, not data of shape {tuple(x.shape[1:])}; use data 'moons'"
+                f"feature_skew 'plane' moves points of the plane, not data of shape {tuple(x.shape[1:])}; "
+                "use data 'moons'"
             )
         if site_index >= self.sites:
             return None
@@ -60,19 +67,19 @@ class PlaneSkew(FeatureSkew):
     def describe(self, site_index: int, seed: int) -> str:
         if site_index >= self.sites:
             return ""
-        rotation = f"turned by {self.theta:g} rad" if self.theta else ""
+        rotation = f"rotated by {self.theta:g} rad" if self.theta else ""
         translation = f"moved by ({self.dx:g}, {self.dy:g})" if self.dx or self.dy else ""
         return " and ".join(filter(None, (rotation, translation)))
 
 
 Orientation = Literal["as_is", "inverted", "mirrored", "turned_90", "turned_180", "turned_270"]
 ORIENTATION_DESCRIPTIONS: Mapping[Orientation, str] = {"as_is": "", "inverted": "dark and light swapped", "mirrored": "left and right swapped",
-                             "turned_90": "turned by 90 degrees", "turned_180": "upside down",
-                             "turned_270": "turned by 270 degrees"}  # fmt: skip
+                             "turned_90": "rotated by 90 degrees", "turned_180": "upside down",
+                             "turned_270": "rotated by 270 degrees"}  # fmt: skip
 
 
 class OrientationSkew(FeatureSkew):
-    """Site i sees images as `kinds[i]` says, beginning again after the last: populations planted to be found again."""
+    """Site i has the orientation `kinds[i % len(kinds)]`: planted clusters for clustered strategies to recover."""
 
     name: Literal["views"] = "views"
     kinds: tuple[Orientation, ...] = Field(("as_is", "turned_180"), min_length=1)
@@ -80,7 +87,8 @@ class OrientationSkew(FeatureSkew):
     def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
         if x.dim() != 4:
             raise IncompatibleStudyError(
-                f"skew 'views' turns images, not data of shape {tuple(x.shape[1:])}; use skew 'plane' for points"
+                f"feature_skew 'views' rotates images, not data of shape {tuple(x.shape[1:])}; "
+                "use feature_skew 'plane' for points"
             )
         orientation = self.kinds[site_index % len(self.kinds)]
         match orientation:
@@ -98,7 +106,7 @@ class OrientationSkew(FeatureSkew):
 
 
 class AcquisitionSkew(FeatureSkew):
-    """Base of the skews that change how images are taken; `strength` 0 changes nothing, 1 is as named, 1.5 the most."""
+    """Base of the skews by stain, microscope and camera. `strength`: 0 changes nothing, 1 is the profile itself."""
 
     strength: float = Field(1.0, ge=0, le=1.5)
 
@@ -108,8 +116,8 @@ class AcquisitionSkew(FeatureSkew):
     def apply(self, x: Tensor, site_index: int, seed: int) -> Tensor | None:
         if x.dim() != 4 or x.shape[1] not in (1, 3) or x.dtype != torch.uint8:
             raise IncompatibleStudyError(
-                f"skew {self.name!r} changes images of 8 bits with 1 or 3 channels, not data of shape "
-                f"{tuple(x.shape[1:])} and type {x.dtype}; use skew 'plane' for points, or 'none'"
+                f"feature_skew {self.name!r} changes 8-bit images with 1 or 3 channels, not data of shape "
+                f"{tuple(x.shape[1:])} and type {x.dtype}; use feature_skew 'plane' for points, or 'none'"
             )
         profile = self.scanner_profile(site_index, seed)
         if not profile.has_effect:
@@ -120,7 +128,7 @@ class AcquisitionSkew(FeatureSkew):
 
 
 class ScannerSkew(AcquisitionSkew):
-    """Site i sees through `profiles[i]`, beginning again after the last."""
+    """Site i has the scanner `profiles[i % len(profiles)]`."""
 
     name: Literal["scanner"] = "scanner"
     profiles: tuple[str, ...] = Field(("warm_lamp", "dark_giemsa", "old_camera", "phone"), min_length=1)
@@ -141,18 +149,18 @@ class ScannerSkew(AcquisitionSkew):
         if not self.strength:
             return ""
         name = self.profiles[site_index % len(self.profiles)]
-        return f"{name}{'' if self.strength == 1 else f' at strength {self.strength:g}'}: {SCANNER_PROFILES[name].description}"
+        strength = "" if self.strength == 1 else f" at strength {self.strength:g}"
+        return f"{name}{strength}: {SCANNER_PROFILES[name].description}"
 
 
 class RandomScannerSkew(AcquisitionSkew):
-    """Every site has an acquisition of its own, drawn from the study's seed."""
+    """Every site has its own profile, sampled with the study's seed."""
 
     name: Literal["random_scanner"] = "random_scanner"
 
     def scanner_profile(self, site_index: int, seed: int) -> ScannerProfile:
-        profile = sample_profile(np.random.default_rng(derive_seed(seed, site_index, self.name))).with_strength(
-            self.strength
-        )
+        rng = np.random.default_rng(derive_seed(seed, site_index, self.name))
+        profile = sample_profile(rng).with_strength(self.strength)
         return replace(profile, description=profile.effect_summary)
 
     def describe(self, site_index: int, seed: int) -> str:

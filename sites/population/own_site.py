@@ -1,4 +1,4 @@
-"""The data of one real site, as a population of its own."""
+"""The data of one real site, as a federated dataset with a single site."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load
 
 
 def load_own_data(study: Study, settings: SiteSettings, site: SiteId, device: torch.device) -> FederatedDataset:
-    """All that lies in the site's folder; in a rehearsal (`settings.plays`) one simulated site's part of the study's data."""
+    """All examples in the site's data folder; with `settings.simulated_site`, that site's part of the study's data.
+
+    The study's partition and feature skew are simulations and do not apply to the data of a real site.
+    """
     data = study.data.model_copy(
         update={k: v for k, v in settings.layout.items() if k in type(study.data).model_fields}
     )
@@ -25,16 +28,14 @@ def load_own_data(study: Study, settings: SiteSettings, site: SiteId, device: to
         dataset = load_federated_data(study, settings.data, device)
         if settings.simulated_site not in dataset.sites:
             raise DataError(
-                f"site.toml says that this agent plays {settings.simulated_site!r}, but the study's sites are "
-                f"{', '.join(dataset.sites[:10])}; correct `plays`, or give the site data of its own"
+                f"site.toml makes this agent simulate {settings.simulated_site!r}, but the study's sites are "
+                f"{', '.join(dataset.sites[:10])}; correct `simulated_site`, or give the site its own data"
             )
         return _restrict_to_site(dataset, settings.simulated_site, site)
     if settings.data is not None:
         study = study.model_copy(update={"data": data.model_copy(update={"path": settings.data})})
-    iid_partition, no_feature_skew = (
-        registered_components("partitions")["iid"],
-        registered_components("feature_skews")["none"],
-    )
+    iid_partition = registered_components("partitions")["iid"]
+    no_feature_skew = registered_components("feature_skews")["none"]
     study = study.model_copy(
         update={
             "sites": SitesConfig(count=1),
@@ -47,12 +48,13 @@ def load_own_data(study: Study, settings: SiteSettings, site: SiteId, device: to
 
 
 def _public_data_config(study: Study) -> PublicDataConfig:
-    """Public examples are the coordinator's; a protected site takes the weights of classes from them."""
+    """Public examples are the coordinator's; a site with DP-SGD needs them for its class weights only."""
     needs_public_data = study.privacy.dp_sgd is not None and study.local.class_balance != "none"
     return study.public if needs_public_data else PublicDataConfig()
 
 
 def _restrict_to_site(dataset: FederatedDataset, source_site: SiteId, site: SiteId) -> FederatedDataset:
+    """The part of `source_site` and of the coordinator, with `source_site` renamed to `site`."""
     no_indices = torch.zeros(0, dtype=torch.int64, device=dataset.pool.device)
     split_indices = {
         site: dataset.split_indices[source_site],

@@ -1,7 +1,7 @@
-"""How one hospital sees: its stain, microscope and camera as numbers, and named ones to choose from.
+"""Scanner profiles: a hospital's stain, microscope and camera as numbers, with named profiles to choose from.
 
-Read with every study, so nothing here imports albumentations or OpenCV: `scanners` makes a pipeline of the numbers
-when images are seen.
+This module is imported with every study, so it imports neither albumentations nor OpenCV; scanner_transforms.py builds
+the image pipeline.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ScannerProfile:
-    """A hospital's stain, microscope and camera, in the order in which light meets them; defaults change nothing."""
+    """The settings in the order in which they act on the light; the defaults change nothing."""
 
     description: str = "as it is"
-    azure: float = 1.0  # times the optical density of the blue dye
-    eosin: float = 1.0  # times that of the red dye
-    hue_shift: float = (
-        0.0  # degrees by which the dyes' colour turns about grey: the buffer's pH; > 0 is redder, < 0 bluer
-    )
-    lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # times red, green and blue light
-    vignette: float = 0.0  # share of light lost in the field's corners
+    azure: float = 1.0  # factor of the blue dye's optical density
+    eosin: float = 1.0  # factor of the red dye's optical density
+    # degrees by which the dyes' colours rotate about the grey axis (the buffer's pH); > 0 is redder, < 0 bluer
+    hue_shift: float = 0.0
+    lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # factors of red, green and blue light
+    vignette: float = 0.0  # fraction of light lost in the field's corners
     blur: float = 0.0  # standard deviation in pixels
-    resolution: float = 1.0  # the camera's pixels per pixel of ours
-    noise: float = 0.0  # standard deviation, of full scale
+    resolution: float = 1.0  # camera pixels per image pixel
+    noise: float = 0.0  # standard deviation, as a fraction of full scale
     gamma: float = 1.0  # > 1 is darker
-    sharpen: float = 0.0  # share of the unsharp mask that is added
-    jpeg: float = 100.0  # quality; 100 is not compressed
+    sharpen: float = 0.0  # weight of the unsharp mask
+    jpeg: float = 100.0  # quality; 100: no compression
 
     def with_strength(self, strength: float) -> ScannerProfile:
-        """Factors are raised to the strength, amounts multiplied by it: 0 is the identity, 1 this acquisition."""
+        """Raises factors to the power `strength` and multiplies amounts by it: 0 is the identity, 1 this profile."""
         return ScannerProfile(
             self.description, **{f.name: _scale_setting(self, f.name, strength) for f in PROFILE_SETTINGS}
         )
@@ -44,6 +43,7 @@ class ScannerProfile:
 
     @property
     def effect_summary(self) -> str:
+        """A phrase for reports, such as "dark stain, noisy"."""
         return ", ".join(label for label, applies in EFFECT_CONDITIONS.items() if applies(self)) or "nearly as it is"
 
 
@@ -68,6 +68,7 @@ EFFECT_CONDITIONS: Mapping[str, Callable[[ScannerProfile], bool]] = {
 
 
 def _scale_setting(profile: ScannerProfile, setting: str, strength: float | np.ndarray) -> Any:
+    """Settings whose neutral value is 1 are factors, all others are amounts."""
     value, neutral = getattr(profile, setting), getattr(ScannerProfile, setting)
     if isinstance(value, tuple):
         return tuple(np.power(value, strength).tolist())
@@ -77,7 +78,7 @@ def _scale_setting(profile: ScannerProfile, setting: str, strength: float | np.n
 
 
 def sample_profile(rng: np.random.Generator) -> ScannerProfile:
-    """Anything up to the utmost; a fault that can only add (blur, noise, ...) is absent at a third of the sites."""
+    """Uniform within `MAX_PROFILE`; a one-sided fault (blur, noise, ...) is absent at a third of the sites."""
     amounts = {
         f.name: rng.uniform(-1, 1, 3) if f.name in BIDIRECTIONAL_SETTINGS else rng.uniform(-0.5, 1, 1).clip(0)
         for f in PROFILE_SETTINGS

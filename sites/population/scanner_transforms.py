@@ -1,8 +1,8 @@
-"""What an acquisition does to images, as an albumentations pipeline.
+"""Applies a scanner profile to images, as an albumentations pipeline.
 
-A site's own numbers are fixed by its acquisition. What differs from image to image (the place in a vignetted field,
-noise) is drawn from a seed that its place at the site decides, so neither threads nor other images matter.
-`Compose.set_random_seed` would give every transform the *same* stream; one generator shared by all does not.
+The profile fixes a site's settings. What varies between images (the position in a vignetted field, noise) is sampled
+with a seed that depends on the image's row only, so that the result depends neither on threads nor on other images.
+`Compose.set_random_seed` would give every transform the *same* stream, so all transforms share one generator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # importing it would ask PyPI for a newer version, and warn
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # otherwise the import asks PyPI for a newer version, and warns
 
 import albumentations as A
 import cv2
@@ -27,20 +27,18 @@ import cv2
 if TYPE_CHECKING:
     from sites.population.scanner_profiles import ScannerProfile
 
-IMAGES_PER_TASK = (
-    128  # images a task: a pipeline is made for each, because it holds a generator that threads may not share
-)
+IMAGES_PER_TASK = 128  # every task builds its own pipeline, which holds a generator that threads must not share
 GLASS_QUANTILE = 0.9  # quantile of an image's pixels that is taken as light through glass alone
-PIXEL_STRIDE = 3  # every third pixel of every third line tells it well enough
-FIELD_HALF_DIAGONAL_CROPS = 5.5  # a field's half diagonal, in crops
-# unit optical densities (R, G, B) of azure and eosin in Giemsa's stain, as in ImageJ's colour deconvolution
+PIXEL_STRIDE = 3  # the quantile is estimated from every third pixel of every third line
+FIELD_HALF_DIAGONAL_CROPS = 5.5  # half diagonal of a field, in crops
+# unit optical densities (R, G, B) of azure and eosin in Giemsa stain, as in ImageJ's colour deconvolution
 STAIN_VECTORS = np.array([[0.834750233, 0.513556283, 0.196330403], [0.092789, 0.954111, 0.283111]])
 NORMAL_QUANTILES = np.array([NormalDist().inv_cdf((n + 0.5) / 256) for n in range(256)], np.float32)
 LOG_LEVELS = np.log(np.maximum(np.arange(256), 0.5)).astype(np.float32)
 
 
 def apply_scanner_profile(x: Tensor, profile: ScannerProfile, seed_for_row: Callable[[int], int]) -> Tensor:
-    """uint8 (N, C, H, W) -> the same through `seen`; seed(row) decides what is random in a row."""
+    """uint8 (N, C, H, W) -> uint8 (N, C, H, W); `seed_for_row` seeds what is random in the image of that row."""
     images = np.ascontiguousarray(x.permute(0, 2, 3, 1).numpy())
     out = np.empty_like(images)
 
@@ -63,7 +61,7 @@ def build_pipeline(profile: ScannerProfile) -> A.Compose:
 
 
 def _pipeline_steps(profile: ScannerProfile) -> Iterator[A.ImageOnlyTransform]:
-    """In the order in which light meets them; what changes nothing is left out."""
+    """In the order in which they act on the light; steps without effect are omitted."""
     if (profile.azure, profile.eosin, profile.hue_shift, profile.lamp) != (1, 1, 0, (1, 1, 1)):
         yield StainLampTransform(stain_matrix(profile.azure, profile.eosin, profile.hue_shift), np.log(profile.lamp))
     if profile.vignette:
@@ -85,7 +83,10 @@ def _pipeline_steps(profile: ScannerProfile) -> Iterator[A.ImageOnlyTransform]:
 
 
 def stain_matrix(azure: float, eosin: float, hue_shift: float) -> np.ndarray:
-    """(3, 3): optical density -> that of other amounts of dye, turned about the grey axis."""
+    """(3, 3): maps optical densities (R, G, B) to those with scaled amounts of dye, rotated about the grey axis.
+
+    `azure`, `eosin`: factors of the dyes; `hue_shift`: degrees.
+    """
     dyes = np.vstack([STAIN_VECTORS, np.cross(*STAIN_VECTORS)])
     stain_scaling = dyes.T @ np.diag([azure, eosin, 1.0]) @ np.linalg.inv(dyes.T)
     rotation, _ = cv2.Rodrigues(np.full(3, math.radians(hue_shift) / math.sqrt(3)))
@@ -98,27 +99,26 @@ class AlwaysAppliedTransform(A.ImageOnlyTransform):  # type: ignore[misc]  # alb
 
 
 class StainLampTransform(AlwaysAppliedTransform):
-    """log I' = log I0 - M OD + log lamp, where OD = log I0 - log I and I0 is the image's glass: affine in log I."""
+    """log I' = log I0 - M OD + log lamp, affine in log I. OD = log I0 - log I, I0 is the image's glass, M is (3, 3)."""
 
     def __init__(self, density_matrix: np.ndarray, log_lamp: np.ndarray) -> None:
         super().__init__()
         self.density_matrix, self.log_lamp = density_matrix, log_lamp
 
     def apply(self, img: np.ndarray, **params: Any) -> np.ndarray:
-        if img.shape[2] == 1:  # grey: no dyes to tell apart, but a lamp is bright or dim
+        if img.shape[2] == 1:  # in a grey image dyes cannot be separated; the lamp only scales the brightness
             return np.asarray(cv2.convertScaleAbs(img, alpha=float(np.exp(self.log_lamp).mean()))).reshape(img.shape)
         sampled_pixels = img[::PIXEL_STRIDE, ::PIXEL_STRIDE].reshape(-1, 3)
-        log_glass = LOG_LEVELS[
-            np.partition(sampled_pixels, rank := int(GLASS_QUANTILE * len(sampled_pixels)), axis=0)[rank]
-        ]
+        rank = int(GLASS_QUANTILE * len(sampled_pixels))
+        log_glass = LOG_LEVELS[np.partition(sampled_pixels, rank, axis=0)[rank]]
         affine = np.column_stack([self.density_matrix, log_glass - self.density_matrix @ log_glass + self.log_lamp])
         return np.asarray(cv2.convertScaleAbs(cv2.exp(cv2.transform(cv2.LUT(img, LOG_LEVELS), affine))))
 
 
 class VignetteTransform(AlwaysAppliedTransform):
-    """A crop from somewhere in a field that loses the share `lost` of its light, as r squared, towards the corners.
+    """A crop at a random position of a field that loses the fraction `light_loss * r**2` of its light at radius r.
 
-    Away from the middle it is darker as a whole, and has a ramp towards the corner.
+    The radius is 1 in the field's corners. A crop away from the center is darker and has a gradient.
     """
 
     def __init__(self, light_loss: float) -> None:
@@ -127,19 +127,19 @@ class VignetteTransform(AlwaysAppliedTransform):
 
     def get_params(self) -> dict[str, Any]:
         radius, angle = math.sqrt(self.py_random.random()), self.py_random.uniform(0, 2 * math.pi)
-        return {"middle": (radius * math.cos(angle), radius * math.sin(angle))}  # even over the field's disc, radius 1
+        return {"crop_center": (radius * math.cos(angle), radius * math.sin(angle))}  # uniform in the unit disc
 
-    def apply(self, img: np.ndarray, middle: tuple[float, float] = (0.0, 0.0), **params: Any) -> np.ndarray:
+    def apply(self, img: np.ndarray, crop_center: tuple[float, float] = (0.0, 0.0), **params: Any) -> np.ndarray:
         y, x = (
-            m + np.linspace(-0.5, 0.5, n, dtype=np.float32) / FIELD_HALF_DIAGONAL_CROPS
-            for m, n in zip(middle, img.shape[:2], strict=True)
+            center + np.linspace(-0.5, 0.5, n, dtype=np.float32) / FIELD_HALF_DIAGONAL_CROPS
+            for center, n in zip(crop_center, img.shape[:2], strict=True)
         )
         light = (1 - self.light_loss * y**2)[:, None] - self.light_loss * x**2
         return np.asarray(cv2.multiply(img, cv2.merge([light] * img.shape[2]), dtype=cv2.CV_8U)).reshape(img.shape)
 
 
 class NoiseTransform(AlwaysAppliedTransform):
-    """Gaussian, in 256 steps: a random byte looks up its quantile, several times as fast as `A.GaussNoise`."""
+    """Gaussian noise of 256 levels: random bytes index normal quantiles, several times faster than `A.GaussNoise`."""
 
     def __init__(self, std: float) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class NoiseTransform(AlwaysAppliedTransform):
 
 
 class UnsharpMaskTransform(AlwaysAppliedTransform):
-    """An unsharp mask without albumentations' threshold: cameras sharpen faint edges too, and leave a halo."""
+    """An unsharp mask without albumentations' threshold: cameras sharpen faint edges too, which leaves a halo."""
 
     def __init__(self, amount: float) -> None:
         super().__init__()

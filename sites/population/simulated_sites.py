@@ -1,4 +1,4 @@
-"""A study -> the data of its simulated sites: one pool of examples, and who holds which rows."""
+"""Loads a study's data for its simulated sites: one pool of examples, and each site's rows of it."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ from sites.data.pool import ExamplePool, SplitIndices
 from sites.population.partition import SitePartition
 
 COORDINATOR: SiteId = "coordinator"
-MAX_FLOAT_BYTES = 2 << 30  # bytes: images are kept as floats, ready to use, while they take no more than this
+MAX_FLOAT_BYTES = 2 << 30  # images are stored as float32 up to this size, else as uint8
 
 
 @dataclass(frozen=True)
 class FederatedDataset:
-    """Everything that a simulation knows about its data."""
+    """The data of all sites of a simulation, or of one real site."""
 
     pool: ExamplePool
     sites: tuple[SiteId, ...]
     split_indices: Mapping[SiteId, SplitIndices]  # of every site, and of COORDINATOR
     classes: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one example: (C, H, W), or (F,)
     fingerprint: str
-    skipped: tuple[str, ...]
-    privacy_unit: str | None  # what `pool.unit` numbers: patient, slide, ...
-    public_indices: Tensor  # rows of the pool that nobody has to protect
-    acquisition_descriptions: Mapping[SiteId, str]  # in words, where they differ
-    unit_names: tuple[str, ...] = ()  # `pool.unit` counts through them
+    skipped: tuple[str, ...]  # files left out, each with its reason, and notes about the splits
+    privacy_unit: str | None  # what `pool.unit_ids` numbers: patient, slide, ...
+    public_indices: Tensor  # pool rows of the public examples, which have no privacy cost
+    acquisition_descriptions: Mapping[SiteId, str]  # only of sites whose acquisition differs
+    unit_names: tuple[str, ...] = ()  # unit_names[pool.unit_ids[i]] is example i's unit
 
     def class_counts(self, site: SiteId) -> dict[str, list[int]]:
-        """Examples by class in each split."""
+        """split -> number of examples of each class."""
         site_indices = self.split_indices[site]
         return {
-            s: torch.bincount(self.pool.y[getattr(site_indices, s)], minlength=len(self.classes)).tolist()
-            for s in SPLITS
+            split: torch.bincount(self.pool.y[getattr(site_indices, split)], minlength=len(self.classes)).tolist()
+            for split in SPLITS
         }
 
 
 def load_federated_data(study: Study, root: Path | None, device: torch.device) -> FederatedDataset:
+    """Loads, partitions, skews and normalizes the study's data. `root`: as in `DataSource.load`."""
     data = study.data.load(root, study.seed)
     validation_notes = _missing_validation_notes(study, data)
     public_indices, data = _split_off_public(data, study.public.fraction, study.seed)
@@ -59,25 +60,23 @@ def load_federated_data(study: Study, root: Path | None, device: torch.device) -
     if public_data is not None:
         public_indices = torch.arange(len(acquired.y), len(acquired.y) + len(public_data.examples.y))
         acquired = AcquiredExamples.concatenate([acquired, public_data.examples])
-    # sites may share rows (resampling, overlapping classes): pooled, each counts once
-    coordinator_train = (
-        torch.cat([s.train for s in partitions]).unique() if study.strategy.requires_pooled_data else public_indices
-    )
-    num_distinct = len(
-        torch.cat([s.train for s in assigned_partitions]).unique()
-    )  # two scanners' views of one image are one example
-    examples_per_epoch = (
-        num_distinct if study.strategy.requires_pooled_data and num_distinct < len(coordinator_train) else None
-    )
-    coordinator_indices = SplitIndices(
-        coordinator_train, data.rows_in_split("val"), data.rows_in_split("test"), examples_per_epoch
-    )
+    coordinator_train, examples_per_epoch = public_indices, None
+    if study.strategy.requires_pooled_data:
+        # sites may share rows (resampling, overlapping classes); the pooled data contain each row once
+        coordinator_train = torch.cat([s.train for s in partitions]).unique()
+        # one image as two scanners acquire it is two rows but one example
+        num_distinct = len(torch.cat([s.train for s in assigned_partitions]).unique())
+        examples_per_epoch = num_distinct if num_distinct < len(coordinator_train) else None
     split_indices = {s.name: SplitIndices(s.train, s.val, s.test, s.examples_per_epoch) for s in partitions} | {
-        COORDINATOR: coordinator_indices
+        COORDINATOR: SplitIndices(
+            coordinator_train, data.rows_in_split("val"), data.rows_in_split("test"), examples_per_epoch
+        )
     }
     indices_on_device = {
-        site: SplitIndices(e.train.to(device), e.val.to(device), e.test.to(device), e.examples_per_epoch)
-        for site, e in split_indices.items()
+        site: SplitIndices(
+            indices.train.to(device), indices.val.to(device), indices.test.to(device), indices.examples_per_epoch
+        )
+        for site, indices in split_indices.items()
     }
     unit_ids = None if acquired.unit_ids is None else acquired.unit_ids.to(device)
     return FederatedDataset(
@@ -93,9 +92,9 @@ def load_federated_data(study: Study, root: Path | None, device: torch.device) -
         privacy_unit=data.privacy_unit,
         public_indices=public_indices.to(device),
         acquisition_descriptions={
-            s.name: description
-            for n, s in enumerate(assigned_partitions)
-            if (description := study.feature_skew.describe(n, study.seed))
+            partition.name: description
+            for site_index, partition in enumerate(assigned_partitions)
+            if (description := study.feature_skew.describe(site_index, study.seed))
         },
         unit_names=() if data.privacy_unit is None else data.keys[data.privacy_unit].names,
     )
@@ -109,7 +108,7 @@ def load_public_federated_data(
     shape: tuple[int, ...],
     classes: tuple[str, ...],
 ) -> FederatedDataset:
-    """What a coordinator of real sites holds: the public examples, if any."""
+    """The data of a coordinator of real sites: the public examples, if any."""
     no_indices = torch.zeros(0, dtype=torch.int64)
     x, y, digest = torch.zeros((0, *shape)), no_indices, ""
     if study.public.data is not None:
@@ -137,19 +136,19 @@ def load_public_federated_data(
 def _check_same_format(public_data: Dataset, shape: tuple[int, ...], classes: tuple[str, ...]) -> None:
     if public_data.shape != shape or public_data.classes != classes:
         raise IncompatibleStudyError(
-            f"public.data has examples of shape {public_data.shape} and the classes {', '.join(public_data.classes)}, the study's "
-            f"data {shape} and {', '.join(classes)}; set its size and task alike"
+            f"public.data has examples of shape {public_data.shape} and the classes {', '.join(public_data.classes)}, "
+            f"the study's data {shape} and {', '.join(classes)}; set the same size and task for both"
         )
 
 
 def _partition_fingerprint(data: Dataset, partitions: list[SitePartition], public_fingerprint: str) -> str:
-    """The fingerprint of who holds what: other keys, class names or splits are other data, whatever the pixels."""
+    """Fingerprint of the partition. It changes with keys, class names and splits too, even if the pixels are equal."""
     digest = hashlib.sha256(
         f"{data.fingerprint} {data.classes} {[s.name for s in partitions]} {public_fingerprint}".encode()
     )
     for partition in partitions:
         digest.update(fingerprint(partition.train, partition.val, partition.test).encode())
-    if data.privacy_unit:  # the bootstrap draws them
+    if data.privacy_unit:  # the bootstrap resamples units, so they decide the result
         digest.update(fingerprint(data.keys[data.privacy_unit].codes).encode())
     return digest.hexdigest()
 
@@ -159,15 +158,15 @@ def _as_network_input(x: Tensor) -> Tensor:
 
 
 def _missing_validation_notes(study: Study, data: Dataset) -> list[str]:
-    """Told where whole units could not give the share that was asked for."""
+    """A note if `data.val` is smaller than every privacy unit, so that the validation split is empty."""
     if not study.data.val or len(data.rows_in_split("val")):
         return []
     unit = data.privacy_unit or "example"
-    return [f"no whole {unit} was small enough for data.val: there is no validation, and the last round counts"]
+    return [f"no {unit} is small enough for data.val: without validation examples, the last round's model is selected"]
 
 
 def _split_off_public(data: Dataset, fraction: float, seed: int) -> tuple[Tensor, Dataset]:
-    """The coordinator's public examples, in whole units, and the data without them (they are in no split any more)."""
+    """The coordinator's public examples, in whole units, and the data without them (they leave all splits)."""
     unit_ids = None if data.privacy_unit is None else data.keys[data.privacy_unit].codes.numpy()
     split = data.split.clone()
     public_indices = torch.from_numpy(
@@ -184,12 +183,11 @@ class PublicData:
 
 
 def _load_public_data(study: Study, root: Path | None, data: Dataset) -> PublicData | None:
-    """All examples of the public source: normalised as a site's, not skewed, and nobody's (unit -1)."""
+    """All examples of the public source: normalized like a site's, without feature skew and privacy unit (unit -1)."""
     if study.public.data is None:
         return None
-    public_dataset = study.public.data.load(
-        root, derive_seed(study.seed, "public")
-    )  # not the study's own rendered cells
+    # with the study's own seed a rendering source would repeat the sites' cells
+    public_dataset = study.public.data.load(root, derive_seed(study.seed, "public"))
     _check_same_format(public_dataset, data.shape, data.classes)
     public_rows = {row.tobytes() for row in public_dataset.x.numpy()}
     if any(row.tobytes() in public_rows for row in data.x.numpy()):
@@ -208,27 +206,27 @@ def _check_partitions(partitions: list[SitePartition], study: Study) -> None:
     empty = [s.name for s in partitions if not len(s.train)]
     if empty:
         raise IncompatibleStudyError(
-            f"{', '.join(empty)}: no training examples; fewer sites, another partition or seed would give them some"
+            f"{', '.join(empty)}: no training examples; set fewer sites, another partition or another seed"
         )
     num_sampled = num_sampled_clients(len(partitions), study.client_sampling.fraction)
     if study.round.quorum > num_sampled:
         raise IncompatibleStudyError(
-            f"round.quorum is {study.round.quorum} but {num_sampled} of {len(partitions)} sites are asked a round; "
+            f"round.quorum is {study.round.quorum}, but a round samples {num_sampled} of {len(partitions)} sites; "
             "lower it, or raise client_sampling.fraction"
         )
     if COORDINATOR in (s.name for s in partitions):
-        raise IncompatibleStudyError(f"no site may be called {COORDINATOR!r}; rename it in the data")
+        raise IncompatibleStudyError(f"a site must not be called {COORDINATOR!r}; rename it in the data")
     for key in ("speed", "dropout"):
         values = getattr(study.sites, key)
         if isinstance(values, tuple) and len(values) != len(partitions):
             raise IncompatibleStudyError(
-                f"sites.{key} has {len(values)} values for {len(partitions)} sites; give one each, or one for all"
+                f"sites.{key} has {len(values)} values for {len(partitions)} sites; give one per site, or one for all"
             )
 
 
 @dataclass(frozen=True)
 class AcquiredExamples:
-    """Rows as they were seen: x (N, ...), y (N,), unit (N,)."""
+    """Examples after acquisition and normalization: x (N, ...), y (N,), unit_ids (N,)."""
 
     x: Tensor
     y: Tensor
@@ -250,31 +248,33 @@ class AcquiredExamples:
 def _apply_acquisition(
     data: Dataset, partitions: list[SitePartition], study: Study
 ) -> tuple[AcquiredExamples, list[SitePartition]]:
-    """Sites whose acquisition or normalisation changes anything get rows of their own behind the common ones.
+    """Applies feature skew and normalization. Sites whose images change get new rows after the shared ones.
 
-    The common ones are the coordinator's, normalised as if they were a site's.
+    The shared rows are the coordinator's, normalized as one site.
     """
     unit_ids = data.keys[data.privacy_unit].codes if data.privacy_unit else None
     normalized = study.normalization.apply(data.x, data.rows_in_split("train"))
-    acquired, moved_partitions = [AcquiredExamples(data.x if normalized is None else normalized, data.y, unit_ids)], []
+    shared = AcquiredExamples(data.x if normalized is None else normalized, data.y, unit_ids)
+    acquired = [shared]
+    acquired_partitions: list[SitePartition] = []
     num_rows = len(data.y)
     for site_index, partition in enumerate(partitions):
         rows = torch.cat([partition.train, partition.val, partition.test])
         x = _acquire_at_site(data.x[rows], site_index, len(partition.train), study)
         if x is None:
-            moved_partitions.append(partition)
+            acquired_partitions.append(partition)
             continue
-        acquired.append(replace(acquired[0].select_rows(rows), x=x))
+        acquired.append(replace(shared.select_rows(rows), x=x))
         train, val, test = torch.arange(num_rows, num_rows + len(rows)).split(
             [len(partition.train), len(partition.val), len(partition.test)]
         )
-        moved_partitions.append(SitePartition(partition.name, train, val, test, partition.examples_per_epoch))
+        acquired_partitions.append(SitePartition(partition.name, train, val, test, partition.examples_per_epoch))
         num_rows += len(rows)
-    return AcquiredExamples.concatenate(acquired), moved_partitions
+    return AcquiredExamples.concatenate(acquired), acquired_partitions
 
 
 def _acquire_at_site(x: Tensor, site_index: int, num_train: int, study: Study) -> Tensor | None:
-    """The site's rows, training ones first, as its scanner sees them and its normalisation leaves them."""
+    """The site's rows (training split first) with its feature skew and normalization; None: unchanged."""
     skewed = study.feature_skew.apply(x, site_index, study.seed)
     normalized = study.normalization.apply(x if skewed is None else skewed, torch.arange(num_train))
     return skewed if normalized is None else normalized

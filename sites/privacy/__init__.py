@@ -1,1 +1,1 @@
-"""What enforces a study's privacy at the site: the plan, the budget guard, the client of secure aggregation."""
+"""Enforces a study's privacy at the site: the privacy plan, the budget guard, the client of secure aggregation."""

@@ -1,4 +1,7 @@
-"""What a study's `[privacy.dp_sgd]` comes to at each site: noise, sampling rate, steps, and the epsilon they add up to."""
+"""Privacy plans: noise multiplier, sampling rate, steps and epsilon of each site, from the study's `[privacy.dp_sgd]`.
+
+A plan covers all rounds that the site can take part in, so the epsilon of a run is known before its first step.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ from sites.training.unit_clipping import ClippingMode, DpSgdParams, select_clipp
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """Of one site, before its first step."""
+    """What DP-SGD costs one site, computed before its first step."""
 
     dp_sgd_params: DpSgdParams
     delta: float
-    steps_per_round: int  # of a turn
-    max_rounds: int  # that it is in at most
-    epsilon: float  # after all of them
-    accountant: str
+    steps_per_round: int  # private steps, at most
+    max_rounds: int  # rounds that the site takes part in, at most
+    epsilon: float  # after `max_rounds` rounds of `steps_per_round` steps
+    accountant: str  # the accountant that gave epsilon
     num_examples: int
 
     def dp_event(self, steps: int) -> DpEvent:
@@ -56,22 +59,30 @@ def plan_privacy(
     steps_per_round: int,
     max_rounds: int,
 ) -> PrivacyPlan:
-    """`epsilon`: this site's, where the study says one."""
+    """`epsilon`: this site's target, for which the noise multiplier is solved; None: the study sets the multiplier.
+
+    A step samples `batch_size` of `num_examples` examples on average, in whole privacy units.
+    """
     sampling_rate = min(1.0, batch_size / num_examples)
     noise_multiplier = (
         calibrate_noise_multiplier(epsilon, dp_sgd.delta, sampling_rate, steps_per_round * max_rounds)
         if epsilon is not None
         else dp_sgd.noise_multiplier
     )
-    assert noise_multiplier is not None  # the section asks for one of both
+    assert noise_multiplier is not None  # NoiseConfig requires epsilon or noise_multiplier
     total = compute_privacy_spent(
         [DpEvent(noise_multiplier, sampling_rate, steps_per_round * max_rounds)], dp_sgd.delta
     )
-    params = DpSgdParams(
-        noise_multiplier, dp_sgd.max_grad_norm, privacy_unit, num_units, sampling_rate, num_units / num_examples
+    dp_sgd_params = DpSgdParams(
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=dp_sgd.max_grad_norm,
+        privacy_unit=privacy_unit,
+        num_units=num_units,
+        sampling_rate=sampling_rate,
+        loss_scale=num_units / num_examples,
     )
     return PrivacyPlan(
-        dp_sgd_params=params,
+        dp_sgd_params=dp_sgd_params,
         delta=dp_sgd.delta,
         steps_per_round=steps_per_round,
         max_rounds=max_rounds,
@@ -84,7 +95,7 @@ def plan_privacy(
 def max_steps_per_round(
     rounds: Sequence[DryRunRound], split_indices: SplitIndices, training_config: TrainingConfig
 ) -> int:
-    """Private steps of a turn, at most."""
+    """Maximum number of private steps in a round."""
     return max(
         sum(
             StepBudget.from_job(job, split_indices, training_config).steps_requested
@@ -96,16 +107,17 @@ def max_steps_per_round(
 
 
 def resolve_privacy_unit(dp_sgd: DpSgdConfig, data_unit: str | None) -> str:
-    """By name; "auto" is the coarsest key that the data have."""
+    """The name of the privacy unit; "auto" is the coarsest key of the data (`data_unit`)."""
     return dp_sgd.privacy_unit if dp_sgd.privacy_unit != "auto" or data_unit is None else data_unit
 
 
-def count_units(train: Tensor, unit: Tensor | None) -> int:
-    return len(train) if unit is None else len(unit[train].unique())
+def count_units(train_indices: Tensor, unit_ids: Tensor | None) -> int:
+    """Privacy units in the training split. `unit_ids`: of all pool rows; None: every example is a unit."""
+    return len(train_indices) if unit_ids is None else len(unit_ids[train_indices].unique())
 
 
 def values_by_site(value: float | tuple[float, ...] | None, sites: Sequence[SiteId]) -> Mapping[SiteId, float | None]:
-    """One value for all sites, or one each."""
+    """site -> value, from one value for all sites or one for each."""
     values = value if isinstance(value, tuple) else (value,) * len(sites)
     return dict(zip(sites, values, strict=True))
 
@@ -119,52 +131,45 @@ def build_privacy_plan(
     dry_run_rounds: Sequence[DryRunRound],
     training_config: TrainingConfig,
 ) -> PrivacyPlan:
-    """`sites`: all of the study, of which `people` may be this one alone."""
-    unit = resolve_privacy_unit(dp_sgd, dataset.privacy_unit)
-    examples = dataset.split_indices[site]
-    num_examples, num_units = (
-        examples.num_examples,
-        count_units(examples.train, None if unit == "example" else dataset.pool.unit_ids),
-    )
+    """`sites`: all sites of the study, in its order; `dataset` may contain `site` alone."""
+    privacy_unit = resolve_privacy_unit(dp_sgd, dataset.privacy_unit)
+    unit_ids = None if privacy_unit == "example" else dataset.pool.unit_ids
+    site_indices = dataset.split_indices[site]
+    num_examples = site_indices.num_examples
     num_invitations = max_participations(study, sites, site)
-    num_participations = min(dp_sgd.max_participations or num_invitations, num_invitations)
-    steps_per_round, batch_size = (
-        max_steps_per_round(dry_run_rounds, examples, training_config),
-        min(training_config.batch_size or num_examples, num_examples),
-    )
     return plan_privacy(
         dp_sgd=dp_sgd,
         epsilon=values_by_site(dp_sgd.epsilon, sites)[site],
-        privacy_unit=unit,
-        num_units=num_units,
+        privacy_unit=privacy_unit,
+        num_units=count_units(site_indices.train, unit_ids),
         num_examples=num_examples,
-        batch_size=batch_size,
-        steps_per_round=steps_per_round,
-        max_rounds=num_participations,
+        batch_size=min(training_config.batch_size or num_examples, num_examples),
+        steps_per_round=max_steps_per_round(dry_run_rounds, site_indices, training_config),
+        max_rounds=min(dp_sgd.max_participations or num_invitations, num_invitations),
     )
 
 
 def restore_committed_plan(privacy_plan: PrivacyPlan, home: SiteHome, study_hash: str) -> PrivacyPlan:
-    """A plan that has begun goes on as it began, whoever withdrew since."""
-    commitment, data_record = None, None
+    """The plan to which the ledger commits, if the run has begun: later withdrawals of patients do not change it."""
+    commitment, snapshot = None, None
     for entry in home.ledger.entries():
         if isinstance(entry.record, DatasetSnapshot):
-            data_record = entry.record
+            snapshot = entry.record
         if isinstance(entry.record, StudyCommitment) and entry.record.study_hash == study_hash:
             commitment = entry.record
             break
-    if commitment is None or data_record is None:
+    if commitment is None or snapshot is None:
         return privacy_plan
-    dp_params = replace(
+    dp_sgd_params = replace(
         privacy_plan.dp_sgd_params,
         noise_multiplier=commitment.noise_multiplier,
         sampling_rate=commitment.sampling_rate,
-        num_units=data_record.num_units,
-        loss_scale=data_record.num_units / max(data_record.num_examples, 1),
+        num_units=snapshot.num_units,
+        loss_scale=snapshot.num_units / max(snapshot.num_examples, 1),
     )
     return replace(
         privacy_plan,
-        dp_sgd_params=dp_params,
+        dp_sgd_params=dp_sgd_params,
         steps_per_round=commitment.steps_per_round,
         max_rounds=commitment.max_participations,
     )
@@ -173,18 +178,22 @@ def restore_committed_plan(privacy_plan: PrivacyPlan, home: SiteHome, study_hash
 def create_secure_aggregation(
     study: Study, public_keys: Mapping[SiteId, bytes], dry_run_rounds: Sequence[DryRunRound], session_id: str
 ) -> SecureAggregationSetup | None:
-    """`roster`: public keys of all sites of the study; `identity`: what sums are bound to, so that none is made twice."""
-    settings, client_level_dp = study.privacy.secure_aggregation, study.privacy.client_level_dp
-    if settings is None:
+    """None if the study has no secure aggregation.
+
+    `public_keys`: of all sites of the study; `session_id`: the run's identity, to which the sites bind every aggregate
+    so that no round is unmasked twice.
+    """
+    config, client_level_dp = study.privacy.secure_aggregation, study.privacy.client_level_dp
+    if config is None:
         return None
-    max_update_norm = settings.max_update_norm if client_level_dp is None else client_level_dp.max_update_norm
+    max_update_norm = config.max_update_norm if client_level_dp is None else client_level_dp.max_update_norm
     update = dry_run_rounds[-1].update
-    if study.privacy.dp_sgd is not None:  # a training loss is no mechanism's: it stays at the site
+    if study.privacy.dp_sgd is not None:  # the training loss has no privacy mechanism, so it stays at the site
         update = replace(update, summed={k: v for k, v in update.summed.items() if k != "train_loss"})
     num_clients = num_sampled_clients(len(public_keys), study.client_sampling.fraction)
     return SecureAggregationSetup(
         UpdateLayout.from_update(
-            update, num_clients=num_clients, max_update_norm=max_update_norm, max_examples=settings.max_examples
+            update, num_clients=num_clients, max_update_norm=max_update_norm, max_examples=config.max_examples
         ),
         public_keys,
         session_id,
@@ -193,46 +202,44 @@ def create_secure_aggregation(
 
 
 def exclude_withdrawn(dataset: FederatedDataset, homes: Mapping[SiteId, SiteHome]) -> FederatedDataset:
-    """Nobody who withdrew is trained on, or judged on, any more."""
-    unit = dataset.pool.unit_ids
-    if unit is None or not any(home.withdrawn_units for home in homes.values()):
+    """Removes withdrawn units from the training, validation and test splits of their sites."""
+    unit_ids = dataset.pool.unit_ids
+    if unit_ids is None or not any(home.withdrawn_units for home in homes.values()):
         return dataset
-    examples = dict(dataset.split_indices)
+    split_indices = dict(dataset.split_indices)
     for site, home in homes.items():
-        is_remaining = torch.tensor(home.retained_mask(dataset.unit_names), device=unit.device)
-        indices = examples[site]
-        train, val, test = (rows[is_remaining[unit[rows]]] for rows in (indices.train, indices.val, indices.test))
-        examples[site] = replace(indices, train=train, val=val, test=test)
-    return replace(dataset, split_indices=examples)
+        is_retained = torch.tensor(home.retained_mask(dataset.unit_names), device=unit_ids.device)
+        indices = split_indices[site]
+        train, val, test = (rows[is_retained[unit_ids[rows]]] for rows in (indices.train, indices.val, indices.test))
+        split_indices[site] = replace(indices, train=train, val=val, test=test)
+    return replace(dataset, split_indices=split_indices)
 
 
 def record_data(home: SiteHome, dataset: FederatedDataset, site: SiteId) -> None:
-    """What the data set is made of now, if that is news."""
-    unit_codes = None if home.ledger.state.opening.privacy_unit == "example" else dataset.pool.unit_ids
+    """Appends a snapshot of the data set to the ledger, unless the last snapshot is the same."""
+    unit_ids = None if home.ledger.state.opening.privacy_unit == "example" else dataset.pool.unit_ids
     train = dataset.split_indices[site].train
-    data_record = DatasetSnapshot(
-        fingerprint=dataset.fingerprint, num_units=count_units(train, unit_codes), num_examples=len(train)
+    snapshot = DatasetSnapshot(
+        fingerprint=dataset.fingerprint, num_units=count_units(train, unit_ids), num_examples=len(train)
     )
     recorded = [entry.record for entry in home.ledger.entries(DatasetSnapshot.kind)]
-    if not recorded or recorded[-1] != data_record:
-        home.ledger.append(data_record)
+    if not recorded or recorded[-1] != snapshot:
+        home.ledger.append(snapshot)
 
 
 def max_participations(study: Study, sites: Sequence[SiteId], site: SiteId) -> int:
-    """Known beforehand: who is asked when follows from the study's seed. At least 1, for a plan of no steps is none."""
-    round_numbers = range(1, study.rounds + 1)
-    return max(
-        1,
-        sum(
-            site in sample_clients(sites, study.client_sampling.fraction, study.seed, round_number)
-            for round_number in round_numbers
-        ),
+    """Number of rounds that sample this site, known from the study's seed. At least 1, because a plan needs a step."""
+    num_rounds = sum(
+        site in sample_clients(sites, study.client_sampling.fraction, study.seed, round_number)
+        for round_number in range(1, study.rounds + 1)
     )
+    return max(1, num_rounds)
 
 
 def select_clipping_mode(
     study: Study, trainer_context: TrainerContext, privacy_plans: Mapping[SiteId, PrivacyPlan]
 ) -> ClippingMode:
+    """The study's clipping mode; "auto" depends on the model and the mean number of examples per unit."""
     dp_sgd = study.privacy.dp_sgd
     if dp_sgd is not None and dp_sgd.clipping != "auto":
         return dp_sgd.clipping

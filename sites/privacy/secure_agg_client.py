@@ -1,4 +1,4 @@
-"""What a site does around its strategy's work: asks the ledger before it, and masks the answer after it."""
+"""A site's side of secure aggregation: answers the protocol's messages and masks the update after training."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from privacy.secure_aggregation.client import SecAggClient
 from sites.governance.home import SiteHome
 from sites.privacy.budget_guard import BudgetGuard
 
-SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})
-
 
 @dataclass
 class SecureAggClient:
+    """The privacy parts of one run at one site; both are optional.
+
+    `budget_guard` is called before private training, `secure_aggregation` describes how the update is masked after it.
+    """
+
     site: SiteId
     home: SiteHome
     budget_guard: BudgetGuard | None = None
     secure_aggregation: SecureAggregationSetup | None = None
     weighting: Weighting = "examples"
-    _secagg_client: SecAggClient | None = None  # of one attempt's secure sum; gone if the site is restarted
-    _round_attempt: RoundAttempt | None = None  # whose it is
+    _secagg_client: SecAggClient | None = None  # of one attempt; lost if the site restarts
+    _round_attempt: RoundAttempt | None = None  # of `_secagg_client`
 
     def handle_message(self, message: Message) -> Reply | Declined:
-        """To one of TASKS."""
+        """Answers a message whose task is one of SECURE_AGGREGATION_TASKS."""
         try:
             tensors = self._run_step(message)
         except HemofedError as error:
@@ -41,12 +44,12 @@ class SecureAggClient:
 
     def _run_step(self, message: Message) -> dict[str, Tensor]:
         if self.secure_aggregation is None:
-            raise MessageError(f"{self.site}: this study has no secure sum")
+            raise MessageError(f"{self.site}: this study has no secure aggregation")
         if message.task == "advertise":
-            # the same numbers under two sets of survivors would give away their difference
+            # sums of the same updates over two sets of survivors would reveal their difference
             if self.home.last_unmasked_round(self.secure_aggregation.study_hash) >= message.round:
                 raise MessageError(
-                    f"{self.site} has already helped to unmask turn {message.round}; go on with the next"
+                    f"{self.site} has already helped to unmask round {message.round}; continue with the next round"
                 )
             context = self.secure_aggregation.round_context(message.round, message.attempt)
             self._secagg_client = SecAggClient(
@@ -60,16 +63,16 @@ class SecureAggClient:
             return {"advert": bytes_to_tensor(self._secagg_client.advertise_keys())}
         if message.task == "share":
             advertisements = {k.removeprefix("advert/"): v.numpy().tobytes() for k, v in message.vectors.items()}
+            shares = self._current_secagg_client(message).share_secrets(advertisements)
             return {
-                f"{ENCRYPTED_SHARE_PREFIX}{recipient}": bytes_to_tensor(share)
-                for recipient, share in self._current_secagg_client(message).share_secrets(advertisements).items()
+                f"{ENCRYPTED_SHARE_PREFIX}{recipient}": bytes_to_tensor(share) for recipient, share in shares.items()
             }
         secagg_client = self._current_secagg_client(message)
         self.home.record_unmasked_round(self.secure_aggregation.study_hash, message.round)
         return {"shares": bytes_to_tensor(secagg_client.reveal_shares(_parse_survivors(message)))}
 
     def split_shares(self, message: Message) -> tuple[Message, Mapping[str, bytes]]:
-        """A training message without the parcels of the secure sum, and those."""
+        """The training message without the encrypted shares of secure aggregation, and the shares by sender."""
         encrypted_shares = {
             k.removeprefix(ENCRYPTED_SHARE_PREFIX): v.numpy().tobytes()
             for k, v in message.vectors.items()
@@ -81,6 +84,7 @@ class SecureAggClient:
     def mask_update(
         self, message: Message, update: ClientUpdate, weight: float, encrypted_shares: Mapping[str, bytes]
     ) -> ClientUpdate:
+        """Encodes the weighted update in fixed point and masks it: `ring` modulo a power of two, `exact` in 64 bits."""
         assert self.secure_aggregation is not None
         layout = self.secure_aggregation.update_layout
         max_weight = float(layout.max_examples) if self.weighting == "examples" else 1.0
@@ -95,20 +99,23 @@ class SecureAggClient:
         )
 
     def _current_secagg_client(self, message: Message) -> SecAggClient:
-        """The same numbers must not be summed in two attempts, so a step belongs to the attempt that it names."""
+        """The client of the message's attempt, because an update must not be summed in two attempts."""
         if self._secagg_client is None or self._round_attempt != (message.round, message.attempt):
             raise MessageError(
-                f"{self.site} takes no part in a secure sum of turn {message.round}, attempt {message.attempt}: it was "
-                "restarted, and counts as a dropout, or it was never asked"
+                f"{self.site} does not take part in the secure aggregation of round {message.round}, attempt "
+                f"{message.attempt}: it restarted and counts as a dropout, or it was not invited"
             )
         return self._secagg_client
 
 
 def _parse_survivors(message: Message) -> list[str]:
+    """The sites whose masked updates the coordinator received."""
     try:
         survivors = json.loads(message.vectors["survivors"].numpy().tobytes())
     except (KeyError, ValueError) as error:
-        raise MessageError(f"a message does not say who survived ({error}); is it of the same version?") from error
+        raise MessageError(
+            f"the message has no valid list of survivors ({error}); is the coordinator's version the same?"
+        ) from error
     if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
-        raise MessageError("a message does not say who survived; is the coordinator of the same version?")
+        raise MessageError("the message has no valid list of survivors; is the coordinator's version the same?")
     return survivors

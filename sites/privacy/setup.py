@@ -1,4 +1,4 @@
-"""What a study's `[privacy]` means at one real site: its ledger is asked, its answers are masked."""
+"""Sets up a study's `[privacy]` at one real site: its privacy plan, budget guard and secure-aggregation client."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ def setup_site_privacy(
     training_config: TrainingConfig,
     countersign: Callable[[ReceiptRequest], LedgerReceipt],
 ) -> tuple[FederatedDataset, SecureAggClient, PrivacyPlan | None]:
-    """A run is a plan of its own: the same study run again is charged again."""
+    """The data set without withdrawn units, the client, and the plan if the study has DP-SGD.
+
+    A plan belongs to one run (the offer's digest): a second run of the same study is charged again.
+    """
     study, home = run_spec.study, SiteHome.open(home_path)
     dataset = exclude_withdrawn(dataset, {site: home})
     record_data(home, dataset, site)
     dp_sgd = study.privacy.dp_sgd
     privacy_plan, budget_guard = None, None
     if dp_sgd is not None:
-        planned = build_privacy_plan(
+        new_plan = build_privacy_plan(
             study=study,
             dp_sgd=dp_sgd,
             dataset=dataset,
@@ -50,8 +53,8 @@ def setup_site_privacy(
             dry_run_rounds=run_spec.dry_run_rounds,
             training_config=training_config,
         )
-        privacy_plan = restore_committed_plan(planned, home, offer.digest)
+        privacy_plan = restore_committed_plan(new_plan, home, offer.digest)
         budget_guard = BudgetGuard(home, privacy_plan, study.name, offer.digest, countersign, offer.coordinator_key)
-    roster = {name: bytes.fromhex(key) for name, key in offer.site_keys.items()}
-    secure_aggregation = create_secure_aggregation(study, roster, run_spec.dry_run_rounds, offer.digest)
+    public_keys = {name: bytes.fromhex(key) for name, key in offer.site_keys.items()}
+    secure_aggregation = create_secure_aggregation(study, public_keys, run_spec.dry_run_rounds, offer.digest)
     return dataset, SecureAggClient(site, home, budget_guard, secure_aggregation, study.weighting), privacy_plan

@@ -1,7 +1,7 @@
-"""Training augmentation: every batch a little different. Not to be confused with skew, which is how a site sees.
+"""Training augmentation: random changes of each image in a batch. Feature skew, in contrast, is fixed for a site.
 
-All of a batch's shapes change by one bilinear look-up, all its colours by one multiply-add, so that it costs a few
-per cent of a training step and works on any device.
+One bilinear look-up changes the geometry of a batch and one multiply-add its colours, so augmentation costs a few per
+cent of a training step and runs on any device.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ELASTIC_KNOTS = 5  # of the elastic field, a side
+ELASTIC_KNOTS = 5  # knots of the elastic displacement field along each side
 
 
 @dataclass(frozen=True)
 class BatchAugmentation:
-    flip: bool = False
-    rotate: float = 0.0  # degrees, either way
-    zoom: float = 0.0  # 0.1: from 1/1.1 to 1.1 times as large
-    elastic: float = 0.0  # pixels: standard deviation of the knots' displacement
-    color: float = 0.0  # 0.1: each channel times 0.9 to 1.1
-    light: float = 0.0  # 0.1: all channels times 0.9 to 1.1, and contrast likewise
+    """Each image of a batch gets its own random change."""
+
+    flip: bool = False  # mirror left and right, with probability 1/2
+    rotate: float = 0.0  # maximum angle in degrees, in both directions
+    zoom: float = 0.0  # 0.1: scale factors from 1/1.1 to 1.1
+    elastic: float = 0.0  # standard deviation of the knots' displacement, in pixels
+    color: float = 0.0  # 0.1: factors from 0.9 to 1.1 for each channel
+    light: float = 0.0  # 0.1: a factor from 0.9 to 1.1 for all channels, and one for the contrast
 
     @property
     def changes_geometry(self) -> bool:
@@ -38,14 +40,14 @@ class BatchAugmentation:
         return not (self.changes_geometry or self.changes_color)
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """x (B, C, H, W) in [0, 1]; what is drawn depends on the generator, B, C and the settings alone."""
+        """Augments x (B, C, H, W) in [0, 1]. Random numbers depend on the generator, B, C and the settings alone."""
         if self.changes_geometry:
             grid = self._sampling_grid(len(x), x.shape[2], x.shape[3], generator).to(x.device)
             x = F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
         return self._apply_color(x, generator) if self.changes_color else x
 
     def _sampling_grid(self, n: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        """(B, H, W, 2): where in [-1, 1]^2 each pixel of the new image comes from."""
+        """(B, H, W, 2): for each output pixel its source (x, y) in [-1, 1]^2, as `F.grid_sample` expects."""
         angle = _uniform_symmetric(generator, n) * math.radians(self.rotate)
         scale = (1 + self.zoom) ** _uniform_symmetric(generator, n)
         mirror = 1 - 2 * torch.randint(2, (n,), generator=generator) if self.flip else torch.ones(n)

@@ -1,4 +1,9 @@
-"""What every trainer works with, and the parts of local training that all of them share."""
+"""What all trainers share: configuration, requests, step budgets and the sampling of batches.
+
+A trainer performs the local jobs of pipeline/protocol/tasks.py. Except for DP-SGD, whose randomness is secret, trainers
+derive all seeds from (study seed, site, round, job, step or epoch): their results agree up to rounding and do not
+depend on the order or grouping of the requests.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +24,12 @@ from sites.training.augmentation import NO_AUGMENTATION, BatchAugmentation
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ClassBalance = Literal["none", "root", "full", "sample"]
-# loss weights grow with the rarity of a class to this power
+# exponent of a class's rarity in its loss weight; "sample" balances by sampling instead
 BALANCE_POWER: Mapping[ClassBalance, float] = {"none": 0.0, "root": 0.5, "full": 1.0, "sample": 0.0}
 
 
 class PlainSgd:
-    """SGD without momentum: `torch.optim` would import its compiler, seconds that a short study need not wait."""
+    """SGD without momentum. `torch.optim` would import torch's compiler, which takes seconds."""
 
     def __init__(self, params: Sequence[Tensor], lr: float) -> None:
         self.params, self.lr = list(params), lr
@@ -39,17 +44,17 @@ class PlainSgd:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a site trains, apart from how long."""
+    """How sites train. The job says for how long."""
 
     batch_size: int | None  # None: all examples
     optimizer: OptimizerName
     momentum: float
     weight_decay: float
-    lr_schedule: Callable[[int], float]
+    lr_schedule: Callable[[int], float]  # round -> learning rate
     augmentation: BatchAugmentation = NO_AUGMENTATION
     class_balance: ClassBalance = "none"
-    trainable_roles: frozenset[ParameterRole] | None = None  # the roles that sites may move; None: all
-    public_batch_size: int | None = None  # of training on public examples; None: as on others
+    trainable_roles: frozenset[ParameterRole] | None = None  # roles of the parameters that sites train; None: all
+    public_batch_size: int | None = None  # on public examples; None: batch_size
 
     def learning_rate(self, job: TrainJob, round_number: int) -> float:
         return self.lr_schedule(round_number) if job.lr is None else job.lr
@@ -70,7 +75,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """Everything local work needs, the same for every trainer."""
+    """Everything that local jobs need, the same for every trainer."""
 
     make_model: Callable[[], nn.Module]
     spec: ParameterSpec
@@ -80,10 +85,10 @@ class TrainerContext:
     num_classes: int
     seed: int
 
-    public_indices: Tensor | None = None  # rows of the pool that nobody has to protect: everybody may train on them
+    public_indices: Tensor | None = None  # pool rows of the public examples, on which every site may train
 
     def indices_for(self, request: TrainRequest) -> SplitIndices:
-        """What the ticket's job is about."""
+        """The examples of the request's job: the site's own, or the public ones as the training split."""
         site_indices, job = self.split_indices[request.site], request.job
         if not (isinstance(job, ActivationsJob) or (isinstance(job, TrainJob) and job.dataset == "public")):
             return site_indices
@@ -94,7 +99,7 @@ class TrainerContext:
         )
 
     def class_weights(self, train_indices: Tensor) -> Tensor | None:
-        """(C,): what an example of each class counts in the loss. Their mean over these training examples is 1."""
+        """(C,) loss weights of the classes, with mean 1 over these training examples; None: all equal."""
         power = BALANCE_POWER[self.config.class_balance]
         if not power:
             return None
@@ -104,28 +109,26 @@ class TrainerContext:
 
     @property
     def public_class_weights(self) -> Tensor | None:
-        """As `weights`, of the public examples: those of a site's own would tell of all its patients at once."""
-        return (
-            None
-            if self.public_indices is None or not len(self.public_indices)
-            else self.class_weights(self.public_indices)
-        )
+        """(C,) loss weights for DP-SGD, from public examples: the site's class counts are private."""
+        if self.public_indices is None or not len(self.public_indices):
+            return None
+        return self.class_weights(self.public_indices)
 
     def class_counts(self, train_indices: Tensor) -> Tensor:
-        """(C,) examples of each class."""
+        """(C,) number of examples of each class."""
         return torch.bincount(self.pool.labels(train_indices), minlength=self.num_classes)
 
     def is_trainable(self, job: TrainJob, role: ParameterRole) -> bool:
-        """As the job and the study say; on public examples as the job says."""
+        """Whether both the job and the study train this role; on public examples only the job decides."""
         allowed_roles = (job.trainable_roles, None if job.dataset == "public" else self.config.trainable_roles)
         return all(roles is None or role in roles for roles in allowed_roles)
 
     def trainable_positions(self, job: TrainJob) -> list[int]:
-        """Places of the parameters that may move."""
+        """Positions in `spec` of the parameters that the job trains."""
         return [position for position, role in enumerate(self.spec.roles) if self.is_trainable(job, role)]
 
-    def load_batch(self, request: TrainRequest, step: int, index: Tensor) -> Tensor:
-        """What the network sees of these examples in this step."""
+    def load_inputs(self, request: TrainRequest, step: int, index: Tensor) -> Tensor:
+        """(B, ...) float32: the augmented inputs of these pool rows; `step` seeds the augmentation."""
         x = self.pool.inputs(index)
         if self.config.augmentation.is_identity:
             return x
@@ -136,25 +139,28 @@ class TrainerContext:
 
 @dataclass(frozen=True)
 class TrainRequest:
+    """A local job of one site. (site, round, job_index) identifies it and seeds its randomness."""
+
     site: SiteId
     round: int
-    job_index: int  # which job of its Flow
+    job_index: int  # position among the client's jobs of this round
     job: LocalJob
-    is_private: bool = False  # its result leaves the site, and the study protects what it was made of
+    is_private: bool = False  # the result leaves the site, and the study protects the examples with DP-SGD
 
 
 class Trainer(Protocol):
-    def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]: ...
+    def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]:
+        """The results in the order of the requests."""
 
 
 @dataclass(frozen=True)
 class StepBudget:
-    """How many steps a Fit comes to at one site."""
+    """The number of steps of a TrainJob at one site."""
 
-    num_examples: int
+    num_examples: int  # per epoch
     batch_size: int
-    steps_requested: int
-    steps_allowed: int
+    steps_requested: int  # as the job asks
+    steps_allowed: int  # within the deadline
 
     @classmethod
     def from_job(cls, job: TrainJob, indices: SplitIndices, config: TrainingConfig) -> StepBudget:
@@ -183,7 +189,9 @@ class StepBudget:
 
 
 def iterate_batches(context: TrainerContext, request: TrainRequest, budget: StepBudget) -> Iterator[Tensor]:
-    """Index tensors (at most `batch` long), one a step: every epoch a new draw, the last batch of it may be short."""
+    """Pool rows (B,) for each step, B <= batch_size. Each epoch is shuffled, or sampled by class weight; its last batch
+    may be short.
+    """
     train_indices = context.indices_for(request).train
     sampling_weights = _sampling_weights(context, train_indices)
     steps_left = budget.steps_allowed
@@ -200,17 +208,14 @@ def iterate_batches(context: TrainerContext, request: TrainRequest, budget: Step
 
 
 def split_in_halves(index: Tensor) -> tuple[Tensor, Tensor]:
-    """A batch for looking ahead and one for the gradient there; a single example serves as both."""
+    """First-order MAML: the examples of the inner step and of the gradient after it; a single example is both."""
     middle = (len(index) + 1) // 2
     return index[:middle], index[middle:] if len(index) > 1 else index
 
 
 def _sampling_weights(context: TrainerContext, train_indices: Tensor) -> Tensor | None:
-    """(n,) of every training example, such that all classes that are there are drawn alike; None: all once."""
+    """(n,) float64: sampling weights that balance the classes present; None: every example once an epoch."""
     if context.config.class_balance != "sample":
         return None
-    return (
-        (1 / context.class_counts(train_indices).double().clamp(min=1))
-        .index_select(0, context.pool.labels(train_indices))
-        .cpu()
-    )
+    class_weights = 1 / context.class_counts(train_indices).double().clamp(min=1)
+    return class_weights.index_select(0, context.pool.labels(train_indices)).cpu()

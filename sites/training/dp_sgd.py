@@ -1,12 +1,15 @@
-"""DP-SGD with Opacus: units drawn at random, their gradients clipped and noised; then the pull, which knows no data.
+"""DP-SGD with Opacus: Poisson sampling of privacy units, per-unit clipping, Gaussian noise.
 
-Only work whose result leaves the site is private: training in a `train` task. What is trained to be judged or kept at
-the site, or on public examples, is done by the plain loop.
+Abadi et al. 2016, arXiv 1607.00133, with patients or slides in place of examples. The local regularizer (FedProx,
+SCAFFOLD) depends on no data and is added after the noise.
 
-Two data sets are neighbours if one has a unit more. A unit's gradient may then depend on nothing but this unit, the
-model, and dice that are thrown anew for each unit: augmentation and dropout draw from Entropy, because with the study's
-seeds a unit's augmentation would depend on who stands before it in the batch. What the terms were worked out from, the
-number of units and examples when the plan was made, counts as public.
+Only jobs whose result leaves the site are private: the training of a `train` task. Training for evaluation, for models
+that stay at the site, or on public examples runs in a `SequentialTrainer`.
+
+Neighbouring data sets differ in one unit, added or removed. A unit's clipped gradient must therefore depend on this
+unit, the model and independent randomness alone: augmentation and dropout use `SecureRandom`, because with the study's
+seeds the augmentation of a unit would depend on the units before it in the batch. The numbers of units and examples
+from which `DpSgdParams` were computed when the plan was made count as public.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from sites.training.unit_clipping import CLIPPING_METHODS, ClippingMode, DpSgdPa
 
 
 class DpSgdTrainer:
+    """Private jobs with DP-SGD, all others with a `SequentialTrainer`. `make_secure_random`: replaced in tests only."""
+
     def __init__(
         self,
         context: TrainerContext,
@@ -56,12 +61,9 @@ class DpSgdTrainer:
         return self.train(request, job, self.context.indices_for(request), self.dp_params[request.site])
 
     def train(self, request: TrainRequest, job: TrainJob, indices: SplitIndices, dp_params: DpSgdParams) -> TrainResult:
-        context, config, clipping, secure_random = (
-            self.context,
-            self.context.config,
-            self.clipping,
-            self.make_secure_random(),
-        )
+        """`indices`: the site's examples. Each step takes a Poisson sample of their units."""
+        context, config, clipping = self.context, self.context.config, self.clipping
+        secure_random = self.make_secure_random()
         budget = StepBudget.from_job(job, indices, config)
         units = self._rows_by_unit(request.site, indices.train)
         context.spec.write_state(clipping.module, ModelState(job.initial_weights, job.norm_stats))
@@ -79,27 +81,24 @@ class DpSgdTrainer:
         clipping.module.train()
         if self.has_dropout:
             torch.manual_seed(secure_random.torch_generator().initial_seed())
-        loss_sum, num_seen = 0.0, 0
+        loss_sum, num_sampled_examples = 0.0, 0
         for _ in range(budget.steps_allowed):
-            sampled_units = [
-                units[unit_index]
-                for unit_index in secure_random.poisson_sample(len(units), dp_params.sampling_rate).tolist()
-            ]
-            loss_sum += clipping.accumulate_noised_mean(sampled_units, unit_loss, optimizer)
-            num_seen += sum(map(len, sampled_units))
-            for p, slope, offset in regularizer_terms:  # after clipping and noise: Opacus writes p.grad anew
+            unit_indices = secure_random.poisson_sample(len(units), dp_params.sampling_rate)
+            sampled_units = [units[i] for i in unit_indices.tolist()]
+            loss_sum += clipping.compute_noised_gradient(sampled_units, unit_loss, optimizer)
+            num_sampled_examples += sum(map(len, sampled_units))
+            for p, slope, offset in regularizer_terms:  # after clipping and noise, because Opacus overwrites p.grad
                 p.grad.add_(slope * p.detach() + offset)  # type: ignore[union-attr]
             base_optimizer.step()
             optimizer.zero_grad(True)
         clipping.restore_trainable()
         weights = context.spec.read_state(clipping.module).weights.cpu()
         lr_sum = lr * budget.steps_allowed if config.is_plain_sgd else None
-        return TrainResult(
-            weights, job.norm_stats, budget.local_work(budget.steps_allowed), loss_sum / max(num_seen, 1), lr_sum
-        )
+        mean_loss = loss_sum / max(num_sampled_examples, 1)
+        return TrainResult(weights, job.norm_stats, budget.local_work(budget.steps_allowed), mean_loss, lr_sum)
 
     def _rows_by_unit(self, site: SiteId, train_indices: Tensor) -> list[Tensor]:
-        """The site's training rows by unit, made once."""
+        """The pool rows (n_u,) of each unit u of the site's training split; computed once per site."""
         if site not in self._unit_rows:
             is_example_level = self.dp_params[site].privacy_unit == "example"
             self._unit_rows[site] = split_by_unit(
@@ -109,7 +108,7 @@ class DpSgdTrainer:
 
 
 def split_by_unit(train_indices: Tensor, unit_ids: Tensor | None) -> list[Tensor]:
-    """Each unit's rows of the pool; every example its own where there are no units."""
+    """The pool rows (n_u,) of each unit u. `unit_ids` (N,): of all pool rows; None: every example is a unit."""
     if unit_ids is None:
         return list(train_indices.split(1))
     unit_of_row = np.unique(unit_ids[train_indices].cpu().numpy(), return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""Logits and labels -> `Evaluated`: sums from which accuracy, AUROC and calibration derive."""
+"""Evaluates a model: sums over examples, from which accuracy, AUROC and calibration derive (`EvaluationSums`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from pipeline.protocol.tasks import CALIBRATION_BINS, SCORE_BINS, EvaluationSums
 from sites.data.pool import ExamplePool
 
-EXAMPLES_PER_PASS = 1000  # examples at once where no batch size is asked for
-# bins are even in asinh(log-odds): fine around p = 1/2, and an over-confident model's log-odds of +-10,000 still differ
+EXAMPLES_PER_PASS = 1000  # batch size of evaluation and of full gradients
+# bins are uniform in asinh(log-odds): fine around p = 1/2, while the log-odds of over-confident models (+-10,000) differ
 MAX_ASINH_LOG_ODDS = 10.0
 
 
@@ -22,7 +22,7 @@ def evaluate(module: nn.Module, pool: ExamplePool, index: Tensor, num_classes: i
 
 
 def compute_logits(module: nn.Module, pool: ExamplePool, index: Tensor) -> Tensor:
-    """(N, C) double on the CPU, for Apple's GPUs have no double."""
+    """(N, C) float64 on the CPU, because MPS has no float64."""
     module.eval()
     with torch.inference_mode():
         return torch.cat([module(pool.inputs(part)) for part in index.split(EXAMPLES_PER_PASS)]).cpu().double()
@@ -39,8 +39,10 @@ def empty_sums(num_classes: int, num_bins: int = SCORE_BINS) -> EvaluationSums:
 
 
 def score_bins(logits: Tensor, num_bins: int = SCORE_BINS) -> Tensor:
-    """(N, C) of the log-odds log p - log(1 - p), with 1 - p summed over the other classes, so that it does not cancel
-    near 1."""
+    """(N, C): the bin of each class's one-vs-rest log-odds log p - log(1 - p). logits: (N, C).
+
+    1 - p is the sum over the other classes, which avoids cancellation near p = 1.
+    """
     log_p = logits.double().log_softmax(1)
     others = [torch.cat([log_p[:, :c], log_p[:, c + 1 :]], 1).logsumexp(1) for c in range(logits.shape[1])]
     log_odds = log_p - torch.stack(others, 1)
@@ -48,7 +50,7 @@ def score_bins(logits: Tensor, num_bins: int = SCORE_BINS) -> Tensor:
 
 
 def score_logits(logits: Tensor, y: Tensor, num_bins: int = SCORE_BINS) -> EvaluationSums:
-    """logits (N, C), y (N,)."""
+    """Sums over N examples. logits: (N, C); y: (N,)."""
     n, num_classes = logits.shape
     logits = logits.double()
     log_p = logits.log_softmax(1)

@@ -1,4 +1,4 @@
-"""One site after the other with one module: the plain way, and what every other trainer has to agree with."""
+"""The reference trainer: one site after the other with one module. All other trainers must agree with it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SequentialTrainer:
         indices = self.context.indices_for(request)
         if not len(indices.train) and not isinstance(request.job, EvaluateJob | ProfileJob):
             raise IncompatibleStudyError(
-                f"{request.site} has no training examples for this; public.fraction or public.data give the coordinator some"
+                f"{request.site} has no examples to train on; set public.fraction or public.data for public examples"
             )
         match request.job:
             case TrainJob():
@@ -71,17 +71,19 @@ class SequentialTrainer:
                 return compute_activations(self.module, self.context.pool.inputs(indices.train[:count]))
 
     def train(self, request: TrainRequest, job: TrainJob, indices: SplitIndices) -> TrainResult:
+        """Local SGD with the job's regularizer; with `job.inexactness` until the gradient is small enough (FedProx)."""
         context, config = self.context, self.context.config
         budget = StepBudget.from_job(job, indices, config)
         self.load_model(job.initial_weights, job.norm_stats)
         lr = config.learning_rate(job, request.round)
         optimizer = config.make_optimizer([self.params[n] for n in context.trainable_positions(job)], lr)
         regularizer_terms = split_regularizer(context, self.params, job.regularizer)
-        steps_requested, steps_done, steps_spent = budget.steps_requested, 0, 0
+        steps_requested = budget.steps_requested
+        steps_done, steps_spent = 0, 0
         loss_sum = torch.zeros((), device=context.pool.device)
         if job.inexactness is not None and budget.steps_allowed:
             max_gradient_norm = job.inexactness * self.gradient_norm(indices.train, job.regularizer)
-            steps_spent = budget.steps_per_epoch  # looking at all local data is work too, and a deadline counts it
+            steps_spent = budget.steps_per_epoch  # a full gradient costs as much as an epoch, and deadlines count it
         self.module.train()
         if self.has_dropout:
             torch.manual_seed(derive_seed(context.seed, request.site, request.round, request.job_index, "dropout"))
@@ -94,12 +96,10 @@ class SequentialTrainer:
                 p.grad.add_(slope * p.detach() + offset)  # type: ignore[union-attr]
             optimizer.step()
             loss_sum += loss
-            steps_done, steps_spent = steps_done + 1, steps_spent + 1
-            if (
-                job.inexactness is not None
-                and steps_done % budget.steps_per_epoch == 0
-                and steps_done < steps_requested
-            ):
+            steps_done += 1
+            steps_spent += 1
+            is_epoch_end = steps_done % budget.steps_per_epoch == 0
+            if job.inexactness is not None and is_epoch_end and steps_done < steps_requested:
                 if self.gradient_norm(indices.train, job.regularizer) <= max_gradient_norm:
                     steps_requested = steps_done
                     break
@@ -114,16 +114,19 @@ class SequentialTrainer:
     def compute_gradient(
         self, request: TrainRequest, maml_lr: float, step: int, index: Tensor, class_weights: Tensor | None
     ) -> Tensor:
-        """The gradient in `.grad`, and the loss. `ahead`: at w - ahead * gradient of the batch's first half."""
+        """Writes the batch's gradient to `.grad` and returns the loss ().
+
+        With `maml_lr`, first-order MAML: the gradient of the batch's second half at w - maml_lr * (that of the first).
+        """
         if not maml_lr:
-            return self.backward(self.context.load_batch(request, step, index), index, class_weights)
+            return self.backward(self.context.load_inputs(request, step, index), index, class_weights)
         first, second = split_in_halves(index)
-        self.backward(self.context.load_batch(request, 2 * step, first), first, class_weights)
+        self.backward(self.context.load_inputs(request, 2 * step, first), first, class_weights)
         saved_values = [p.detach().clone() for p in self.params]
         with torch.no_grad():
             for p in self.params:
                 p.sub_(maml_lr * p.grad)  # type: ignore[operator]
-        loss = self.backward(self.context.load_batch(request, 2 * step + 1, second), second, class_weights)
+        loss = self.backward(self.context.load_inputs(request, 2 * step + 1, second), second, class_weights)
         with torch.no_grad():
             for p, value in zip(self.params, saved_values, strict=True):
                 p.copy_(value)
@@ -140,7 +143,7 @@ class SequentialTrainer:
         self.context.spec.write_state(self.module, ModelState(weights, stats))
 
     def full_gradient(self, index: Tensor) -> tuple[ParamVector, float]:
-        """Of the mean loss over `index`, in chunks; and that loss. In eval mode: no statistics move."""
+        """The gradient (P,) of the mean loss over these pool rows, in eval mode, and this loss."""
         class_weights = self.context.class_weights(index)
         self.module.eval()
         self.module.zero_grad()
@@ -154,7 +157,7 @@ class SequentialTrainer:
         return torch.cat(flat), float(loss_sum)
 
     def gradient_norm(self, index: Tensor, regularizer: LocalRegularizer) -> float:
-        """|grad h|, pull included."""
+        """The 2-norm of the gradient of the local objective, regularizer included."""
         gradient, _ = self.full_gradient(index)
         w = self.context.spec.read_state(self.module).weights
         if not regularizer.is_zero:
@@ -169,7 +172,7 @@ class SequentialTrainer:
 def split_regularizer(
     context: TrainerContext, params: Sequence[nn.Parameter], regularizer: LocalRegularizer
 ) -> list[tuple[nn.Parameter, Tensor | float, Tensor | float]]:
-    """(parameter, slope, offset) of every parameter; empty without a pull."""
+    """(parameter, slope, offset) for every parameter; empty without a regularizer."""
     if regularizer.is_zero:
         return []
     parts = [
@@ -180,7 +183,7 @@ def split_regularizer(
 
 
 def compute_activations(module: nn.Module, x: Tensor) -> ActivationsResult:
-    """Outputs of the layers with weights on the inputs x."""
+    """Outputs of all linear and convolutional layers on the inputs x (n, ...), each flattened to (n, p)."""
     outputs: list[Tensor] = []
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
     hooks = [m.register_forward_hook(lambda _, __, out: outputs.append(out.flatten(1).cpu())) for m in layers]
@@ -195,7 +198,7 @@ def compute_activations(module: nn.Module, x: Tensor) -> ActivationsResult:
 
 
 def example_losses(logits: Tensor, y: Tensor, class_weights: Tensor | None) -> Tensor:
-    """(B,)"""
+    """(B,) cross-entropy of each example, times the weight of its class. logits: (B, C)."""
     losses = F.cross_entropy(logits, y, reduction="none")
     return losses if class_weights is None else losses * class_weights.index_select(0, y)
 

@@ -1,7 +1,7 @@
-"""All sites at once: parameters (S, ...), batches (S, B, ...), one step for everybody.
+"""Trains S sites at once: parameters are stacked to (S, ...), batches to (S, B, ...), and one step updates all sites.
 
-Gradients come from `torch.func` over the module, or, for chains of dense layers, from `chain.py`, which is twice as
-fast. Sites are sorted by their number of steps, so that those still at work are a prefix of the stack.
+Gradients come from `torch.func` over the module, or for MLPs from stacked_mlp.py, which is twice as fast. Sites are
+sorted by their number of steps, so the sites that still train are a prefix of the stack.
 """
 
 from __future__ import annotations
@@ -21,37 +21,39 @@ from sites.training.base import PlainSgd, StepBudget, TrainerContext, TrainReque
 from sites.training.sequential import SequentialTrainer
 from sites.training.stacked_mlp import StackedMlpGradients
 
-# params [(S, ...)], x (S, B, ...), y (S, B), share (S, B) -> loss (S,); the gradients are written to `.grad`
+# params [(S, ...)], x (S, B, ...), y (S, B), example_weights (S, B) -> losses (S,); writes the gradients to `.grad`
 GradientFunction = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
 
 
 class StackedTrainer:
-    """What cannot be stacked (gamma's stopping rule, evaluation) is done by the loop.
+    """Jobs that cannot be stacked (inexactness, evaluation) run in a `SequentialTrainer`.
 
-    The stack is cut into one part a core, each on a thread of its own with one operator thread: parts wait for each
-    other once a Fit, where operator threads would wait after every operator, and for long if other programs are busy.
+    The stack is divided into one part per core. Each part has its own thread and one operator thread: the parts wait
+    for each other once per job, whereas operator threads would wait after every operator, long if the machine is busy.
     """
 
     def __init__(self, context: TrainerContext, num_workers: int = 1) -> None:
         self.context = context
         self.sequential_trainer = SequentialTrainer(context)
         if context.spec.num_norm_stats or self.sequential_trainer.has_dropout:
-            raise IncompatibleStudyError("trainer = 'stacked' takes no BatchNorm and no dropout; use trainer = 'sequential'")
+            raise IncompatibleStudyError(
+                "trainer = 'stacked' supports neither BatchNorm nor dropout; use trainer = 'sequential'"
+            )
         mlp_gradients = StackedMlpGradients.from_module(self.sequential_trainer.module)
         self.compute_losses_and_gradients: GradientFunction = (
             mlp_gradients if mlp_gradients else make_vmap_gradients(self.sequential_trainer.module, context.spec.names)
         )
-        self.num_workers = (
-            num_workers if mlp_gradients else 1
-        )  # functional_call swaps the parameters of a module that threads would share
+        # functional_call swaps the parameters of the module, which threads would share
+        self.num_workers = num_workers if mlp_gradients else 1
         self._executor = ThreadPoolExecutor(self.num_workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]:
-        stackable: dict[object, list[int]] = {}  # what can take one step together
-        for i, t in enumerate(requests):
-            if isinstance(t.job, TrainJob) and t.job.inexactness is None:
-                lr = self.context.config.learning_rate(t.job, t.round)
-                stackable.setdefault((t.job.trainable_roles, t.job.dataset, t.job.maml_lr, lr), []).append(i)
+        stackable: dict[object, list[int]] = {}  # settings that a stack must share -> positions of the requests
+        for position, request in enumerate(requests):
+            job = request.job
+            if isinstance(job, TrainJob) and job.inexactness is None:
+                lr = self.context.config.learning_rate(job, request.round)
+                stackable.setdefault((job.trainable_roles, job.dataset, job.maml_lr, lr), []).append(position)
         parts = [
             positions[worker :: self.num_workers]
             for positions in stackable.values()
@@ -62,39 +64,41 @@ class StackedTrainer:
         results: dict[int, JobResult] = {}
         for part, stack_results in zip(parts, trained, strict=True):
             results.update(zip(part, stack_results, strict=True))
-        return [results[i] if i in results else self.sequential_trainer.run_request(t) for i, t in enumerate(requests)]
+        return [
+            results[position] if position in results else self.sequential_trainer.run_request(request)
+            for position, request in enumerate(requests)
+        ]
 
     def train(self, requests: Sequence[TrainRequest]) -> list[TrainResult]:
+        """One stack: TrainJobs that share learning rate, `maml_lr`, trainable roles and dataset."""
         if not requests:
             return []
         context, device = self.context, self.context.pool.device
         clients = sorted(
-            (StackedClient.from_request(context, t, position) for position, t in enumerate(requests)),
-            key=lambda r: -r.budget.steps_allowed,
+            (StackedClient.from_request(context, request, position) for position, request in enumerate(requests)),
+            key=lambda client: -client.budget.steps_allowed,
         )
-        flat = torch.stack([r.job.initial_weights for r in clients]).to(device)
-        params = [p.clone() for p in context.spec.split_parameters(flat)]
+        initial_weights = torch.stack([client.job.initial_weights for client in clients]).to(device)  # (S, P)
+        params = [p.clone() for p in context.spec.split_parameters(initial_weights)]
         stack = ActiveStack(context, clients, params)
         loss_sums = torch.zeros(len(clients), device=device)
         steps_done, active = 0, len(clients)
-        while active := sum(r.budget.steps_allowed > steps_done for r in clients[:active]):
+        while active := sum(client.budget.steps_allowed > steps_done for client in clients[:active]):
             stack.narrow_to(active)
             loss_sums[:active] += self.compute_gradients(stack.params, clients[:active], steps_done)
             stack.step()
             steps_done += 1
         final_weights = torch.cat([p.reshape(len(clients), -1) for p in params], 1).cpu()
-        results = [
-            client.make_result(w, float(loss))
-            for client, w, loss in zip(clients, final_weights, loss_sums.cpu(), strict=True)
-        ]
-        return [
-            result
-            for _, result in sorted(zip((r.position for r in clients), results, strict=True), key=lambda pair: pair[0])
-        ]
+        results = {
+            client.position: client.make_result(weights, float(loss_sum))
+            for client, weights, loss_sum in zip(clients, final_weights, loss_sums.cpu(), strict=True)
+        }
+        return [results[position] for position in range(len(requests))]
 
     def compute_gradients(self, params: list[Tensor], clients: Sequence[StackedClient], step: int) -> Tensor:
-        """Gradients in `.grad`, and the losses (S,). `ahead`: gradients at w - ahead * those of the batch's first half."""
-        indices, maml_lr = [next(client.batches) for client in clients], clients[0].job.maml_lr
+        """Writes the gradients to `.grad` and returns the losses (S,). First-order MAML as in `SequentialTrainer`."""
+        indices = [next(client.batches) for client in clients]
+        maml_lr = clients[0].job.maml_lr
         if not maml_lr:
             return self.compute_losses_and_gradients(params, *gather_batch(self.context, clients, step, indices))
         first, second = zip(*map(split_in_halves, indices), strict=True)
@@ -108,14 +112,16 @@ class StackedTrainer:
 
 @dataclass(frozen=True)
 class StackedClient:
-    position: int
+    """A site's job in a stack."""
+
+    position: int  # among the requests
     request: TrainRequest
     job: TrainJob
     budget: StepBudget
     batches: Iterator[Tensor]
     lr: float
     is_plain_sgd: bool
-    class_weights: Tensor | None  # (C,) of the classes in the loss
+    class_weights: Tensor | None  # (C,) in the loss
 
     @classmethod
     def from_request(cls, context: TrainerContext, request: TrainRequest, position: int) -> StackedClient:
@@ -147,7 +153,7 @@ class StackedClient:
 
 
 class ActiveStack:
-    """The prefix of sites still at work: views of the parameters, their pulls and their optimiser."""
+    """The first sites of the stack, which still train: views of their parameters, their optimizer and regularizers."""
 
     def __init__(self, context: TrainerContext, clients: Sequence[StackedClient], params: list[Tensor]) -> None:
         self.context, self.clients, self.all_params = context, clients, params
@@ -156,6 +162,7 @@ class ActiveStack:
         self.regularizer_terms = self._stack_regularizers()
 
     def narrow_to(self, active: int) -> None:
+        """Restricts the stack to its first `active` sites, optimizer state included."""
         if self.params and len(self.params[0]) == active:
             return
         previous_params, self.params = self.params, [p[:active] for p in self.all_params]
@@ -163,7 +170,7 @@ class ActiveStack:
         optimizer = self.context.config.make_optimizer(
             [self.params[n] for n in trainable_positions], self.clients[0].lr
         )
-        if self.optimizer is not None:  # keep the momenta of those who go on
+        if self.optimizer is not None:  # the remaining sites keep their optimizer state
             for old, new in zip(previous_params, self.params, strict=True):
                 state = self.optimizer.state.get(old, {})
                 optimizer.state[new] = {k: v[:active] if v.dim() else v for k, v in state.items() if v is not None}
@@ -179,17 +186,17 @@ class ActiveStack:
         self.optimizer.step()
 
     def _stack_regularizers(self) -> list[list[Tensor]]:
-        """[slopes, offsets], each [(S, ...)] by parameter; empty where nobody is pulled."""
-        regularizers = [r.job.regularizer for r in self.clients]
-        if all(p.is_zero for p in regularizers):
+        """[slopes, offsets], each a list of (S, ...) tensors, one per parameter; empty if no site has a regularizer."""
+        regularizers = [client.job.regularizer for client in self.clients]
+        if all(regularizer.is_zero for regularizer in regularizers):
             return []
         return [
-            self._stack_values([p.slope for p in regularizers]),
-            self._stack_values([p.offset for p in regularizers]),
+            self._stack_values([regularizer.slope for regularizer in regularizers]),
+            self._stack_values([regularizer.offset for regularizer in regularizers]),
         ]
 
     def _stack_values(self, values: Sequence[Tensor | float]) -> list[Tensor]:
-        """(S, ...) by parameter, or (S, 1, ...) where every site has one number for all."""
+        """(S, ...) for each parameter, or (S, 1, ...) if every site has one number for all parameters."""
         device = self.all_params[0].device
         if not any(isinstance(v, Tensor) for v in values):
             return [torch.tensor(values, device=device).view(-1, *(1 for _ in p.shape[1:])) for p in self.all_params]
@@ -202,7 +209,10 @@ class ActiveStack:
 def gather_batch(
     context: TrainerContext, clients: Sequence[StackedClient], step: int, indices: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x (S, B, ...), y (S, B) and each example's share of its site's mean loss; short batches are padded with share 0."""
+    """x (S, B, ...), y (S, B) and example_weights (S, B), each example's weight in its site's mean loss.
+
+    `indices`: the pool rows of each site's batch. Shorter batches are padded with examples of weight 0.
+    """
     sizes = [len(i) for i in indices]
     S, B = len(indices), max(sizes)
     device = context.pool.device
@@ -213,23 +223,25 @@ def gather_batch(
     y = context.pool.labels(index).view(S, B)
     if context.config.augmentation.is_identity:
         x = context.pool.inputs(index)
-    else:  # each site's batch by itself, so that what it draws does not depend on the others
-        parts = [context.load_batch(r.request, step, i) for r, i in zip(clients, indices, strict=True)]
+    else:  # augmented per site, so that a site's augmentation does not depend on the other sites
+        parts = [context.load_inputs(client.request, step, i) for client, i in zip(clients, indices, strict=True)]
         x = torch.cat([torch.cat([p, p[:1].expand(B - len(p), *p.shape[1:])]) for p in parts])
-    class_weights = [r.class_weights for r in clients if r.class_weights is not None]
+    class_weights = [client.class_weights for client in clients if client.class_weights is not None]
     if class_weights:
         example_weights = example_weights * torch.stack(class_weights).gather(1, y)
     return x.view(S, B, *x.shape[1:]), y, example_weights
 
 
 def make_vmap_gradients(module: nn.Module, names: Sequence[str]) -> GradientFunction:
+    """Gradients of any module, vectorized over the sites by `torch.func.vmap`. `names`: of its parameters."""
+
     def loss(params: dict[str, Tensor], x: Tensor, y: Tensor, example_weights: Tensor) -> Tensor:
         return (F.cross_entropy(functional_call(module, params, (x,)), y, reduction="none") * example_weights).sum()
 
-    per_client = vmap(grad_and_value(loss))
+    grad_and_value_by_client = vmap(grad_and_value(loss))
 
     def compute_losses_and_gradients(params: list[Tensor], x: Tensor, y: Tensor, example_weights: Tensor) -> Tensor:
-        gradients, losses = per_client(dict(zip(names, params, strict=True)), x, y, example_weights)
+        gradients, losses = grad_and_value_by_client(dict(zip(names, params, strict=True)), x, y, example_weights)
         for p, name in zip(params, names, strict=True):
             p.grad = gradients[name]
         out: Tensor = losses.detach()

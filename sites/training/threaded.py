@@ -1,4 +1,4 @@
-"""Sites spread over threads with one core each: convolutions gain more from whole sites than from split operators."""
+"""Trains several sites at once, one per thread: for convolutions this is faster than threads inside each operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ThreadedTrainer:
-    """Every worker has a module of its own; torch releases the interpreter lock inside its operators."""
+    """Every thread has its own trainer and module; torch releases the interpreter lock inside its operators."""
 
     def __init__(
         self,
@@ -38,15 +38,15 @@ class ThreadedTrainer:
                     "trainer = 'threaded' cannot seed dropout separately in each thread; use trainer = 'sequential'"
                 )
             self._idle_trainers.put(trainer)
-        # the thread count is a property of the thread that sets it, so the main thread keeps its own
+        # torch.set_num_threads applies to the calling thread, so the main thread's count does not change
         self._executor = ThreadPoolExecutor(self.num_workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]:
-        """The site with the most examples begins, so that no thread waits long for the last one."""
-        num_examples = {n: len(self._split_indices[t.site].train) for n, t in enumerate(requests)}
-        order = sorted(num_examples, key=lambda n: -num_examples[n])
-        results = dict(zip(order, self._executor.map(self._run_request, (requests[n] for n in order)), strict=True))
-        return [results[n] for n in range(len(requests))]
+        """Starts with the largest sites, so that all threads finish at about the same time."""
+        num_examples = [len(self._split_indices[request.site].train) for request in requests]
+        order = sorted(range(len(requests)), key=lambda i: -num_examples[i])
+        results = dict(zip(order, self._executor.map(self._run_request, (requests[i] for i in order)), strict=True))
+        return [results[i] for i in range(len(requests))]
 
     def _run_request(self, request: TrainRequest) -> JobResult:
         trainer = self._idle_trainers.get()

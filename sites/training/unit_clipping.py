@@ -1,8 +1,16 @@
-"""Three ways to the sum of the units' clipped gradients. All give the same sum; they differ in time and memory.
+"""Three methods to compute the sum of the privacy units' clipped gradients, equal up to rounding.
 
-whole   a unit at a time by plain backward passes: nothing per example is kept, units may be of any size
-hooks   gradients of single examples by Opacus's hooks, added up by unit: for units of few examples
-ghost   norms first, then a second backward pass of the weighted losses: single examples, large dense layers
+They differ in time and memory:
+
+per_unit     one ordinary backward pass per unit: no per-sample gradients, units of any size. Clipping the gradient of
+             all data of a user: McMahan et al. 2018, arXiv 1710.06963
+grad_sample  per-sample gradients from Opacus's hooks (`p.grad_sample`), added up by unit: for units of few examples.
+             Yousefpour et al. 2021, arXiv 2109.12298
+ghost        ghost clipping: a first backward pass yields the per-sample gradient norms, a second one the gradient of
+             the reweighted losses. For single examples as units and large linear layers. Li et al. 2022, arXiv
+             2110.05679; Lee and Kifer 2021, arXiv 2009.03106
+
+A batch is a Poisson sample of units, not of examples; `n` below is the number of examples in one pass, U that of units.
 """
 
 from __future__ import annotations
@@ -23,30 +31,32 @@ from privacy.dpsgd.secure_rng import SecureRandom
 from sites.training.base import TrainerContext
 from sites.training.sequential import example_losses
 
-# of the first layer: images need no gradient. For good, because trainers run in threads, which share their filters
+# Opacus hooks the first layer, whose input (the images) needs no gradient. Not in `catch_warnings`: trainers run in
+# threads, which share the filters
 warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
 ClippingMode = Literal["per_unit", "grad_sample", "ghost"]
 DpOptimizer = UnitOptimizer | GhostOptimizer
-UnitBatch = Sequence[Tensor]  # whole units: each one's rows of the pool
-MAX_GRAD_SAMPLE_FLOATS = 1 << 24  # numbers of per-example gradients kept at a time
-MAX_EXAMPLES_PER_PASS = 256  # examples in a pass that keeps none
-MIN_LARGE_UNIT_EXAMPLES = 6  # examples a unit
+UnitBatch = Sequence[Tensor]  # the pool rows (n_u,) of each unit u
+MAX_GRAD_SAMPLE_FLOATS = 1 << 24  # size of the per-sample gradients in memory at once
+MAX_EXAMPLES_PER_PASS = 256  # in passes without per-sample gradients
+PER_UNIT_MIN_EXAMPLES = 6  # from this mean number of examples per unit on, per_unit is fastest
 
 
 @dataclass(frozen=True)
 class DpSgdParams:
-    """What a site's private training is bound to. Fixed when the plan is, so that one patient more changes none of it."""
+    """DP-SGD parameters of one site. They are fixed with the privacy plan, so adding a patient changes none of them."""
 
-    noise_multiplier: float  # standard deviation, in clipping norms
-    max_grad_norm: float
+    noise_multiplier: float  # standard deviation of the noise / max_grad_norm
+    max_grad_norm: float  # clipping bound of a unit's gradient
     privacy_unit: str
     num_units: int
-    sampling_rate: float  # chance of a unit to be in a step
-    loss_scale: float = 1.0  # units / examples: the mean over units is then, unclipped, that over examples
+    sampling_rate: float  # Poisson sampling: probability that a unit is in a step
+    # units / examples: without clipping, the mean over units then equals the mean over examples
+    loss_scale: float = 1.0
 
     def optimizer_kwargs(self) -> dict[str, Any]:
-        """The noisy sum is divided by the number of units that a step draws on average, never by how many it drew."""
+        """The noised sum is divided by the expected number of units per step; the sampled number would be private."""
         return {
             "noise_multiplier": self.noise_multiplier,
             "max_grad_norm": self.max_grad_norm,
@@ -57,15 +67,15 @@ class DpSgdParams:
 
 @dataclass(frozen=True)
 class UnitLoss:
-    """How the network sees a unit's examples, and what their losses count."""
+    """Augmentation and weighted cross-entropy of a unit's examples."""
 
     context: TrainerContext
     secure_random: SecureRandom
-    class_weights: Tensor | None  # (C,) of the classes
+    class_weights: Tensor | None  # (C,)
     loss_scale: float
 
     def example_losses(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """(B,)"""
+        """(n,) losses of the examples in these pool rows (n,)."""
         x = self.context.pool.inputs(rows)
         if not self.context.config.augmentation.is_identity:
             x = self.context.config.augmentation(x, self.secure_random.torch_generator())
@@ -73,7 +83,7 @@ class UnitLoss:
 
 
 class ClippingMethod:
-    """`module` is what trains."""
+    """Base of the three methods. `module`: the model, wrapped in Opacus's hooks if the method needs them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -81,16 +91,20 @@ class ClippingMethod:
         self.trainable_params = self.params
 
     def select_trainable(self, positions: Collection[int]) -> None:
-        """Only these parameters are trained: what does not move is neither clipped nor noised."""
+        """Trains only the parameters at these positions; all others are neither clipped nor noised."""
         self.trainable_params = [p for position, p in enumerate(self.params) if position in positions]
 
     def make_optimizer(
         self, base_optimizer: torch.optim.Optimizer, secure_random: SecureRandom, dp_params: DpSgdParams
     ) -> DpOptimizer:
+        """Wraps `base_optimizer` in one that clips and adds noise."""
         return UnitOptimizer(base_optimizer, secure_random, **dp_params.optimizer_kwargs())
 
-    def accumulate_noised_mean(self, sampled_units: UnitBatch, unit_loss: UnitLoss, optimizer: DpOptimizer) -> float:
-        """Leaves the noised mean gradient of these units in .grad; the sum of their losses."""
+    def compute_noised_gradient(self, sampled_units: UnitBatch, unit_loss: UnitLoss, optimizer: DpOptimizer) -> float:
+        """Writes the noised mean of the units' clipped gradients to `.grad`; returns the sum of the examples' losses.
+
+        Gradients accumulate over passes (Opacus's `signal_skip_step`), and the last pass adds the noise once.
+        """
         unit_batches = self.split_batches(sampled_units)
         loss_sum = 0.0
         for index, unit_batch in enumerate(unit_batches):
@@ -98,29 +112,31 @@ class ClippingMethod:
             optimizer.signal_skip_step(index < len(unit_batches) - 1)
             if not optimizer.pre_step():
                 optimizer.zero_grad(True)
-        if not unit_batches:  # nobody was drawn: the step is noise
+        if not unit_batches:  # an empty Poisson sample: the gradient is noise alone
             optimizer.set_empty_batch()
             optimizer.pre_step()
         return loss_sum / unit_loss.loss_scale
 
     def restore_trainable(self) -> None:
-        """As it was before `move`, to be read."""
+        """Undoes `select_trainable`, so that `ParameterSpec` finds all parameters."""
 
     @abstractmethod
     def split_batches(self, sampled_units: UnitBatch) -> list[UnitBatch]:
-        """What goes through the network at once."""
+        """The units of each forward and backward pass."""
 
     @abstractmethod
     def backward(self, unit_batch: UnitBatch, unit_loss: UnitLoss, optimizer: DpOptimizer) -> float:
-        """Leaves with the optimiser what it clips."""
+        """Computes what `optimizer` clips in its `pre_step`; returns the sum of the scaled losses."""
 
 
 class PerUnitBackward(ClippingMethod):
+    """One unit per pass: `.grad` after the backward pass is the unit's gradient."""
+
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(context.make_model().to(context.pool.device))
 
     def select_trainable(self, positions: Collection[int]) -> None:
-        """Nothing is computed for the others. Opacus's hooks could not do that: they expect every layer to take part."""
+        """Computes no gradients of other parameters. Opacus's hooks do not allow that: they expect every layer's."""
         super().select_trainable(positions)
         for position, p in enumerate(self.params):
             p.requires_grad_(position in positions)
@@ -144,14 +160,15 @@ class PerUnitBackward(ClippingMethod):
 
 
 class GradSampleClipping(ClippingMethod):
+    """Per-sample gradients `p.grad_sample` (n, *p.shape), which `UnitOptimizer` adds up to (U, *p.shape) and clips."""
+
     def __init__(self, context: TrainerContext) -> None:
         super().__init__(GradSampleModule(context.make_model().to(context.pool.device), loss_reduction="sum"))
-        self.max_examples = max(
-            1, MAX_GRAD_SAMPLE_FLOATS // max(context.spec.num_parameters, 1)
-        )  # examples at once, unless one unit has more
+        # per pass, unless a single unit has more
+        self.max_examples = max(1, MAX_GRAD_SAMPLE_FLOATS // max(context.spec.num_parameters, 1))
 
     def split_batches(self, sampled_units: UnitBatch) -> list[UnitBatch]:
-        """No unit is split: its gradients have to be added up before they are clipped."""
+        """Never splits a unit: its per-sample gradients must be added up before clipping."""
         unit_batches: list[list[Tensor]] = []
         num_examples = 0
         for rows in sampled_units:
@@ -171,12 +188,14 @@ class GradSampleClipping(ClippingMethod):
             if id(p) not in trainable_ids:
                 p.grad_sample = p.grad = None  # type: ignore[attr-defined]
         sizes = torch.tensor([len(rows) for rows in unit_batch])
-        unit_of_example = torch.arange(len(unit_batch)).repeat_interleave(sizes)
+        unit_of_example = torch.arange(len(unit_batch)).repeat_interleave(sizes)  # (n,)
         optimizer.set_example_units(unit_of_example.to(unit_batch[0].device), len(unit_batch))
         return float(loss.detach())
 
 
 class GhostClipping(ClippingMethod):
+    """For single examples as units. Norms come from activations and output gradients, without `grad_sample`."""
+
     def __init__(self, context: TrainerContext) -> None:
         self.grad_sample_module = GradSampleModuleFastGradientClipping(
             context.make_model().to(context.pool.device), loss_reduction="sum"
@@ -187,7 +206,7 @@ class GhostClipping(ClippingMethod):
         self, base_optimizer: torch.optim.Optimizer, secure_random: SecureRandom, dp_params: DpSgdParams
     ) -> DpOptimizer:
         self.grad_sample_module.max_grad_norm = dp_params.max_grad_norm
-        self.grad_sample_module.trainable_parameters = self.trainable_params  # whose norms are added up
+        self.grad_sample_module.trainable_parameters = self.trainable_params  # these count in the norm
         return GhostOptimizer(base_optimizer, secure_random, **dp_params.optimizer_kwargs())
 
     def split_batches(self, sampled_units: UnitBatch) -> list[UnitBatch]:
@@ -207,8 +226,8 @@ CLIPPING_METHODS: dict[ClippingMode, type[PerUnitBackward] | type[GradSampleClip
 
 
 def select_clipping(module: nn.Module, examples_per_unit: float) -> ClippingMode:
-    """Measured on a CPU: plain passes win from some six examples a unit on; ghost norms where all layers are dense."""
-    if examples_per_unit >= MIN_LARGE_UNIT_EXAMPLES:
+    """The fastest method, as measured on a CPU. `examples_per_unit`: the mean over units."""
+    if examples_per_unit >= PER_UNIT_MIN_EXAMPLES:
         return "per_unit"
     layers = [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))]
     return "ghost" if examples_per_unit == 1 and all(isinstance(m, nn.Linear) for m in layers) else "grad_sample"

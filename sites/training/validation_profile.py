@@ -1,4 +1,8 @@
-"""A network and images -> `Profiled`: sums from which temperature, operating points and a guard derive."""
+"""Computes a site's part of the validation profile (`ProfileSums`).
+
+The temperature, the operating points and the out-of-distribution guard of an exported model derive from the sums over
+sites.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,14 @@ from pipeline.protocol.tasks import (
 from sites.data.pool import ExamplePool
 from sites.training.evaluation import EXAMPLES_PER_PASS, empty_sums, score_logits
 
-# distances are even in their binary logarithm from 1/8 to 32; 1 is the root mean square of the images measured
+# distance bins are uniform in log2 from 1/8 to 32; 1 is the root mean square distance of the validation images
 MIN_LOG2_DISTANCE, MAX_LOG2_DISTANCE = -3.0, 5.0
 
 
 def compute_profile(
     module: nn.Module, pool: ExamplePool, index: Tensor, num_classes: int, job: ProfileJob
 ) -> ProfileSums:
+    """Sums over the pool rows `index` (N,). The features are those of `FeatureProbe`, (N, D)."""
     probe = FeatureProbe(module, tuple(pool.x.shape[1:]))
     whitening = job.whitening
     parts = [_probe_images(probe, pool.inputs(part), job.num_tta_views) for part in index.split(EXAMPLES_PER_PASS)]
@@ -65,7 +70,10 @@ def _probe_images(probe: FeatureProbe, x: Tensor, num_tta_views: int) -> tuple[T
 
 
 def distance_histogram(features: Tensor, y: Tensor, whitening: FeatureWhitening, num_classes: int) -> Tensor:
-    """(C, DISTANCE_BINS) images by their class and their distance from the nearest centre."""
+    """(C, DISTANCE_BINS): number of images of each class by their distance to the nearest class centre.
+
+    features: (N, D); y: (N,). Distances are Euclidean after whitening, divided by sqrt(D).
+    """
     whitened = (features - whitening.mean.double()) @ whitening.whitening.double()
     distances = torch.cdist(whitened, whitening.class_centers.double()).amin(1) / whitened.shape[1] ** 0.5
     log2_distance = distances.clamp(min=1e-9).log2()
@@ -80,6 +88,6 @@ def distance_histogram(features: Tensor, y: Tensor, whitening: FeatureWhitening,
 
 
 def _measure_histograms(measures: Tensor) -> Tensor:
-    """(N, Q) -> (Q, MEASURE_BINS)"""
+    """Measures (N, Q) in [0, 1] -> histograms (Q, IMAGE_MEASURE_BINS)."""
     bin_index = (measures * IMAGE_MEASURE_BINS).long().clamp(0, IMAGE_MEASURE_BINS - 1)
     return torch.stack([torch.bincount(column, minlength=IMAGE_MEASURE_BINS) for column in bin_index.unbind(1)])

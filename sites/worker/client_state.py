@@ -11,6 +11,8 @@ from pipeline.protocol.messages import ClientState, RoundAttempt
 
 @dataclass
 class ClientStateStore:
+    """The client state of one site in one run."""
+
     committed: dict[str, Tensor] = field(default_factory=dict)
     pending: dict[str, Tensor] = field(default_factory=dict)
     pending_attempt: RoundAttempt | None = None  # (round, attempt) of the pending state
@@ -28,8 +30,5 @@ class ClientStateStore:
 
     def latest_state(self, last_accepted: RoundAttempt | None) -> ClientState:
         """The state that `resolve_pending` would return, without a change; for evaluation."""
-        return (
-            self.pending
-            if self.pending_attempt is not None and last_accepted == self.pending_attempt
-            else self.committed
-        )
+        is_accepted = self.pending_attempt is not None and last_accepted == self.pending_attempt
+        return self.pending if is_accepted else self.committed

@@ -107,14 +107,12 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return json.dumps({"refused": self._outward_error_text(error)})
 
     def _outward_error_text(self, error: HemofedError) -> str:
-        """The part of an error that may leave the site. File names may name patients; the log has the whole text."""
+        """The part of an error that may leave the site. File names may name patients; the log has the full text."""
         assert self._fl_context is not None
         self.log_error(self._fl_context, f"{type(error).__name__}: {error}")
-        return (
-            str(error)
-            if isinstance(error, REPORTABLE_ERRORS)
-            else ERROR_SUMMARIES.get(type(error), f"failed ({type(error).__name__})")
-        )
+        if isinstance(error, REPORTABLE_ERRORS):
+            return str(error)
+        return ERROR_SUMMARIES.get(type(error), f"failed ({type(error).__name__})")
 
     def _answer_task(self, site: str, shareable: Shareable) -> bytes:
         payload = shareable.get(MESSAGE_BYTES_KEY)

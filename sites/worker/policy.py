@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline.core.errors import HemofedError
+from pipeline.protocol.messages import SECURE_AGGREGATION_TASKS
 from pipeline.study.offer import StudyOffer
 from pipeline.study.schema import Study
 from sites.governance.approvals import check_approval
@@ -47,7 +48,5 @@ class TaskPolicy:
 
 
 def allowed_tasks(study: Study) -> frozenset[str]:
-    from sites.privacy.secure_agg_client import SECURE_AGGREGATION_TASKS
-
     secure_aggregation_tasks = SECURE_AGGREGATION_TASKS if study.privacy.secure_aggregation else frozenset()
     return study.strategy.tasks | {ABOUT_TASK} | secure_aggregation_tasks

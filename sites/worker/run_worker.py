@@ -12,7 +12,7 @@ import torch
 
 from pipeline.core.errors import IncompatibleStudyError, RunFolderError
 from pipeline.core.tensor_io import load_tensors, save_tensors
-from pipeline.protocol.messages import Declined, Message, SiteId
+from pipeline.protocol.messages import SECURE_AGGREGATION_TASKS, Declined, Message, SiteId
 from pipeline.protocol.serialization import deserialize_message, serialize_reply
 from pipeline.study.offer import StudyOffer
 from pipeline.study.run_spec import RunSpec, model_header
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from sites.privacy.plan import PrivacyPlan
     from sites.privacy.secure_agg_client import SecureAggClient
 
-SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})  # steps before and after the training
 DEADLINE_SPEED_FACTOR = 0.8  # fraction of the measured speed for deadlines; the rest is for the transfer
 
 
 @dataclass
 class RunWorker:
+    """One run at one site, for the lifetime of a process. Its client state is stored after every message."""
+
     site: SiteId
     offer: StudyOffer
     study: Study
@@ -152,9 +153,12 @@ class RunWorker:
         for name, value in tensors.items():
             part, _, key = name.partition("/")
             parts[part][key] = value
-        identity = header["identity"]
+        pending_attempt = header["identity"]
         self.state_store = ClientStateStore(
-            parts["committed"], parts["pending"], identity and (identity[0], identity[1]), parts["kept"]
+            parts["committed"],
+            parts["pending"],
+            pending_attempt and (pending_attempt[0], pending_attempt[1]),
+            parts["kept"],
         )
         self.steps_per_second = header["speed"] if self.is_speed_measured else self.steps_per_second
 
@@ -170,8 +174,8 @@ def open_run_worker(
     study = offer.read_study()
     if study.hash != offer.study_hash:
         raise IncompatibleStudyError(
-            f"the study of {offer.run} has another hash here ({study.hash[:12]} instead of {offer.study_hash[:12]}): hemofed or a "
-            f"plugin has another version; install {offer.version}"
+            f"the study of {offer.run} has another hash here ({study.hash[:12]} instead of {offer.study_hash[:12]}): hemofed "
+            f"or a plugin has another version; install hemofed {offer.version}"
         )
     device = select_device(study)
     if device.type == "cuda" and settings.limits.max_gpu_memory_gb is not None:
@@ -232,6 +236,6 @@ def open_run_worker(
 
 
 def _simulated_speed(study: Study, sites: list[SiteId], site: SiteId) -> float:
-    """The speed in the study's virtual time, so that a rehearsal repeats the simulation."""
+    """The site's speed on the study's virtual clock, so that a rehearsal repeats the simulation."""
     speed = study.sites.speed
     return speed[sites.index(site)] if isinstance(speed, tuple) else speed

@@ -161,11 +161,9 @@ class TaskSession:
         if m.task == "train":
             try:
                 if self._secure_agg_client is not None and self._secure_agg_client.secure_aggregation is not None:
-                    update, work, weight = (
-                        self._secure_agg_client.mask_update(m, update, weight, self._encrypted_shares),
-                        None,
-                        1.0,
-                    )
+                    # the weight is part of the masked sum, and the work does not leave the site
+                    update = self._secure_agg_client.mask_update(m, update, weight, self._encrypted_shares)
+                    work, weight = None, 1.0
                 self._encoded_vectors, new_residuals = self.compression.compress_update(
                     update, self._residuals, self.site, m.round
                 )

@@ -1,4 +1,4 @@
-"""The command as a person meets it."""
+"""The commands `hemofed run`, `study`, `compare`, `evaluate`, `report`, `strategies`, `reproduce` and `join-run` as processes."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from PIL import Image
 HEMOFED = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
 
 
-def hemofed(*args: str, cwd: Path, ok: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
+def run_hemofed(*args: str, cwd: Path, ok: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """`ok`: whether the command must succeed."""
+    completed = subprocess.run(
         [*HEMOFED, *args],
         cwd=cwd,
         capture_output=True,
@@ -21,9 +22,9 @@ def hemofed(*args: str, cwd: Path, ok: bool = True, **env: str) -> subprocess.Co
         timeout=300,
         env=os.environ | {"COLUMNS": "200"} | env,
     )
-    assert (done.returncode == 0) == ok, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    assert (completed.returncode == 0) == ok, completed.stderr
+    assert "Traceback" not in completed.stderr, completed.stderr
+    return completed
 
 
 def test_help_imports_nothing_heavy():
@@ -35,25 +36,26 @@ def test_help_imports_nothing_heavy():
         "heavy = {'torch', 'numpy', 'monai', 'matplotlib', 'sklearn', 'scipy', 'albumentations', 'cv2'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
     for command in ("run", "study", "compare", "evaluate", "reproduce", "report", "strategies", "site"):
-        assert command in done.stdout
+        assert command in completed.stdout
 
 
-def test_a_missing_extra_is_named(tmp_path):
-    """torch is hidden by a module of that name that is not there to be found."""
+def test_missing_extra_is_named_with_the_install_command(tmp_path):
+    """None in sys.modules makes the import of torch fail."""
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['hemofed', 'run']; from pipeline.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "pip install 'hemofed[train]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert completed.returncode == 2
+    assert "pip install 'hemofed[train]'" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("runs")
-    hemofed(
+def runs_folder(tmp_path_factory) -> Path:
+    """Two finished runs, "one" with baselines and "two" with FedProx."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_hemofed(
         "run",
         "moons-demo",
         "--out",
@@ -62,16 +64,17 @@ def finished(tmp_path_factory) -> Path:
         "rounds=4",
         "--baselines",
         "-q",
-        cwd=place,
-        XDG_CACHE_HOME=str(place / "cache"),
+        cwd=folder,
+        XDG_CACHE_HOME=str(folder / "cache"),
     )
-    hemofed("run", "moons-demo", "--out", "two", "--set", "rounds=4", "--set", "strategy=fedprox", "-q", cwd=place)
-    return place
+    run_hemofed("run", "moons-demo", "--out", "two", "--set", "rounds=4", "--set", "strategy=fedprox", "-q", cwd=folder)
+    return folder
 
 
-def test_a_run_leaves_all_its_files(finished):
-    names = {p.name for p in (finished / "one").iterdir()}
+def test_run_writes_all_files_of_the_run_folder(runs_folder):
+    names = {p.name for p in (runs_folder / "one").iterdir()}
     assert {
+        "run.json",
         "study.toml",
         "sites.json",
         "rounds.jsonl",
@@ -81,70 +84,73 @@ def test_a_run_leaves_all_its_files(finished):
         "plots",
         "report.html",
     } <= names
-    results = json.loads((finished / "one" / "results.json").read_text())
+    results = json.loads((runs_folder / "one" / "results.json").read_text())
     assert set(results["baselines"]) == {"local_only", "centralized"}
-    assert len((finished / "one" / "rounds.jsonl").read_text().splitlines()) == 5
+    assert len((runs_folder / "one" / "rounds.jsonl").read_text().splitlines()) == 5
 
 
-def test_run_prints_json_alone(tmp_path):
-    done = hemofed("run", "moons-demo", "--set", "rounds=2", "--json", cwd=tmp_path)
-    assert json.loads(done.stdout)["run"] == "runs/moons-demo"
-    again = hemofed("run", "moons-demo", "--set", "rounds=2", "--json", cwd=tmp_path)
+def test_run_json_prints_only_json(tmp_path):
+    completed = run_hemofed("run", "moons-demo", "--set", "rounds=2", "--json", cwd=tmp_path)
+    assert json.loads(completed.stdout)["run"] == "runs/moons-demo"
+    again = run_hemofed("run", "moons-demo", "--set", "rounds=2", "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["run"] == "runs/moons-demo-2"
 
 
-def test_progress_is_a_line_a_round_without_a_terminal(tmp_path):
-    done = hemofed("run", "moons-demo", "--set", "rounds=2", cwd=tmp_path)
-    assert done.stderr.count("round ") == 3
-    assert "test accuracy" in done.stdout
+def test_progress_without_a_terminal_is_one_line_per_round(tmp_path):
+    completed = run_hemofed("run", "moons-demo", "--set", "rounds=2", cwd=tmp_path)
+    assert completed.stderr.count("round ") == 3
+    assert "test accuracy" in completed.stdout
 
 
-def test_compare_overlays_runs(finished):
-    rows = json.loads(hemofed("compare", "one", "two", "--json", cwd=finished).stdout)
+def test_compare_lists_runs_and_writes_a_page(runs_folder):
+    rows = json.loads(run_hemofed("compare", "one", "two", "--json", cwd=runs_folder).stdout)
     assert [r["strategy"] for r in rows] == ["fedavg", "fedprox"]
-    assert "strategy" in (finished / "compare.html").read_text()
-    hemofed("compare", "one", "nowhere", cwd=finished, ok=False)
+    assert "strategy" in (runs_folder / "compare.html").read_text()
+    run_hemofed("compare", "one", "nowhere", cwd=runs_folder, ok=False)
 
 
-def test_evaluate_on_other_data(finished):
-    seen = json.loads(hemofed("evaluate", "one", "--data", ".", "--json", "--set", "points=400", cwd=finished).stdout)
-    assert seen["n"] == 400
-    assert 0.5 < seen["accuracy"] <= 1
-    assert sum(map(sum, seen["confusion"])) == 400
-    assert "accuracy" in hemofed("evaluate", "one", "--data", ".", "--split", "test", cwd=finished).stdout
-
-
-def test_evaluate_names_a_wrong_model_split_or_source(finished):
-    assert (
-        "valid: global" in hemofed("evaluate", "one", "--data", ".", "--model", "best", cwd=finished, ok=False).stderr
+def test_evaluate_on_other_data(runs_folder):
+    scores = json.loads(
+        run_hemofed("evaluate", "one", "--data", ".", "--json", "--set", "points=400", cwd=runs_folder).stdout
     )
-    assert "valid: all" in hemofed("evaluate", "one", "--data", ".", "--split", "tset", cwd=finished, ok=False).stderr
-    assert "moons" in hemofed("evaluate", "one", "--data", ".", "--source", "moon", cwd=finished, ok=False).stderr
+    assert scores["n"] == 400
+    assert 0.5 < scores["accuracy"] <= 1
+    assert sum(map(sum, scores["confusion"])) == 400
+    assert "accuracy" in run_hemofed("evaluate", "one", "--data", ".", "--split", "test", cwd=runs_folder).stdout
+
+
+def test_evaluate_names_valid_models_splits_and_sources(runs_folder):
+    def error_text(*options: str) -> str:
+        return run_hemofed("evaluate", "one", "--data", ".", *options, cwd=runs_folder, ok=False).stderr
+
+    assert "valid: global" in error_text("--model", "best")
+    assert "valid: all" in error_text("--split", "tset")
+    assert "moons" in error_text("--source", "moon")
 
 
 def test_study_new_check_show_list(tmp_path):
-    hemofed("study", "new", "mine.toml", "--like", "moons-demo", cwd=tmp_path)
-    hemofed("study", "new", "mine.toml", cwd=tmp_path, ok=False)
-    checked = json.loads(hemofed("study", "check", "mine.toml", "--json", cwd=tmp_path).stdout)
-    assert checked["parameters"] == 22
+    run_hemofed("study", "new", "mine.toml", "--like", "moons-demo", cwd=tmp_path)
+    run_hemofed("study", "new", "mine.toml", cwd=tmp_path, ok=False)
+    checked = json.loads(run_hemofed("study", "check", "mine.toml", "--json", cwd=tmp_path).stdout)
+    assert checked["num_parameters"] == 22
     assert len(checked["sites"]) == 4
-    shown = hemofed("study", "show", "mine.toml", "--set", "local.lr=0.5", cwd=tmp_path).stdout
+    shown = run_hemofed("study", "show", "mine.toml", "--set", "local.lr=0.5", cwd=tmp_path).stdout
     assert "lr = 0.5" in shown
     assert {"moons-demo", "fashion-mnist-table"} <= {
-        s["name"] for s in json.loads(hemofed("study", "list", "--json", cwd=tmp_path).stdout)
+        s["name"] for s in json.loads(run_hemofed("study", "list", "--json", cwd=tmp_path).stdout)
     }
     (tmp_path / "mine.toml").write_text((tmp_path / "mine.toml").read_text().replace("rounds", "rouns"))
-    said = hemofed("study", "check", "mine.toml", cwd=tmp_path, ok=False).stderr
-    assert "mine.toml:3: unknown key 'rouns'; did you mean 'rounds'?" in said
+    error_text = run_hemofed("study", "check", "mine.toml", cwd=tmp_path, ok=False).stderr
+    assert "mine.toml:3: unknown key 'rouns'; did you mean 'rounds'?" in error_text
 
 
-def test_missing_data_names_every_cure(tmp_path):
-    said = hemofed("run", "fashion-mnist-table", "--set", "data.path=nowhere", cwd=tmp_path, ok=False).stderr
-    assert "nowhere" in said
+def test_missing_data_folder_is_named(tmp_path):
+    error_text = run_hemofed("run", "fashion-mnist-table", "--set", "data.path=nowhere", cwd=tmp_path, ok=False).stderr
+    assert "nowhere" in error_text
     assert not (tmp_path / "runs" / "fashion-mnist-table" / "results.json").exists()
 
 
-def test_a_corrupt_image_is_named_and_can_be_skipped(tmp_path):
+def test_corrupt_image_is_named_and_can_be_skipped(tmp_path):
     for label in ("normal", "schistocyte"):
         for i in range(12):
             file = tmp_path / "cells" / label / f"{i}.png"
@@ -155,33 +161,33 @@ def test_a_corrupt_image_is_named_and_can_be_skipped(tmp_path):
         'name = "cells"\nrounds = 2\n[data]\nname = "folder"\npath = "cells"\nval = 0.0\n[sites]\ncount = 2\n'
         '[model]\nname = "mlp"\n[evaluation]\npositive_class = "schistocyte"\n'
     )
-    said = hemofed("run", "s.toml", "--out", "bad", cwd=tmp_path, ok=False).stderr
-    assert "normal/3.png" in said
-    assert "data.corrupt = 'skip'" in said
-    done = json.loads(
-        hemofed("run", "s.toml", "--out", "good", "--set", "data.corrupt=skip", "--json", cwd=tmp_path).stdout
+    error_text = run_hemofed("run", "s.toml", "--out", "bad", cwd=tmp_path, ok=False).stderr
+    assert "normal/3.png" in error_text
+    assert "data.corrupt = 'skip'" in error_text
+    completed = json.loads(
+        run_hemofed("run", "s.toml", "--out", "good", "--set", "data.corrupt=skip", "--json", cwd=tmp_path).stdout
     )
-    assert done["test"]["pooled"]["n"] == 5
+    assert completed["test"]["pooled"]["n"] == 5
     assert "normal/3.png" in (tmp_path / "good" / "report.html").read_text()
-    seen = json.loads(
-        hemofed("evaluate", "good", "--data", "cells", "--set", "corrupt=skip", "--json", cwd=tmp_path).stdout
+    scores = json.loads(
+        run_hemofed("evaluate", "good", "--data", "cells", "--set", "corrupt=skip", "--json", cwd=tmp_path).stdout
     )
-    assert seen["n"] == 23
-    assert "positive_auroc" in seen
+    assert scores["n"] == 23
+    assert "positive_auroc" in scores
 
 
-def test_resume_takes_no_new_settings(finished):
-    said = hemofed("run", "--resume", "one", "--set", "rounds=9", cwd=finished, ok=False).stderr
-    assert "--resume continues a run as it was" in said
-    hemofed("run", "--resume", "one", "-q", cwd=finished)
-    assert "no run folder" in hemofed("run", "--resume", "cache", cwd=finished, ok=False).stderr
+def test_resume_refuses_new_settings(runs_folder):
+    error_text = run_hemofed("run", "--resume", "one", "--set", "rounds=9", cwd=runs_folder, ok=False).stderr
+    assert "--resume continues a run with its own settings" in error_text
+    run_hemofed("run", "--resume", "one", "-q", cwd=runs_folder)
+    assert "is not a run folder" in run_hemofed("run", "--resume", "cache", cwd=runs_folder, ok=False).stderr
 
 
-def test_strategies_are_listed(tmp_path):
-    found = json.loads(hemofed("strategies", "--json", cwd=tmp_path).stdout)
-    assert {r["name"] for r in found["codecs"]} == {"fp16", "qsgd", "randk", "ring", "topk"}
-    assert {r["name"] for r in found["aggregation_rules"]} >= {"mean", "median", "krum"}
-    rows = {r["name"]: r for r in found["strategies"]}
+def test_strategies_command_lists_strategies_codecs_and_rules(tmp_path):
+    components = json.loads(run_hemofed("strategies", "--json", cwd=tmp_path).stdout)
+    assert {r["name"] for r in components["codecs"]} == {"fp16", "qsgd", "randk", "ring", "topk"}
+    assert {r["name"] for r in components["aggregation_rules"]} >= {"mean", "median", "krum"}
+    rows = {r["name"]: r for r in components["strategies"]}
     assert rows["cfl"]["sees"] == "each"
     assert rows["ditto"]["remembered"] == "the site's own model"
     assert all(r["paper"] for name, r in rows.items() if name not in ("local_only", "centralized"))
@@ -189,20 +195,20 @@ def test_strategies_are_listed(tmp_path):
     assert rows["fedavg"]["sees"] == "totals"
 
 
-def test_reproduce_lists_and_refuses(tmp_path):
-    known = json.loads(hemofed("reproduce", "--json", cwd=tmp_path).stdout)
-    assert {"fashion-mnist-table", "moons", "stragglers", "communication"} <= set(known)
-    assert "did you mean 'moons'" in hemofed("reproduce", "moon", cwd=tmp_path, ok=False).stderr
+def test_reproduce_lists_reproductions_and_suggests_names(tmp_path):
+    names = json.loads(run_hemofed("reproduce", "--json", cwd=tmp_path).stdout)
+    assert {"fashion-mnist-table", "moons", "stragglers", "communication"} <= set(names)
+    assert "did you mean 'moons'" in run_hemofed("reproduce", "moon", cwd=tmp_path, ok=False).stderr
 
 
-def test_report_is_written_anew(finished):
-    (finished / "two" / "report.html").unlink()
-    hemofed("report", "two", "--band", "95", cwd=finished)
-    assert (finished / "two" / "report.html").exists()
-    assert "valid: 68, 95" in hemofed("report", "two", "--band", "50", cwd=finished, ok=False).stderr
+def test_report_command_rewrites_the_report(runs_folder):
+    (runs_folder / "two" / "report.html").unlink()
+    run_hemofed("report", "two", "--band", "95", cwd=runs_folder)
+    assert (runs_folder / "two" / "report.html").exists()
+    assert "valid: 68, 95" in run_hemofed("report", "two", "--band", "50", cwd=runs_folder, ok=False).stderr
 
 
-PERSONAL = """
+PERSONALIZED_STUDY = """
 name = "own"
 rounds = 3
 [data]
@@ -222,23 +228,23 @@ evaluate_at = "sites"
 """
 
 
-def test_a_personalised_run_is_held_against_each_site_alone_unless_refused(tmp_path):
-    (tmp_path / "study.toml").write_text(PERSONAL)
-    said = hemofed("run", "study.toml", "--out", "run", "-q", cwd=tmp_path).stdout
-    assert "own model" in said
-    assert "common model" in said
+def test_personalized_run_has_a_local_only_baseline_unless_disabled(tmp_path):
+    (tmp_path / "study.toml").write_text(PERSONALIZED_STUDY)
+    output = run_hemofed("run", "study.toml", "--out", "run", "-q", cwd=tmp_path).stdout
+    assert "personalized model" in output
+    assert "global model" in output
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["baselines"].keys() == {"local_only"}
     assert len(list((tmp_path / "run" / "models" / "site").glob("*.safetensors"))) == 3
-    hemofed("run", "study.toml", "--out", "bare", "-q", "--no-baselines", cwd=tmp_path)
-    assert json.loads((tmp_path / "bare" / "results.json").read_text())["baselines"] == {}
+    run_hemofed("run", "study.toml", "--out", "without", "-q", "--no-baselines", cwd=tmp_path)
+    assert json.loads((tmp_path / "without" / "results.json").read_text())["baselines"] == {}
 
 
-def test_a_new_site_joins_by_one_command(tmp_path):
-    (tmp_path / "study.toml").write_text(PERSONAL)
-    hemofed("run", "study.toml", "--out", "run", "-q", "--no-baselines", cwd=tmp_path)
-    got = json.loads(hemofed("join-run", "run", "--set", "seed=9", "--json", cwd=tmp_path).stdout)
-    assert {"own", "global", "alone"} <= got.keys()
-    assert "already; give the new one another --name" in hemofed(
+def test_join_run_adds_a_site_to_a_finished_run(tmp_path):
+    (tmp_path / "study.toml").write_text(PERSONALIZED_STUDY)
+    run_hemofed("run", "study.toml", "--out", "run", "-q", "--no-baselines", cwd=tmp_path)
+    result = json.loads(run_hemofed("join-run", "run", "--set", "seed=9", "--json", cwd=tmp_path).stdout)
+    assert {"personalized_model", "global_model", "local_only"} <= result.keys()
+    assert "give the new site another --name" in run_hemofed(
         "join-run", "run", "--name", "site-01", cwd=tmp_path, ok=False
     ).stderr.replace("\n", " ")

@@ -11,9 +11,9 @@ from pipeline.aggregation.client_level_dp import ClientLevelDpMean
 from pipeline.protocol.messages import Aggregate, ClientUpdate, Reply
 
 
-def test_client_level_dp_clips_updates_and_adds_noise_of_the_right_size(moons, go):
+def test_client_level_dp_clips_updates_and_adds_noise_of_the_right_size(moons, run_study):
     """Four sites, clipping bound 1, noise 0.5: the mean's standard deviation is 0.5 / 4 in every coordinate and round."""
-    folder, _ = go(
+    folder, _ = run_study(
         moons(
             rounds=1,
             weighting="equal",

@@ -22,12 +22,12 @@ from privacy.ledger import keys
 from privacy.ledger.countersigner import LedgerCountersigner
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.verify import verify_ledger
-from tests.support.privacy_runs import make_dp_sgd_section, make_simulation, read_charges
+from tests.support.studies import make_dp_sgd_section, make_simulation, read_charges
 
 
-def test_dp_sgd_spends_its_budget_to_the_last_step_as_dp_accounting_confirms(moons, go):
-    folder, results = go(moons(privacy=make_dp_sgd_section()))
-    assert results["stopped"] == "finished"
+def test_dp_sgd_spends_its_budget_to_the_last_step_as_dp_accounting_confirms(moons, run_study):
+    folder, results = run_study(moons(privacy=make_dp_sgd_section()))
+    assert results["stop_reason"] == "finished"
     for site in ("site-01", "site-04"):
         charges = read_charges(folder.path, site)
         assert [c.round for c in charges] == [1, 2, 3, 4, 5, 6]
@@ -50,23 +50,25 @@ def test_dp_sgd_spends_its_budget_to_the_last_step_as_dp_accounting_confirms(moo
     assert folder.load_rounds()[-1]["epsilon"]["site-01"] == read_charges(folder.path, "site-01")[-1].total_epsilon
 
 
-def test_dp_sgd_charges_the_last_short_batch(moons, go):
+def test_dp_sgd_charges_the_last_short_batch(moons, run_study):
     """32 examples in batches of 9 are 4 steps; int(1 / (9 / 32)) would be 3."""
-    folder, _ = go(moons(rounds=2, local={"lr": 0.1, "batch_size": 9, "epochs": 2}, privacy=make_dp_sgd_section()))
+    folder, _ = run_study(
+        moons(rounds=2, local={"lr": 0.1, "batch_size": 9, "epochs": 2}, privacy=make_dp_sgd_section())
+    )
     charges = read_charges(folder.path, "site-01")
     assert [c.steps for c in charges] == [8, 8]
     assert charges[0].sampling_rate == 9 / 32
 
 
-def test_exhausted_epsilon_budget_ends_the_run_early_and_keeps_the_best_model(moons, go):
-    folder, results = go(moons(rounds=20, privacy=make_dp_sgd_section(epsilon_budget=2.0)))
-    assert results["stopped"] == "early: every site's privacy budget is spent"
+def test_exhausted_epsilon_budget_ends_the_run_early_and_keeps_the_best_model(moons, run_study):
+    folder, results = run_study(moons(rounds=20, privacy=make_dp_sgd_section(epsilon_budget=2.0)))
+    assert results["stop_reason"] == "early: every site's privacy budget is spent"
     assert 1 <= results["best_round"] < results["rounds"] < 20
     last = folder.load_rounds()[-1]
-    assert set(last["missed"]) == {"site-01", "site-02", "site-03", "site-04"}
-    assert {failure["kind"] for failure in last["missed"].values()} == {"privacy_budget"}
-    assert all(failure["text"].startswith("would spend epsilon") for failure in last["missed"].values())
-    for site in last["missed"]:
+    assert set(last["failures"]) == {"site-01", "site-02", "site-03", "site-04"}
+    assert {failure["kind"] for failure in last["failures"].values()} == {"privacy_budget"}
+    assert all(failure["text"].startswith("would spend epsilon") for failure in last["failures"].values())
+    for site in last["failures"]:
         charges = read_charges(folder.path, site)
         assert charges[-1].total_epsilon <= 2.0
         assert compute_epsilon(
@@ -82,31 +84,31 @@ def test_exhausted_epsilon_budget_ends_the_run_early_and_keeps_the_best_model(mo
     assert (folder.path / "models" / "global.safetensors").is_file()
 
 
-def test_max_participations_end_a_sites_part_in_the_run(moons, go):
-    folder, results = go(moons(privacy=make_dp_sgd_section(max_participations=2)))
-    assert [len(r["counted"]) for r in folder.load_rounds()[1:]] == [4, 4, 0]
-    assert "used all its 2 " in folder.load_rounds()[-1]["missed"]["site-01"]["text"]
+def test_max_participations_end_a_sites_part_in_the_run(moons, run_study):
+    folder, results = run_study(moons(privacy=make_dp_sgd_section(max_participations=2)))
+    assert [len(r["accepted"]) for r in folder.load_rounds()[1:]] == [4, 4, 0]
+    assert "used all its 2 " in folder.load_rounds()[-1]["failures"]["site-01"]["text"]
     assert results["rounds"] == 3
     assert 3.9 < read_charges(folder.path, "site-01")[-1].total_epsilon <= 4.0  # less noise: solved for two rounds
 
 
-def test_epsilon_may_differ_between_sites(moons, go):
-    folder, _ = go(moons(rounds=2, privacy=make_dp_sgd_section(epsilon=[1.0, 2.0, 4.0, 8.0])))
+def test_epsilon_may_differ_between_sites(moons, run_study):
+    folder, _ = run_study(moons(rounds=2, privacy=make_dp_sgd_section(epsilon=[1.0, 2.0, 4.0, 8.0])))
     plans = json.loads((folder.path / "privacy.json").read_text())["dp_sgd"]
     noise_multipliers = [plans[f"site-0{n}"]["noise_multiplier"] for n in (1, 2, 3, 4)]
     assert noise_multipliers == sorted(noise_multipliers, reverse=True)
     assert [round(read_charges(folder.path, f"site-0{n}")[-1].total_epsilon) for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
 
 
-def test_epsilon_follows_from_a_given_noise_multiplier(moons, go):
-    folder, _ = go(moons(rounds=2, privacy={"dp_sgd": {"privacy_unit": "example", "noise_multiplier": 2.0}}))
+def test_epsilon_follows_from_a_given_noise_multiplier(moons, run_study):
+    folder, _ = run_study(moons(rounds=2, privacy={"dp_sgd": {"privacy_unit": "example", "noise_multiplier": 2.0}}))
     plan = json.loads((folder.path / "privacy.json").read_text())["dp_sgd"]["site-01"]
     assert plan["noise_multiplier"] == 2.0
     assert plan["epsilon"] == pytest.approx(compute_epsilon([DpEvent(2.0, 0.25, 8)], 1e-5))
 
 
-def test_dp_sgd_sites_send_no_training_loss(moons, go):
-    folder, _ = go(moons(rounds=2, privacy=make_dp_sgd_section()))
+def test_dp_sgd_sites_send_no_training_loss(moons, run_study):
+    folder, _ = run_study(moons(rounds=2, privacy=make_dp_sgd_section()))
     assert all(record["train_loss"] == {} for record in folder.load_rounds())
 
 
@@ -148,8 +150,8 @@ def test_repeated_round_without_a_stored_update_is_charged_again(moons, tmp_path
     charges = read_charges(folder.path, "site-01")
     assert [(c.round, c.attempt) for c in charges] == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 0), (5, 0)]
     assert charges[-1].total_epsilon <= 4.0
-    assert "used all its 6 " in folder.load_rounds()[6]["missed"]["site-01"]["text"]
-    assert "site-02" in folder.load_rounds()[6]["counted"]
+    assert "used all its 6 " in folder.load_rounds()[6]["failures"]["site-01"]["text"]
+    assert "site-02" in folder.load_rounds()[6]["accepted"]
 
 
 def test_restoring_an_old_ledger_refunds_no_epsilon(moons, tmp_path, monkeypatch):
@@ -162,8 +164,8 @@ def test_restoring_an_old_ledger_refunds_no_epsilon(moons, tmp_path, monkeypatch
     (home / "ledger.jsonl").write_bytes(old_ledger)
     shutil.rmtree(home / "outbox")
     run_simulation(study, RunFolder.open(folder.path))
-    assert "site-01" not in folder.load_rounds()[4]["counted"]
-    assert folder.load_rounds()[4]["missed"]["site-01"]["kind"] == "no_receipt"
+    assert "site-01" not in folder.load_rounds()[4]["accepted"]
+    assert folder.load_rounds()[4]["failures"]["site-01"]["kind"] == "no_receipt"
 
 
 def test_epsilon_budget_holds_across_studies(moons, tmp_path):
@@ -174,8 +176,8 @@ def test_epsilon_budget_holds_across_studies(moons, tmp_path):
     assert first.hash != second.hash
     one = run_simulation(first, RunFolder.create(tmp_path / "one", first), homes_folder=homes)
     two = run_simulation(second, RunFolder.create(tmp_path / "two", second), homes_folder=homes)
-    assert one["stopped"] == "finished"
-    assert two["stopped"].startswith("early")
+    assert one["stop_reason"] == "finished"
+    assert two["stop_reason"].startswith("early")
     ledger = Ledger.open(homes / "site-01" / "ledger.jsonl")
     charges = ledger.list_charges()
     assert {c.study_hash for c in charges} == {first.hash, second.hash}
@@ -205,9 +207,9 @@ STEPS_PER_ROUND = {
 
 
 @pytest.mark.parametrize("strategy", STEPS_PER_ROUND)
-def test_dp_sgd_charges_all_private_steps_of_every_strategy(moons, go, strategy):
+def test_dp_sgd_charges_all_private_steps_of_every_strategy(moons, run_study, strategy):
     """Also of strategies that train twice a round, or train a part of the network."""
-    folder, _ = go(moons(rounds=2, strategy=strategy, privacy=make_dp_sgd_section()))
+    folder, _ = run_study(moons(rounds=2, strategy=strategy, privacy=make_dp_sgd_section()))
     charges = read_charges(folder.path, "site-02")
     assert [c.steps for c in charges] == [STEPS_PER_ROUND[strategy]] * 2
     assert 3.9 < charges[-1].total_epsilon <= 4.0

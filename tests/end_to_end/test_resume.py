@@ -19,22 +19,23 @@ from pipeline.engines.simulated import SimulatedEngine
 from pipeline.protocol.serialization import deserialize_message, deserialize_reply
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.toml_file import to_toml
+from tests.support.machine import mount_small_disk
 from tests.support.studies import final_weights
 
 HEMOFED = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
 
-CALM = {"strategy": "fedavg"}
-ROUGH = {
+FEDAVG = {"strategy": "fedavg"}
+UNRELIABLE_SITES = {
     "strategy": {"name": "fedprox", "mu": 0.1},
     "sites": {"count": 4, "speed": [1.0, 2.0, 4.0, 8.0], "dropout": 0.2, "stragglers": 0.5},
     "round": {"deadline": 4.0},
     "client_sampling": {"fraction": 0.75},
 }
-LATE = {
+LATE_UPDATES = {
     "sites": {"count": 4, "speed": [1.0, 2.0, 4.0, 8.0]},
     "round": {"deadline": 1.5, "late_updates": "keep", "partial_updates": "drop"},
 }
-MEMORY = {"strategy": "local_only"}
+CLIENT_STATE = {"strategy": "local_only"}
 MOMENTUM = {"local": {"lr": 0.05, "batch_size": 8, "epochs": 2, "momentum": 0.9, "lr_schedule": "cosine"}}
 
 
@@ -44,63 +45,65 @@ class Killed(Exception):
 
 def assert_same_records(a: Path, b: Path) -> None:
     def lines(path: Path) -> list[dict]:
-        found = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-        for record in found:
+        records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+        for record in records:
             record.pop("seconds")
             for work in record["work"].values():
                 work.pop("seconds")
-        return found
+        return records
 
     assert lines(a) == lines(b)
 
 
 @pytest.mark.parametrize(
-    "kind", [CALM, ROUGH, LATE, MEMORY, MOMENTUM], ids=["calm", "rough", "late", "memory", "momentum"]
+    "sections",
+    [FEDAVG, UNRELIABLE_SITES, LATE_UPDATES, CLIENT_STATE, MOMENTUM],
+    ids=["fedavg", "unreliable-sites", "late-updates", "client-state", "momentum"],
 )
 @pytest.mark.parametrize("stop", [0, 1, 4])
-def test_run_stopped_in_any_round_resumes_bit_for_bit(moons, go, tmp_path, kind, stop):
-    study = moons(**kind)
-    whole, want = go(study, "whole")
-    folder = RunFolder.create(tmp_path / "cut", study)
+def test_run_stopped_in_any_round_resumes_bit_for_bit(moons, run_study, tmp_path, sections, stop):
+    study = moons(**sections)
+    uninterrupted, expected = run_study(study, "uninterrupted")
+    folder = RunFolder.create(tmp_path / "interrupted", study)
 
-    def watch(record):
+    def on_round_end(record):
         if record["round"] == stop:
             raise Killed
 
     with pytest.raises(Killed):
-        run_simulation(study, folder, on_round_end=watch)
-    got = run_simulation(RunFolder.open(folder.path).load_study(), RunFolder.open(folder.path))
-    assert got["test"] == want["test"]
-    assert_same_records(whole.path, folder.path)
-    last, other = (load_checkpoint(f.path / "checkpoint") for f in (whole, folder))
-    assert last[0]["progress"]["last_accepted"].keys() == other[0]["progress"]["last_accepted"].keys()
-    for key, value in last[1].items():
-        if key.startswith("late/"):  # late replies hold their duration
-            theirs, mine = (deserialize_reply("site-01", t.numpy().tobytes()) for t in (value, other[1][key]))
-            assert torch.equal(theirs.update.averaged["delta"], mine.update.averaged["delta"])
+        run_simulation(study, folder, on_round_end=on_round_end)
+    results = run_simulation(RunFolder.open(folder.path).load_study(), RunFolder.open(folder.path))
+    assert results["test"] == expected["test"]
+    assert_same_records(uninterrupted.path, folder.path)
+    one, other = (load_checkpoint(f.path / "checkpoint") for f in (uninterrupted, folder))
+    assert one[0]["progress"]["last_accepted"].keys() == other[0]["progress"]["last_accepted"].keys()
+    for key, value in one[1].items():
+        if key.startswith("late/"):  # late replies contain their duration
+            one_reply, other_reply = (deserialize_reply("site-01", t.numpy().tobytes()) for t in (value, other[1][key]))
+            assert torch.equal(one_reply.update.averaged["delta"], other_reply.update.averaged["delta"])
         else:
             assert torch.equal(value, other[1][key]), key
 
 
-def test_run_killed_at_random_moments_resumes_bit_for_bit(moons, go, tmp_path):
+def test_run_killed_at_random_moments_resumes_bit_for_bit(moons, run_study, tmp_path):
     """Real processes, killed several times at random moments."""
-    study = moons(rounds=150, **ROUGH)
-    whole, want = go(study, "whole")
+    study = moons(rounds=150, **UNRELIABLE_SITES)
+    uninterrupted, expected = run_study(study, "uninterrupted")
     (tmp_path / "study.toml").write_text(to_toml(study.to_dict()))
-    cut = tmp_path / "cut"
-    fresh = [*HEMOFED, "run", str(tmp_path / "study.toml"), "--out", str(cut), "-q"]
-    again = [*HEMOFED, "run", "--resume", str(cut), "-q"]
+    path = tmp_path / "interrupted"
+    start = [*HEMOFED, "run", str(tmp_path / "study.toml"), "--out", str(path), "-q"]
+    resume = [*HEMOFED, "run", "--resume", str(path), "-q"]
     rng = random.Random()
     kills = 0
     while kills < 3:
         process = subprocess.Popen(
-            again if (cut / "study.toml").exists() else fresh, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            resume if (path / "study.toml").exists() else start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        begun = count_rounds(cut)
+        first_round = count_rounds(path)
         deadline = time.monotonic() + 60
         while (
             process.poll() is None
-            and count_rounds(cut) < min(begun + rng.randint(1, 40), 140)
+            and count_rounds(path) < min(first_round + rng.randint(1, 40), 140)
             and time.monotonic() < deadline
         ):
             time.sleep(0.002)
@@ -111,10 +114,10 @@ def test_run_killed_at_random_moments_resumes_bit_for_bit(moons, go, tmp_path):
         process.wait()
         kills += 1
     assert kills, "the run ended before it could be killed"
-    subprocess.run(again, check=True, stdout=subprocess.DEVNULL, timeout=120)
-    assert torch.equal(final_weights(RunFolder(cut)), final_weights(whole))
-    assert RunFolder(cut).read_json("results.json")["test"] == want["test"]
-    assert_same_records(whole.path, cut)
+    subprocess.run(resume, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    assert torch.equal(final_weights(RunFolder(path)), final_weights(uninterrupted))
+    assert RunFolder(path).read_json("results.json")["test"] == expected["test"]
+    assert_same_records(uninterrupted.path, path)
 
 
 def count_rounds(folder: Path) -> int:
@@ -141,26 +144,18 @@ def test_ctrl_c_prints_the_resume_command(moons, tmp_path):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, error_text = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "nothing is lost" in said
-    assert f"hemofed run --resume {out}" in said.replace("\n", "")
-    assert "Traceback" not in said
+    assert "nothing is lost" in error_text
+    assert f"hemofed run --resume {out}" in error_text.replace("\n", "")
+    assert "Traceback" not in error_text
     assert load_checkpoint(out / "checkpoint")[0]["progress"]["round"] >= 1
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A real file system of 100 kB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)], capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mount_small_disk(tmp_path / "disk") as disk:
+        yield disk
 
 
 def test_run_on_a_full_disk_can_be_resumed(moons, small_disk):
@@ -168,41 +163,40 @@ def test_run_on_a_full_disk_can_be_resumed(moons, small_disk):
     folder = RunFolder.create(small_disk / "run", study)
     with pytest.raises(NoSpaceError, match=r"no space left to write .* --resume"):
         run_simulation(study, folder)
-    reached = load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"]
-    assert reached > 0
+    checkpoint_round = load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"]
+    assert checkpoint_round > 0
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
-    short = study.model_copy(update={"rounds": study.rounds})
-    seen = []
+    recorded = []
 
-    def watch(record):
-        seen.append(record["round"])
-        if len(seen) == 3:
+    def on_round_end(record):
+        recorded.append(record["round"])
+        if len(recorded) == 3:
             raise Killed
 
     with pytest.raises(Killed):
-        run_simulation(short, RunFolder.open(folder.path), on_round_end=watch)
-    assert seen == [reached + 1, reached + 2, reached + 3]
+        run_simulation(study, RunFolder.open(folder.path), on_round_end=on_round_end)
+    assert recorded == [checkpoint_round + 1, checkpoint_round + 2, checkpoint_round + 3]
 
 
-def test_run_is_not_resumed_by_another_study(moons, go, tmp_path):
+def test_run_is_not_resumed_by_another_study(moons, run_study, tmp_path):
     study = moons(rounds=2)
     folder = RunFolder.create(tmp_path / "run", study)
 
-    def watch(record):
+    def on_round_end(record):
         raise Killed
 
     with pytest.raises(Killed):
-        run_simulation(study, folder, on_round_end=watch)
+        run_simulation(study, folder, on_round_end=on_round_end)
     with pytest.raises(RunFolderError, match="another study"):
         run_simulation(moons(rounds=2, seed=9), folder)
 
 
-def test_damaged_checkpoint_falls_back_to_the_previous_one(moons, go):
-    folder, _ = go(moons(rounds=3))
-    newest, before = sorted((folder.path / "checkpoint").glob("*.safetensors"), reverse=True)
+def test_damaged_checkpoint_falls_back_to_the_previous_one(moons, run_study):
+    folder, _ = run_study(moons(rounds=3))
+    newest, previous = sorted((folder.path / "checkpoint").glob("*.safetensors"), reverse=True)
     newest.write_bytes(newest.read_bytes()[:200])
     assert load_checkpoint(folder.path / "checkpoint")[0]["progress"]["round"] == 2
-    before.write_bytes(b"")
+    previous.write_bytes(b"")
     with pytest.raises(RunFolderError, match="cannot be read"):
         load_checkpoint(folder.path / "checkpoint")
 
@@ -214,8 +208,8 @@ def test_run_folder_is_not_created_in_a_nonempty_folder(moons, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_model_file_is_plain_safetensors(moons, go):
-    folder, results = go(moons(rounds=2))
+def test_model_file_is_safetensors(moons, run_study):
+    folder, results = run_study(moons(rounds=2))
     header, tensors = load_tensors(folder.path / "models" / "global.safetensors")
     assert header["round"] == results["best_round"]
     assert tensors["weights"].shape == (22,)

@@ -15,19 +15,24 @@ from pipeline.core.errors import MessageError, QuorumNotReachedError
 from pipeline.protocol.messages import Message, RoundPolicy, SiteId
 from pipeline.protocol.serialization import deserialize_message
 from pipeline.runs.simulation import Simulation
-from tests.support.privacy_runs import make_dp_sgd_section, make_secagg_studies, make_simulation, read_charges
-from tests.support.studies import final_weights
+from tests.support.studies import (
+    final_weights,
+    make_dp_sgd_section,
+    make_secagg_studies,
+    make_simulation,
+    read_charges,
+)
 
 
 @pytest.mark.parametrize(
     "strategy", ["fedavg", {"name": "fedprox", "mu": 0.5}, "scaffold", "fednova", "qfedavg", "fedopt", "ditto"]
 )
-def test_secagg_gives_the_plain_sum(moons, go, strategy):
+def test_secagg_gives_the_plain_sum(moons, run_study, strategy):
     plain_study, secagg_study = make_secagg_studies(moons, strategy=strategy, sites={"count": 5})
-    (plain, _), (masked, results) = go(plain_study, "plain"), go(secagg_study, "masked")
+    (plain, _), (masked, results) = run_study(plain_study, "plain"), run_study(secagg_study, "masked")
     torch.testing.assert_close(final_weights(plain), final_weights(masked), rtol=1e-4, atol=1e-5)
     for record in masked.load_rounds()[1:]:
-        assert len(record["counted"]) == 5
+        assert len(record["accepted"]) == 5
         assert record["work"] == record["train_loss"] == {}  # the coordinator sees no single site's
     assert results["traffic"]["up"] > 0
 
@@ -110,28 +115,28 @@ def test_secagg_step_belongs_to_its_round_attempt(moons, tmp_path):
     simulation = make_simulation(study, RunFolder.create(tmp_path / "run", study))
     client = simulation.engine.secure_agg_clients["site-01"]
     client.handle_message(Message("advertise", 5, {}))
-    with pytest.raises(MessageError, match=r"takes no part in .* 4, attempt 0"):
+    with pytest.raises(MessageError, match=r"does not take part in .* 4, attempt 0"):
         client._current_secagg_client(Message("unmask", 4, {}))
     restarted = make_simulation(study, RunFolder.open(tmp_path / "run")).engine.secure_agg_clients["site-01"]
     answer = restarted.handle_message(Message("unmask", 5, {}))
     assert answer.kind == "secure_aggregation"  # type: ignore[union-attr]
-    assert "restarted, and counts as a dropout" in answer.text  # type: ignore[union-attr]
+    assert "restarted and counts as a dropout" in answer.text  # type: ignore[union-attr]
 
 
-def test_secagg_run_tolerates_dropouts_and_deadlines(moons, go):
+def test_secagg_run_tolerates_dropouts_and_deadlines(moons, run_study):
     _, study = make_secagg_studies(
         moons,
         sites={"count": 6, "speed": [0.5, 4, 4, 4, 4, 4], "dropout": [0, 0.5, 0, 0, 0, 0]},
         round={"deadline": 2.0},
         strategy="fedavg",
     )
-    folder, _ = go(study)
+    folder, _ = run_study(study)
     for record in folder.load_rounds()[1:]:
-        assert record["missed"].get("site-01", {}).get("kind") == "late" or record["void"]
+        assert record["failures"].get("site-01", {}).get("kind") == "late" or record["void"]
 
 
-def test_dp_sgd_client_level_dp_and_secagg_together(moons, go):
-    folder, results = go(
+def test_dp_sgd_client_level_dp_and_secagg_together(moons, run_study):
+    folder, results = run_study(
         moons(
             rounds=3,
             weighting="equal",
@@ -141,7 +146,7 @@ def test_dp_sgd_client_level_dp_and_secagg_together(moons, go):
     )
     record = json.loads((folder.path / "privacy.json").read_text())
     assert record["client_level_dp"]["epsilon"] <= 200
-    assert record["client_level_dp"]["longest"] == pytest.approx(1.0, rel=1e-3)
+    assert record["client_level_dp"]["sensitivity"] == pytest.approx(1.0, rel=1e-3)
     assert record["secure_aggregation"]["threshold"] == 3
-    assert results["stopped"] == "finished"
+    assert results["stop_reason"] == "finished"
     assert read_charges(folder.path, "site-01")[-1].total_epsilon <= 4.0

@@ -1,4 +1,4 @@
-"""Whole studies on cells: scanners, color normalization, augmentation, contact sheets, intervals, baselines, public data."""
+"""Studies on cells: scanners, color normalization, augmentation, contact sheets, intervals, baselines, public data."""
 
 import json
 from contextlib import nullcontext
@@ -43,15 +43,15 @@ def load_training_images(study: Study, site: int) -> torch.Tensor:
     return dataset.pool.inputs(dataset.split_indices[dataset.sites[site]].train)
 
 
-def test_run_on_cells_writes_contact_sheets_intervals_and_curves(go):
-    folder, results = go(make_smear_study())
+def test_run_on_cells_writes_contact_sheets_intervals_and_curves(run_study):
+    folder, results = run_study(make_smear_study())
     index = json.loads((folder.path / "cells" / "index.json").read_text())
     assert list(index) == ["site-01", "site-02", "site-03"]
-    assert "warm_lamp" in index["site-01"]["words"]
+    assert "warm_lamp" in index["site-01"]["acquisition"]
     assert all((folder.path / "cells" / entry["file"]).read_bytes().startswith(b"\x89PNG") for entry in index.values())
-    found = results["intervals"]
-    assert (found["unit"], found["units"]) == ("patient", len(list_test_patients(folder.load_study())))
-    assert set(found["sites"]) == set(index)
+    intervals = results["intervals"]
+    assert (intervals["unit"], intervals["units"]) == ("patient", len(list_test_patients(folder.load_study())))
+    assert set(intervals["sites"]) == set(index)
     assert any("roc" in site for site in results["test"]["sites"].values())
     assert json.loads((folder.path / "results.json").read_text()) == json.loads(json.dumps(results))
 
@@ -61,26 +61,24 @@ def list_test_patients(study: Study) -> set[int]:
     return {p for s in dataset.sites for p in dataset.pool.unit_ids[dataset.split_indices[s].test].tolist()}
 
 
-def test_resumed_run_with_augmentation_equals_the_uninterrupted_run(go, tmp_path):
+def test_resumed_run_with_augmentation_equals_the_uninterrupted_run(run_study, tmp_path):
     study = make_smear_study()
-    whole, _ = go(study, "whole")
-    folder = RunFolder.create(tmp_path / "cut", study)
+    uninterrupted, _ = run_study(study, "uninterrupted")
+    folder = RunFolder.create(tmp_path / "interrupted", study)
 
-    def watch(record):
+    def on_round_end(record):
         if record["round"] == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_simulation(study, folder, on_round_end=watch)
+        run_simulation(study, folder, on_round_end=on_round_end)
     run_simulation(study, RunFolder.open(folder.path))
-    assert torch.equal(final_weights(whole), final_weights(folder))
+    assert torch.equal(final_weights(uninterrupted), final_weights(folder))
 
 
 def test_scanner_skew_changes_images_only():
-    with_scanners, without = (
-        dry_run_study(make_smear_study(), None).dataset,
-        dry_run_study(make_smear_study(feature_skew="none"), None).dataset,
-    )
+    with_scanners = dry_run_study(make_smear_study(), None).dataset
+    without = dry_run_study(make_smear_study(feature_skew="none"), None).dataset
     for site in without.sites:
         a, b = with_scanners.split_indices[site], without.split_indices[site]
         assert torch.equal(with_scanners.pool.y[a.test], without.pool.y[b.test])
@@ -102,7 +100,7 @@ def test_site_color_normalization_reduces_the_spread_between_sites():
 
 def test_patient_is_at_one_site_and_in_one_split():
     dataset = dry_run_study(make_smear_study(feature_skew="none"), None).dataset
-    held = [
+    patients = [
         set(dataset.pool.unit_ids[rows].tolist())
         for site in dataset.sites
         for rows in (
@@ -111,44 +109,42 @@ def test_patient_is_at_one_site_and_in_one_split():
             dataset.split_indices[site].test,
         )
     ]
-    assert sum(map(len, held)) == len(set.union(*held)) == 24
+    assert sum(map(len, patients)) == len(set.union(*patients)) == 24
 
 
 def test_baselines_of_a_study_with_scanner_skew():
-    found = build_baseline_studies(make_smear_study(), 3)
-    assert set(found) == {"local_only", "centralized", "unskewed", "normalized"}
-    assert found["unskewed"].feature_skew.name == "none"
-    assert found["normalized"].normalization.name == "site"
-    assert len({study.hash for study in found.values()}) == 4
+    studies = build_baseline_studies(make_smear_study(), 3)
+    assert set(studies) == {"local_only", "centralized", "unskewed", "normalized"}
+    assert studies["unskewed"].feature_skew.name == "none"
+    assert studies["normalized"].normalization.name == "site"
+    assert len({study.hash for study in studies.values()}) == 4
     assert "normalized" not in build_baseline_studies(make_smear_study(normalization="image"), 3)
 
 
-def test_baselines_without_a_user_cache_use_separate_folders(go, monkeypatch, tmp_path):
+def test_baselines_without_a_user_cache_use_separate_folders(run_study, monkeypatch, tmp_path):
     """`unskewed` and `normalized` have the same strategy but must not share a cached result."""
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr("pipeline.runs.baselines.user_cache_path", lambda name: tmp_path / "file")
     study = make_smear_study(rounds=1)
-    folder, _ = go(study)
-    found = run_baselines(study, folder, None, lambda s: nullcontext(lambda record: None))
-    kept = [RunFolder(p).load_study() for p in (folder.path / "baselines").iterdir()]
-    assert {(s.strategy.name, s.feature_skew.name, s.normalization.name) for s in kept} == {
+    folder, _ = run_study(study)
+    baselines = run_baselines(study, folder, None, lambda s: nullcontext(lambda record: None))
+    studies = [RunFolder(p).load_study() for p in (folder.path / "baselines").iterdir()]
+    assert {(s.strategy.name, s.feature_skew.name, s.normalization.name) for s in studies} == {
         ("local_only", "scanner", "none"),
         ("centralized", "scanner", "none"),
         ("fedavg", "none", "none"),
         ("fedavg", "scanner", "site"),
     }
-    assert found["unskewed"]["test"] != found["normalized"]["test"]
+    assert baselines["unskewed"]["test"] != baselines["normalized"]["test"]
     assert not list((folder.path / "baselines").glob("*/cells"))  # images stay in the run folder
 
 
 def test_fingerprint_depends_on_the_partition_and_patients():
-    one, other = (
-        dry_run_study(make_smear_study(partition={"name": "iid"}, seed=3), None),
-        dry_run_study(make_smear_study(sites={"count": 4}), None),
-    )
+    one = dry_run_study(make_smear_study(partition={"name": "iid"}, seed=3), None)
+    other = dry_run_study(make_smear_study(sites={"count": 4}), None)
     assert one.dataset.fingerprint != other.dataset.fingerprint
-    moved = fingerprint_with_shifted_patients(make_smear_study())
-    assert moved != one.dataset.fingerprint
+    shifted = fingerprint_with_shifted_patients(make_smear_study())
+    assert shifted != one.dataset.fingerprint
 
 
 def fingerprint_with_shifted_patients(study: Study) -> str:
@@ -164,8 +160,8 @@ def fingerprint_with_shifted_patients(study: Study) -> str:
 def test_centralized_training_samples_each_image_once_a_pass(moons):
     study = make_smear_study(partition="iid_resampled", strategy="centralized")
     dataset = dry_run_study(study, None).dataset
-    held = dataset.split_indices["coordinator"]
-    assert len(held.train) == 3 * held.num_examples  # three scanners' views, as many drawn a pass as there are images
+    indices = dataset.split_indices["coordinator"]
+    assert len(indices.train) == 3 * indices.num_examples  # three scanners' views; a pass samples one of each image
 
 
 def test_public_data_exclude_the_studys_cells():
@@ -173,8 +169,10 @@ def test_public_data_exclude_the_studys_cells():
     dataset = dry_run_study(
         make_smear_study(public={"data": own, "warmup_epochs": 1}, feature_skew="none"), None
     ).dataset
-    held = {dataset.pool.x[row].numpy().tobytes() for site in dataset.sites for row in dataset.split_indices[site].test}
-    assert not held & {dataset.pool.x[row].numpy().tobytes() for row in dataset.public_indices}
+    test_images = {
+        dataset.pool.x[row].numpy().tobytes() for site in dataset.sites for row in dataset.split_indices[site].test
+    }
+    assert not test_images & {dataset.pool.x[row].numpy().tobytes() for row in dataset.public_indices}
 
 
 def test_fedsgd_refuses_augmentation():
@@ -191,12 +189,12 @@ def test_positive_class_without_examples_is_refused():
 
 def test_missing_test_split_is_refused_and_missing_validation_split_is_reported():
     few = {"name": "synthetic_smear", "cells": 100, "size": 24, "patients": 1}
-    with pytest.raises(IncompatibleStudyError, match="no whole patient was small enough for"):
+    with pytest.raises(IncompatibleStudyError, match=r"no patient has few enough cells for data\.test"):
         dry_run_study(make_smear_study(data=few, sites={"count": 1}), None)
-    told = dry_run_study(
+    dry_run = dry_run_study(
         make_smear_study(data=few | {"patients": 3, "test": 0.3, "val": 0.02}, sites={"count": 1}), None
     )
-    assert "there is no validation" in told.dataset.skipped[-1]
+    assert "without validation examples" in dry_run.dataset.skipped[-1]
 
 
 def test_manifest_without_a_test_split_is_accepted(tmp_path, moons):
@@ -212,19 +210,19 @@ def test_manifest_without_a_test_split_is_accepted(tmp_path, moons):
 
 
 @pytest.mark.parametrize("normalization", ["none", "site", "background"])
-def test_saved_model_scores_as_in_its_run(go, normalization):
+def test_saved_model_scores_as_in_its_run(run_study, normalization):
     study = make_smear_study(feature_skew="none", normalization=normalization, sites={"count": 1}, rounds=1)
-    folder, results = go(study, normalization)
-    found = score_saved_model(folder, None, None, "global", "test", {})
-    assert found["loss"] == pytest.approx(results["test"]["pooled"]["loss"], rel=1e-6)
-    assert found["normalized"] == normalise
+    folder, results = run_study(study, normalization)
+    scores = score_saved_model(folder, None, None, "global", "test", {})
+    assert scores["loss"] == pytest.approx(results["test"]["pooled"]["loss"], rel=1e-6)
+    assert scores["normalized"] == normalization
 
 
 @needs_real_cells
-def test_model_of_rendered_cells_is_scored_on_real_cells(go):
-    folder, _ = go(make_smear_study(rounds=1, feature_skew="none"))
-    found = score_saved_model(folder, REAL_CELLS, "smear_cells", "global", "test", {})
-    assert (found["n"], found["classes"]) == (4036, ["other", "schistocyte"])
+def test_model_of_rendered_cells_is_scored_on_real_cells(run_study):
+    folder, _ = run_study(make_smear_study(rounds=1, feature_skew="none"))
+    scores = score_saved_model(folder, REAL_CELLS, "smear_cells", "global", "test", {})
+    assert (scores["n"], scores["classes"]) == (4036, ["other", "schistocyte"])
 
 
 def test_exclusive_lock_waits_for_the_other_process(tmp_path):
@@ -251,23 +249,23 @@ def test_augmentation_of_points_is_refused(moons):
         dry_run_study(moons(augmentation={"flip": True}), None)
 
 
-def test_warmup_on_public_cells_uses_no_site_data(go):
+def test_warmup_on_public_cells_uses_no_site_data(run_study):
     public = {"data": {"name": "synthetic_smear", "cells": 300, "patients": 10, "size": 24}, "warmup_epochs": 2}
     study = make_smear_study(rounds=1, public=public)
     dataset = dry_run_study(study, None).dataset
     assert len(dataset.public_indices) == 300
     assert set(dataset.pool.unit_ids[dataset.public_indices].tolist()) == {-1}
-    held = torch.cat([dataset.split_indices[s].train for s in dataset.sites])
-    assert not set(held.tolist()) & set(dataset.public_indices.tolist())
-    warm, _ = go(study, "warm")
-    cold, _ = go(make_smear_study(rounds=1), "cold")
+    train_rows = torch.cat([dataset.split_indices[s].train for s in dataset.sites])
+    assert not set(train_rows.tolist()) & set(dataset.public_indices.tolist())
+    warm, _ = run_study(study, "warm")
+    cold, _ = run_study(make_smear_study(rounds=1), "cold")
     assert warm.load_rounds()[0]["metrics"] != cold.load_rounds()[0]["metrics"]
     assert study.hash != make_smear_study(rounds=1).hash
 
 
 def test_public_data_with_other_classes_or_a_second_source_are_refused():
     public = {"data": {"name": "synthetic_smear", "cells": 300, "size": 24, "task": "types"}, "warmup_epochs": 2}
-    with pytest.raises(IncompatibleStudyError, match="set its size and task alike"):
+    with pytest.raises(IncompatibleStudyError, match="set the same size and task for both"):
         dry_run_study(make_smear_study(public=public), None)
     with pytest.raises(IncompatibleStudyError, match="give one of them"):
         dry_run_study(make_smear_study(public={"fraction": 0.1, "data": {"name": "synthetic_smear", "size": 24}}), None)
@@ -281,10 +279,15 @@ def test_packaged_study_loads(name):
 
 
 @needs_real_cells
-def test_study_on_real_cells_of_two_batches(go, tmp_path):
-    sets = {"rounds": 1, "data.size": 40, "partition.only": ["batch-1", "batch-3"]}
-    sets |= {"public.data.size": 40, "public.data.cells": 400, "public.data.patients": 10, "public.warmup_epochs": 1}
-    study = load_study(find_study("schistocytes"), sets)
+def test_study_on_real_cells_of_two_batches(run_study, tmp_path):
+    overrides = {"rounds": 1, "data.size": 40, "partition.only": ["batch-1", "batch-3"]}
+    overrides |= {
+        "public.data.size": 40,
+        "public.data.cells": 400,
+        "public.data.patients": 10,
+        "public.warmup_epochs": 1,
+    }
+    study = load_study(find_study("schistocytes"), overrides)
     folder = RunFolder.create(tmp_path / "run", study)
     results = run_simulation(study, folder, REAL_CELLS)
     assert results["intervals"]["unit"] == "group"

@@ -1,4 +1,4 @@
-"""Whole studies: best round, patience, targets, baselines, public data, evaluation, refusals, data identity."""
+"""Runs of studies: best round, patience, targets, baselines, public data, evaluation, refusals, data identity."""
 
 import json
 from contextlib import nullcontext
@@ -14,50 +14,52 @@ from pipeline.runs.simulation import dry_run_study, run_simulation
 from tests.support.markers import needs_fashion_mnist
 
 
-def test_best_round_by_validation_is_tested_and_saved(moons, go):
-    folder, results = go(moons(rounds=12))
+def test_best_round_by_validation_is_tested_and_saved(moons, run_study):
+    folder, results = run_study(moons(rounds=12))
     by_round = {r["round"]: r["metrics"]["val"]["pooled"]["accuracy"] for r in folder.load_rounds() if r["round"]}
     best = max(by_round.values())
     assert results["best_round"] == min(t for t, v in by_round.items() if v == best)
-    assert results["chosen_by"] == "val accuracy"
+    assert results["selected_by"] == "val accuracy"
     assert "test" not in folder.load_rounds()[-1]["metrics"]
     assert results["test"]["pooled"]["n"] == 40
 
 
-def test_patience_stops_the_run_early(moons, go):
-    _, results = go(moons(rounds=500, evaluation={"evaluate_at": "sites", "patience": 3}))
-    assert results["stopped"].startswith("early")
+def test_patience_stops_the_run_early(moons, run_study):
+    _, results = run_study(moons(rounds=500, evaluation={"evaluate_at": "sites", "patience": 3}))
+    assert results["stop_reason"].startswith("early")
     assert results["rounds"] == results["best_round"] + 3
 
 
-def test_target_stops_the_run_when_reached(moons, go):
-    folder, results = go(moons(rounds=200, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}))
-    assert results["stopped"].startswith("target: accuracy")
+def test_target_stops_the_run_when_reached(moons, run_study):
+    folder, results = run_study(
+        moons(rounds=200, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8})
+    )
+    assert results["stop_reason"].startswith("target: accuracy")
     values = [r["metrics"]["test"]["pooled"]["accuracy"] for r in folder.load_rounds()]
     assert values[-1] >= 0.8
     assert max(values[:-1]) < 0.8
 
 
-def test_evaluate_at_decides_who_evaluates(moons, go):
-    for where, want in (
+def test_evaluate_at_decides_who_evaluates(moons, run_study):
+    for evaluate_at, expected in (
         ("coordinator", {"coordinator"}),
         ("sites", {"pooled", "sites"}),
         ("both", {"coordinator", "pooled", "sites"}),
     ):
-        folder, results = go(moons(rounds=1, evaluation={"evaluate_at": where}), where)
-        assert set(folder.load_rounds()[-1]["metrics"]["val"]) == want
-        assert set(results["test"]) == want
+        folder, results = run_study(moons(rounds=1, evaluation={"evaluate_at": evaluate_at}), evaluate_at)
+        assert set(folder.load_rounds()[-1]["metrics"]["val"]) == expected
+        assert set(results["test"]) == expected
 
 
-def test_pooled_site_metrics_equal_the_coordinators(moons, go):
+def test_pooled_site_metrics_equal_the_coordinators(moons, run_study):
     """Without skew both are computed on the same examples."""
-    _, results = go(moons(rounds=2, evaluation={"evaluate_at": "both"}))
+    _, results = run_study(moons(rounds=2, evaluation={"evaluate_at": "both"}))
     for metric in ("n", "accuracy", "auroc"):
         assert results["test"]["pooled"][metric] == results["test"]["coordinator"][metric]
     assert results["test"]["pooled"]["loss"] == pytest.approx(results["test"]["coordinator"]["loss"])
 
 
-def test_feature_skew_moves_only_the_given_sites(moons):
+def test_plane_skew_shifts_only_the_given_sites(moons):
     dataset = dry_run_study(moons(feature_skew={"name": "plane", "sites": 2, "dx": 10.0}), None).dataset
     mean = [float(dataset.pool.x[dataset.split_indices[s].train][:, 0].mean()) for s in dataset.sites]
     assert mean[0] > 8
@@ -69,17 +71,17 @@ def test_feature_skew_moves_only_the_given_sites(moons):
 def test_plane_skew_rotates_by_a_right_angle():
     from sites.population.feature_skew import PlaneSkew
 
-    turned = PlaneSkew(sites=1, theta=torch.pi / 2).apply(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0, 0)
-    torch.testing.assert_close(turned, torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), atol=1e-6, rtol=0)
+    rotated = PlaneSkew(sites=1, theta=torch.pi / 2).apply(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 0, 0)
+    torch.testing.assert_close(rotated, torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), atol=1e-6, rtol=0)
 
 
 def no_callback(study):
     return nullcontext(lambda record: None)
 
 
-def test_baselines_are_cached(moons, go):
+def test_baselines_are_cached(moons, run_study):
     study = moons(rounds=8)
-    folder, _ = go(study)
+    folder, _ = run_study(study)
     first = run_baselines(study, folder, None, no_callback)
     assert set(first) == {"local_only", "centralized"}
     assert len(first["centralized"]["curve"]) == 9
@@ -87,24 +89,26 @@ def test_baselines_are_cached(moons, go):
     assert run_baselines(study, folder, None, no_callback) == first
 
 
-def test_baseline_curves_use_the_positive_class(moons, go):
+def test_baseline_curves_use_the_positive_class(moons, run_study):
     study = moons(rounds=2, evaluation={"evaluate_at": "sites", "positive_class": "lower"})
-    folder, _ = go(study)
-    found = run_baselines(study, folder, None, no_callback)
-    assert {baseline["metric"] for baseline in found.values()} == {"positive_auroc"}
-    alone = folder.load_rounds()[0]["metrics"]["val"]["sites"]  # before training all models are the same
-    known = [m["positive_auroc"] for m in alone.values() if m["positive_auroc"] is not None]
-    assert found["local_only"]["curve"][0] == [0, pytest.approx(sum(known) / len(known))]
-    assert found["centralized"]["curve"][0][1] == folder.load_rounds()[0]["metrics"]["val"]["pooled"]["positive_auroc"]
+    folder, _ = run_study(study)
+    baselines = run_baselines(study, folder, None, no_callback)
+    assert {baseline["metric"] for baseline in baselines.values()} == {"positive_auroc"}
+    site_metrics = folder.load_rounds()[0]["metrics"]["val"]["sites"]  # before training all models are the same
+    values = [m["positive_auroc"] for m in site_metrics.values() if m["positive_auroc"] is not None]
+    assert baselines["local_only"]["curve"][0] == [0, pytest.approx(sum(values) / len(values))]
+    assert (
+        baselines["centralized"]["curve"][0][1] == folder.load_rounds()[0]["metrics"]["val"]["pooled"]["positive_auroc"]
+    )
 
 
-def test_public_examples_belong_to_the_coordinator_only(moons, go):
+def test_public_examples_belong_to_the_coordinator_only(moons, run_study):
     dataset = dry_run_study(moons(public={"fraction": 0.25}), None).dataset
     public = set(dataset.split_indices["coordinator"].train.tolist())
     assert len(public) == 32
     assert all(public.isdisjoint(dataset.split_indices[s].train.tolist()) for s in dataset.sites)
-    warm, _ = go(moons(public={"fraction": 0.25, "warmup_epochs": 30}, rounds=1), "warm")
-    cold, _ = go(moons(public={"fraction": 0.25}, rounds=1), "cold")
+    warm, _ = run_study(moons(public={"fraction": 0.25, "warmup_epochs": 30}, rounds=1), "warm")
+    cold, _ = run_study(moons(public={"fraction": 0.25}, rounds=1), "cold")
     losses = [f.load_rounds()[0]["metrics"]["val"]["pooled"]["loss"] for f in (warm, cold)]
     assert losses[0] < losses[1] - 0.05
 
@@ -143,24 +147,24 @@ def test_fedsgd_refuses_batchnorm(moons):
     study = moons(
         strategy="fedsgd", model={"name": "cnn28", "norm": "batch"}, data={"name": "fashion_mnist", "limit": 50}
     )
-    with pytest.raises(IncompatibleStudyError, match="fedsgd moves no BatchNorm statistics"):
+    with pytest.raises(IncompatibleStudyError, match="fedsgd does not update BatchNorm statistics"):
         dry_run_study(study, None)
 
 
-def test_finished_run_is_not_run_again(moons, go):
-    folder, results = go(moons(rounds=2))
+def test_finished_run_is_not_run_again(moons, run_study):
+    folder, results = run_study(moons(rounds=2))
     before = (folder.path / "rounds.jsonl").read_bytes()
     assert run_simulation(folder.load_study(), RunFolder.open(folder.path)) == json.loads(json.dumps(results))
     assert (folder.path / "rounds.jsonl").read_bytes() == before
 
 
-def test_seed_decides_the_result(moons, go):
-    _a, one = go(moons(rounds=3), "a")
-    _b, same = go(moons(rounds=3), "b")
-    _, other = go(moons(rounds=3, seed=4), "c")
+def test_seed_decides_the_result(moons, run_study):
+    _a, one = run_study(moons(rounds=3), "a")
+    _b, same = run_study(moons(rounds=3), "b")
+    _, other = run_study(moons(rounds=3, seed=4), "c")
     assert one["test"] == same["test"]
     assert one["test"] != other["test"]
-    assert one["hash"] == same["hash"] != other["hash"]
+    assert one["study_hash"] == same["study_hash"] != other["study_hash"]
 
 
 def test_incomplete_study_raises_study_error():
@@ -170,29 +174,31 @@ def test_incomplete_study_raises_study_error():
         parse_study("name = 'x'", "x.toml", {})
 
 
-def test_run_with_only_void_rounds_has_no_result(moons, go):
+def test_run_with_only_void_rounds_has_no_result(moons, run_study):
     with pytest.raises(HemofedError, match=r"all rounds were void(.|\n)*not finite; lower local\.lr"):
-        go(moons(rounds=2, local={"lr": 1e38, "batch_size": 8}))
+        run_study(moons(rounds=2, local={"lr": 1e38, "batch_size": 8}))
 
 
-def test_target_reached_in_the_last_round_counts(moons, go):
-    folder, _ = go(moons(rounds=30, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}), "first")
+def test_target_reached_in_the_last_round_counts(moons, run_study):
+    folder, _ = run_study(
+        moons(rounds=30, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}), "first"
+    )
     rounds = folder.load_rounds()[-1]["round"]
-    _, results = go(
+    _, results = run_study(
         moons(rounds=rounds, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}), "last"
     )
-    assert results["stopped"].startswith("target")
+    assert results["stop_reason"].startswith("target")
 
 
 def test_two_processes_cannot_run_the_same_folder(moons, tmp_path):
     study = moons(rounds=3)
     folder = RunFolder.create(tmp_path / "run", study)
 
-    def watch(record):
+    def on_round_end(record):
         with pytest.raises(RunFolderError, match="another process"):
             run_simulation(study, RunFolder.open(folder.path))
 
-    run_simulation(study, folder, on_round_end=watch)
+    run_simulation(study, folder, on_round_end=on_round_end)
     assert [r["round"] for r in folder.load_rounds()] == [0, 1, 2, 3]
 
 
@@ -219,8 +225,8 @@ def test_fingerprint_depends_on_the_partition_column(tmp_path, moons):
         partition={"name": "key", "by": "hospital"},
         model="mlp",
     )
-    found = []
+    fingerprints = []
     for border in (20, 8):
         manifest(border)
-        found.append(dry_run_study(study, None).dataset.fingerprint)
-    assert found[0] != found[1]
+        fingerprints.append(dry_run_study(study, None).dataset.fingerprint)
+    assert fingerprints[0] != fingerprints[1]

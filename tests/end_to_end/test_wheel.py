@@ -1,4 +1,4 @@
-"""The wheel in a clean environment: what is in it, what it does alone, and a study with the heavy packages beside it."""
+"""The wheel in a clean environment: its files, its behavior without extras, and a study with the packages of this environment."""
 
 import os
 import subprocess
@@ -11,19 +11,19 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def clean(wheel, tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("clean")
-    venv.create(place, with_pip=True)
+def clean_env(wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=True)
     done = subprocess.run(
-        [place / "bin" / "python", "-m", "pip", "install", "-q", str(wheel)], capture_output=True, text=True
+        [folder / "bin" / "python", "-m", "pip", "install", "-q", str(wheel)], capture_output=True, text=True
     )
     if done.returncode and "No matching distribution" in done.stderr:
         pytest.skip("the package index cannot be reached")
     assert done.returncode == 0, done.stderr
-    return place
+    return folder
 
 
-def test_what_is_in_the_wheel(wheel):
+def test_wheel_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         "pipeline/study/packaged/smear-demo.toml",
@@ -39,8 +39,8 @@ def test_what_is_in_the_wheel(wheel):
     assert not [n for n in names if n.startswith(("tests/", "benchmarks/", "docs/"))]
 
 
-def test_the_base_alone_answers_and_names_the_missing_extra(clean, tmp_path):
-    hemofed = clean / "bin" / "hemofed"
+def test_wheel_without_extras_names_the_missing_extra(clean_env, tmp_path):
+    hemofed = clean_env / "bin" / "hemofed"
     assert "reproduce" in subprocess.run([hemofed, "--help"], capture_output=True, text=True, check=True).stdout
     done = subprocess.run([hemofed, "run"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
@@ -48,12 +48,15 @@ def test_the_base_alone_answers_and_names_the_missing_extra(clean, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_study_runs_from_the_wheel(clean, tmp_path):
-    """The heavy packages are lent by this environment; hemofed itself is the wheel's."""
+def test_study_runs_from_the_wheel(clean_env, tmp_path):
+    """The dependencies come from this environment, hemofed from the wheel."""
     env = os.environ | {"PYTHONPATH": sysconfig.get_paths()["purelib"]}
-    where = [clean / "bin" / "python", "-c", "import pipeline; print(pipeline.__file__)"]
-    assert str(clean) in subprocess.run(where, capture_output=True, text=True, check=True, cwd=tmp_path, env=env).stdout
-    run = [clean / "bin" / "hemofed", "run", "--set", "rounds=1", "--json"]
+    command = [clean_env / "bin" / "python", "-c", "import pipeline; print(pipeline.__file__)"]
+    assert (
+        str(clean_env)
+        in subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=env).stdout
+    )
+    run = [clean_env / "bin" / "hemofed", "run", "--set", "rounds=1", "--json"]
     done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "smear-demo" / "report.html").stat().st_size > 10_000

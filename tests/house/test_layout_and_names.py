@@ -25,7 +25,6 @@ DATA_TABLES = {
     "pipeline/flare/provisioning.py": 2,
     "pipeline/reports/document/figure_style.py": 1,
     "pipeline/service/web/routes_downloads.py": 1,
-    "pipeline/study/toml_file.py": 1,
     "privacy/ledger/records.py": 1,
     "sites/data/fashion_mnist.py": 1,
     "sites/data/smear/records.py": 1,

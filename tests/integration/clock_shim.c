@@ -1,4 +1,4 @@
-/* A wall clock that a test can set: all but the wall clock is left alone. Preloaded; FAKE_CLOCK names a file of seconds. */
+/* Shifts the wall clock by the number of seconds in the file that FAKE_CLOCK names. Other clocks are unchanged. For LD_PRELOAD. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -6,9 +6,9 @@
 #include <sys/time.h>
 #include <time.h>
 
-static int (*real)(clockid_t, struct timespec *);
+static int (*real_clock_gettime)(clockid_t, struct timespec *);
 
-static long ahead(void) {
+static long offset_seconds(void) {
     const char *name = getenv("FAKE_CLOCK");
     FILE *file = name ? fopen(name, "r") : NULL;
     long seconds = 0;
@@ -19,10 +19,10 @@ static long ahead(void) {
     return seconds;
 }
 
-int clock_gettime(clockid_t which, struct timespec *out) {
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int code = real(which, out);
-    if (!code && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE)) out->tv_sec += ahead();
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    if (!real_clock_gettime) real_clock_gettime = dlsym(RTLD_NEXT, "clock_gettime");
+    int code = real_clock_gettime(clock, out);
+    if (!code && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) out->tv_sec += offset_seconds();
     return code;
 }
 

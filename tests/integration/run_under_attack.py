@@ -1,4 +1,4 @@
-"""A run under attack from all sides at once, and what can be seen of its processes meanwhile."""
+"""A run that is attacked in several ways at once, malicious jobs, and what can be seen of the run's processes."""
 
 from __future__ import annotations
 
@@ -12,157 +12,154 @@ import psutil
 from pipeline.engines.flare_server import write_kit
 from pipeline.flare.provisioning import ADMIN_NAME, build_admin_kit, build_job
 from pipeline.ops.certificates import CertificateAuthority
+from pipeline.ops.child_processes import MARK_ENV
 from pipeline.service.storage.accounts import EnrolmentRequest
 from pipeline.service.storage.home import CoordinatorHome
 from pipeline.service.storage.store import CoordinatorStore
 from pipeline.study.offer import StudyOffer
-from tests.integration.exposure import listening_of
-from tests.integration.flare_attacker import ADMINISTRATOR, SERVER_JOB, attack, outcome
-from tests.integration.flare_federation import Stage, until
+from tests.integration.exposure import ListeningSocket, list_listening_sockets
+from tests.integration.flare_attacker import ADMINISTRATOR, SERVER_JOB, read_attack_result, start_attack
+from tests.integration.flare_federation import FlareFederation, wait_until
 
-EVIL = "touched"  # a file that code from outside would leave
+EVIL_FILE = "touched"  # injected code would create it
 
 
 @dataclass
-class Storm:
+class AttackedRun:
     run: str
-    ended: dict[str, str] = field(default_factory=dict)
+    outcome: dict[str, str] = field(default_factory=dict)  # ended.json
     job: str = ""
     argv: dict[int, list[str]] = field(default_factory=dict)
-    listening: list[tuple[int, str, int]] = field(default_factory=list)
-    secrets: set[str] = field(default_factory=set)  # by which FLARE's processes know each other
-    attacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sockets: list[ListeningSocket] = field(default_factory=list)
+    secrets: set[str] = field(default_factory=set)  # tokens and signatures of FLARE's processes
+    attacks: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> result
 
 
-def arm(stage: Stage) -> None:
-    """Certificates for: members with a grudge, one that was removed, somebody of another federation, and whoever has the server's key."""
-    assert stage.server is not None
-    own, folder = CertificateAuthority.open(stage.home), stage.folder
+def prepare_attackers(federation: FlareFederation) -> None:
+    """Writes kits for malicious members, a removed site, a site of another federation, and an insider with the server's key."""
+    assert federation.server is not None
+    authority, folder = CertificateAuthority.open(federation.home), federation.folder
     (folder / "abroad").mkdir()
-    certified(folder / "foreign", CertificateAuthority.create(folder / "abroad", "abroad"), "site-01")
-    certified(folder / "mallory", own, "mallory")
-    certified(folder / "mole", own, "mole")
-    certified(folder / "ousted", own, "ousted")
-    store = CoordinatorStore(CoordinatorHome.open(stage.home).database_url)
+    write_attacker_kit(folder / "foreign", CertificateAuthority.create(folder / "abroad", "abroad"), "site-01")
+    write_attacker_kit(folder / "mallory", authority, "mallory")
+    write_attacker_kit(folder / "mole", authority, "mole")
+    write_attacker_kit(folder / "ousted", authority, "ousted")
+    store = CoordinatorStore(CoordinatorHome.open(federation.home).database_url)
     invitation = store.accounts.create_invitation("ousted", 1, "lead")[0]
     store.accounts.enrol_site(invitation, EnrolmentRequest("ousted", "0" * 64, "0" * 64, ""))
     store.record_departure("ousted", "lead", removed=True)
     store.close()
-    write_kit(folder / "mole", build_admin_kit(stage.server.port))
-    for name in ("crt", "key"):
-        write_kit(
-            folder / "insider", {f"startup/client.{name}": (stage.home / f"kit/startup/server.{name}").read_text()}
-        )
-    write_kit(folder / "insider", {"startup/rootCA.pem": own.pem})
+    write_kit(folder / "mole", build_admin_kit(federation.server.port))
+    for suffix in ("crt", "key"):
+        server_file = federation.home / f"kit/startup/server.{suffix}"
+        write_kit(folder / "insider", {f"startup/client.{suffix}": server_file.read_text()})
+    write_kit(folder / "insider", {"startup/rootCA.pem": authority.pem})
 
 
-def certified(kit: Path, authority: CertificateAuthority, name: str) -> None:
-    made = authority.issue_client(name)
-    papers = {"client.crt": made.certificate_pem, "client.key": made.key_pem, "rootCA.pem": authority.pem}
-    write_kit(kit, {f"startup/{file}": text for file, text in papers.items()})
+def write_attacker_kit(kit: Path, authority: CertificateAuthority, name: str) -> None:
+    issued = authority.issue_client(name)
+    files = {"client.crt": issued.certificate_pem, "client.key": issued.key_pem, "rootCA.pem": authority.pem}
+    write_kit(kit, {f"startup/{file}": text for file, text in files.items()})
 
 
-def weathered(stage: Stage, made: StudyOffer) -> Storm:
-    """The run to its end; the attacks begin with its first round."""
-    seen = Storm(made.run)
+def run_under_attack(federation: FlareFederation, offer: StudyOffer) -> AttackedRun:
+    """Runs the job to its end; the attacks start after the first round."""
+    attacked_run = AttackedRun(offer.run)
 
-    def look() -> None:
-        if not seen.job and (stage.home / "runs" / made.run / "rounds.jsonl").exists():
-            _notice(stage, seen)
-            seen.attacks = _attacked(stage, seen.job)
+    def attack_once() -> None:
+        if not attacked_run.job and (federation.home / "runs" / offer.run / "rounds.jsonl").exists():
+            _inspect_processes(federation, attacked_run)
+            attacked_run.attacks = _attack(federation, attacked_run.job)
 
-    seen.ended = stage.run(made, meanwhile=look)
-    return seen
+    attacked_run.outcome = federation.run_job(offer, while_waiting=attack_once)
+    return attacked_run
 
 
-def _notice(stage: Stage, seen: Storm) -> None:
+def _inspect_processes(federation: FlareFederation, attacked_run: AttackedRun) -> None:
     for process in psutil.process_iter():
         try:
             env = process.environ()
-            if stage.mark in env.get("HEMOFED_MARK", ""):
-                seen.argv[process.pid] = process.cmdline()
-                seen.secrets |= {v for k, v in env.items() if k.startswith("NVFLARE_JOB_") and len(v) > 8}
-                seen.listening += listening_of(process)
+            if federation.mark in env.get(MARK_ENV, ""):
+                attacked_run.argv[process.pid] = process.cmdline()
+                attacked_run.secrets |= {v for k, v in env.items() if k.startswith("NVFLARE_JOB_") and len(v) > 8}
+                attacked_run.sockets += list_listening_sockets(process)
         except psutil.Error:
             continue
-    (runner,) = [argv for argv in seen.argv.values() if any("runner_process" in part for part in argv)]
-    seen.job = runner[runner.index("-n") + 1]
-    seen.secrets.discard(seen.job)  # the token of its process on the server: a name, nothing without its signature
+    (runner,) = [argv for argv in attacked_run.argv.values() if any("runner_process" in part for part in argv)]
+    attacked_run.job = runner[runner.index("-n") + 1]
+    # the token of the job's process on the server is the job's name, which is useless without a signature
+    attacked_run.secrets.discard(attacked_run.job)
 
 
-def _attacked(stage: Stage, of: str) -> dict[str, dict[str, Any]]:
-    assert stage.server is not None
-    port, folder = stage.server.port, stage.folder
-    files = [
-        ["admin", "site-01", "sys.shell", f"cat {stage.homes['site-01'] / 'agent.pem'}"],
+def _attack(federation: FlareFederation, job: str) -> dict[str, dict[str, Any]]:
+    assert federation.server is not None
+    port, folder = federation.server.port, federation.folder
+    read_files = [
+        ["admin", "site-01", "sys.shell", f"cat {federation.homes['site-01'] / 'agent.pem'}"],
         ["admin", "site-01", "sys.info", ""],
     ]
-    others = [
+    reach_others = [
         ["send", "site-01", "_net_manager", "process_info"],
-        ["send", f"site-01.{of}", "client_command", "check_status"],
-        ["send", f"site-01.{of}", "client_command", "abort"],
+        ["send", f"site-01.{job}", "client_command", "check_status"],
+        ["send", f"site-01.{job}", "client_command", "abort"],
         ["send", "server", "server_parent_listener", "get_clients"],
         ["send", "server", "_net_manager", "cells"],
         ["send", "server", "_net_manager", "stop_cell"],
-        ["send", f"server.{of}", "server_command", "get_run_info"],
-        ["send", f"server.{of}", "server_command", "abort"],
+        ["send", f"server.{job}", "server_command", "get_run_info"],
+        ["send", f"server.{job}", "server_command", "abort"],
     ]
-    more = [["admin", "site-01", "train.delete_run", ""], ["deploy", "site-01", str(folder / EVIL)]]
-    under_way = {
-        "foreign": attack(folder / "foreign", port, "site-01", "site-01"),
-        "posing": attack(folder / "mole", port, "site-01", "site-01"),
-        "naming": attack(folder / "mole", port, "mole", "site-01"),
-        "serving": attack(folder / "mole", port, f"server.{of}", "mole"),
-        "ousted": attack(folder / "ousted", port, "ousted", "ousted"),
-        "administrator": attack(folder / "mole", port, ADMINISTRATOR, ADMIN_NAME),
-        "commands": attack(folder / "mallory", port, "mallory", "mallory", *files, *others),
-        "insider": attack(folder / "insider", port, "server.evil", SERVER_JOB, *files, *more),
+    deploy_code = [["admin", "site-01", "train.delete_run", ""], ["deploy", "site-01", str(folder / EVIL_FILE)]]
+    attacks = {
+        "foreign": start_attack(folder / "foreign", port, "site-01", "site-01"),
+        "posing": start_attack(folder / "mole", port, "site-01", "site-01"),
+        "naming": start_attack(folder / "mole", port, "mole", "site-01"),
+        "serving": start_attack(folder / "mole", port, f"server.{job}", "mole"),
+        "ousted": start_attack(folder / "ousted", port, "ousted", "ousted"),
+        "administrator": start_attack(folder / "mole", port, ADMINISTRATOR, ADMIN_NAME),
+        "commands": start_attack(folder / "mallory", port, "mallory", "mallory", *read_files, *reach_others),
+        "insider": start_attack(folder / "insider", port, "server.evil", SERVER_JOB, *read_files, *deploy_code),
     }
-    return {name: outcome(process) for name, process in under_way.items()}
+    return {name: read_attack_result(process) for name, process in attacks.items()}
 
 
-def _submitted(stage: Stage, name: str, **changes: Any) -> str:
-    """By the administrator's own session. The job's id."""
-    kit = build_job(changes.pop("run", "none"), changes.pop("digest", "0" * 64), ["site-01"], 1)
-    folder = stage.home / "admin" / "transfer" / name
-    for end in ("server", "client"):
-        path = f"app/config/config_fed_{end}.json"
-        kit[path] = json.dumps(json.loads(kit[path]) | changes.pop(end, {}))
-    write_kit(folder, kit | changes)
-    assert stage.server is not None
-    return str(stage.server._admin_session().submit_job(str(folder)))
+def _submit_job(federation: FlareFederation, name: str, **changes: Any) -> str:
+    """Submits a changed job through the administrator's own session, and returns its id."""
+    job_files = build_job(changes.pop("run", "none"), changes.pop("digest", "0" * 64), ["site-01"], 1)
+    folder = federation.home / "admin" / "transfer" / name
+    for side in ("server", "client"):
+        path = f"app/config/config_fed_{side}.json"
+        job_files[path] = json.dumps(json.loads(job_files[path]) | changes.pop(side, {}))
+    write_kit(folder, job_files | changes)
+    assert federation.server is not None
+    return str(federation.server._admin_session().submit_job(str(folder)))
 
 
-def judged(stage: Stage) -> dict[str, dict[str, Any]]:
-    """Jobs that should never be made, and what became of each."""
-    evil = stage.folder / EVIL
-    code = f"from nvflare.apis.executor import Executor\nopen({str(evil)!r}, 'w')\nclass Evil(Executor): pass\n"
-    popen = {"path": "subprocess.Popen", "args": {"args": ["touch", str(evil)]}}
-    ours = json.loads(build_job("none", "0" * 64, [], 1)["app/config/config_fed_client.json"])["executors"][0]
-    numbers = "nvflare.app_common.np.np_trainer.NPTrainer"
-    given = {
-        "code": _submitted(stage, "code", **{"app/custom/evil.py": code}, client={"executors": [_doing("evil.Evil")]}),
-        "code-there": _submitted(
-            stage,
-            "code-there",
-            **{"app/custom/evil.py": code},
-            server={"workflows": [{"id": "x", "path": "evil.Evil"}]},
-        ),
-        "class": _submitted(stage, "class", client={"executors": [_doing(numbers)]}),
-        "part": _submitted(stage, "part", client={"components": [{"id": "x", **popen}]}),
-        "part-there": _submitted(stage, "part-there", server={"components": [{"id": "x", **popen}]}),
-        "nested": _submitted(
-            stage,
-            "nested",
-            client={"executors": [ours | {"executor": ours["executor"] | {"args": {"run": "none", "digest": popen}}}]},
-        ),
-        "escape": _submitted(stage, "escape", run="../../escape"),
+def submit_malicious_jobs(federation: FlareFederation) -> dict[str, dict[str, Any]]:
+    """Submits jobs that must be refused, waits for their ends, and returns FLARE's metadata of each."""
+    evil_path = federation.folder / EVIL_FILE
+    code = f"from nvflare.apis.executor import Executor\nopen({str(evil_path)!r}, 'w')\nclass Evil(Executor): pass\n"
+    code_files = {"app/custom/evil.py": code}
+    popen = {"path": "subprocess.Popen", "args": {"args": ["touch", str(evil_path)]}}
+    component = {"components": [{"id": "x", **popen}]}
+    executor = json.loads(build_job("none", "0" * 64, [], 1)["app/config/config_fed_client.json"])["executors"][0]
+    nested_args = {"args": {"run": "none", "digest": popen}}
+    nested_executor = executor | {"executor": executor["executor"] | nested_args}
+    foreign_executor = _make_executor("nvflare.app_common.np.np_trainer.NPTrainer")
+    evil_workflow = {"workflows": [{"id": "x", "path": "evil.Evil"}]}
+    job_ids = {
+        "code": _submit_job(federation, "code", **code_files, client={"executors": [_make_executor("evil.Evil")]}),
+        "code-there": _submit_job(federation, "code-there", **code_files, server=evil_workflow),
+        "class": _submit_job(federation, "class", client={"executors": [foreign_executor]}),
+        "part": _submit_job(federation, "part", client=component),
+        "part-there": _submit_job(federation, "part-there", server=component),
+        "nested": _submit_job(federation, "nested", client={"executors": [nested_executor]}),
+        "escape": _submit_job(federation, "escape", run="../../escape"),
     }
-    server = stage.server
+    server = federation.server
     assert server is not None
-    until(lambda: all(server.has_ended(one) for one in given.values()), 90)
-    return {name: server._admin_session().get_job_meta(one) for name, one in given.items()}
+    wait_until(lambda: all(server.has_ended(job_id) for job_id in job_ids.values()), 90)
+    return {name: server._admin_session().get_job_meta(job_id) for name, job_id in job_ids.items()}
 
 
-def _doing(path: str) -> dict[str, Any]:
+def _make_executor(path: str) -> dict[str, Any]:
     return {"tasks": ["data_summary", "exchange"], "executor": {"path": path, "args": {}}}

@@ -1,4 +1,4 @@
-"""A slow line between a site and its coordinator."""
+"""A slow network connection between a site and its coordinator."""
 
 from __future__ import annotations
 
@@ -8,47 +8,50 @@ import threading
 import time
 from collections.abc import Iterator
 
-PIECE = 4096
+CHUNK_BYTES = 4096
 
 
-class Line:
-    """Passes TCP on at `rate` bytes a second each way, each piece after `delay` seconds."""
+class SlowConnection:
+    """Forwards TCP connections to a port of this machine.
 
-    def __init__(self, port: int, rate: float, delay: float) -> None:
-        self._to, self.rate, self.delay = port, rate, delay
+    `rate`: bytes per second in each direction. `delay`: additional seconds for each chunk.
+    """
+
+    def __init__(self, target_port: int, rate: float, delay: float) -> None:
+        self._target_port, self.rate, self.delay = target_port, rate, delay
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
-        self.passed = 0
-        self._open: list[socket.socket] = []
+        self.num_bytes = 0
+        self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, _ = self._listening.accept()
-                far = socket.create_connection(("127.0.0.1", self._to))
-                self._open += [near, far]
-                for source, sink in ((near, far), (far, near)):
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._target_port))
+                self._sockets += [client, server]
+                for source, sink in ((client, server), (server, client)):
                     threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
 
     def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while piece := source.recv(PIECE):
-                time.sleep(self.delay + len(piece) / self.rate)
-                sink.sendall(piece)
-                self.passed += len(piece)
+            while chunk := source.recv(CHUNK_BYTES):
+                time.sleep(self.delay + len(chunk) / self.rate)
+                sink.sendall(chunk)
+                self.num_bytes += len(chunk)
             sink.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        for one in (self._listening, *self._open):
+        for open_socket in (self._listening, *self._sockets):
             with contextlib.suppress(OSError):
-                one.close()
+                open_socket.close()
 
 
 @contextlib.contextmanager
-def slow_line(port: int, rate: float, delay: float) -> Iterator[Line]:
-    line = Line(port, rate, delay)
+def open_slow_connection(target_port: int, rate: float, delay: float) -> Iterator[SlowConnection]:
+    connection = SlowConnection(target_port, rate, delay)
     try:
-        yield line
+        yield connection
     finally:
-        line.close()
+        connection.close()

@@ -1,4 +1,4 @@
-"""Whatever dies, the study completes, no round is lost or counted twice, and no process is left."""
+"""Any process may be killed or paused: the study completes, every round counts once, and no process is left over."""
 
 from __future__ import annotations
 
@@ -12,72 +12,76 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from tests.integration.chaos_federation import CLIENT, RUNNER, SERVER, SITES, WORKER, World
+from tests.integration.chaos_federation import CLIENT, RUNNER, SERVER, SITES, WORKER, ChaosFederation
 
 pytestmark = pytest.mark.slow
-CHANCE = random.Random(os.environ.get("HEMOFED_CHAOS", "6"))  # another seed: other moments
+RNG = random.Random(os.environ.get("HEMOFED_CHAOS", "6"))  # another seed kills at other moments
 
 
-def some_round() -> int:
-    return CHANCE.randint(1, 8)
+def random_round() -> int:
+    return RNG.randint(1, 8)
 
 
-def agent_of_a_site(world: World) -> None:
-    site = CHANCE.choice(SITES)
-    world.die(site)
-    world.small.wait_until(lambda: not world.processes("nvflare", site), "what the agent had started to go with it", 20)
-    world.small.start_agent(site)  # as systemd would
-
-
-def client_of_a_site(world: World) -> None:
-    world.kill(CLIENT, CHANCE.choice(SITES))
-
-
-def worker_of_a_site(world: World) -> None:
-    world.kill(WORKER, CHANCE.choice(SITES))
-
-
-def coordinator(world: World) -> None:
-    world.die("coordinator")
-    world.small.wait_until(
-        lambda: not [*world.processes(SERVER), *world.processes(RUNNER)], "what the coordinator had started to go", 20
+def kill_agent(federation: ChaosFederation) -> None:
+    site = RNG.choice(SITES)
+    federation.kill_child(site)
+    federation.local.wait_until(
+        lambda: not federation.find_processes("nvflare", site), "the agent's child processes to end with it", 20
     )
-    world.small.serve_coordinator()
+    federation.local.start_agent(site)  # as systemd would
 
 
-def server_of_flare(world: World) -> None:
-    world.kill(SERVER)
+def kill_flare_client(federation: ChaosFederation) -> None:
+    federation.kill_processes(CLIENT, RNG.choice(SITES))
 
 
-def runner(world: World) -> None:
-    world.kill(RUNNER)
+def kill_worker(federation: ChaosFederation) -> None:
+    federation.kill_processes(WORKER, RNG.choice(SITES))
 
 
-KILLED = [agent_of_a_site, client_of_a_site, worker_of_a_site, coordinator, server_of_flare, runner]
+def kill_coordinator(federation: ChaosFederation) -> None:
+    federation.kill_child("coordinator")
+    federation.local.wait_until(
+        lambda: not [*federation.find_processes(SERVER), *federation.find_processes(RUNNER)],
+        "the coordinator's child processes to end with it",
+        20,
+    )
+    federation.local.serve_coordinator()
 
 
-@pytest.mark.parametrize("strike", KILLED, ids=lambda strike: strike.__name__)
-def test_killed(strike, world: World, tmp_path: Path) -> None:
-    run = world.begin()
-    world.reach(run, some_round())
-    time.sleep(CHANCE.uniform(0, 1))
-    strike(world)
-    world.finish(run)
-    world.as_if_nothing_had_happened(run, tmp_path)
-    world.nothing_is_left_over()
-    world.ledgers_verify()
+def kill_flare_server(federation: ChaosFederation) -> None:
+    federation.kill_processes(SERVER)
+
+
+def kill_runner(federation: ChaosFederation) -> None:
+    federation.kill_processes(RUNNER)
+
+
+KILLS = [kill_agent, kill_flare_client, kill_worker, kill_coordinator, kill_flare_server, kill_runner]
+
+
+@pytest.mark.parametrize("kill", KILLS, ids=lambda kill: kill.__name__)
+def test_run_survives_a_killed_process(kill, federation: ChaosFederation, tmp_path: Path) -> None:
+    run = federation.start_run()
+    federation.wait_for_round(run, random_round())
+    time.sleep(RNG.uniform(0, 1))
+    kill(federation)
+    federation.wait_for_end(run)
+    federation.assert_equals_undisturbed_run(run, tmp_path)
+    federation.assert_no_leftover_processes()
+    federation.assert_ledgers_verify()
 
 
 @pytest.mark.parametrize("seconds", [4, 40])
-def test_a_site_that_is_paused(seconds: int, world: World, tmp_path: Path) -> None:
-    """Shortly: it is waited for. For long: the run rests, and takes the site in with a new process."""
-    run = world.begin()
-    world.reach(run, some_round())
-    (worker,) = world.processes(WORKER, CHANCE.choice(SITES))
+def test_run_survives_a_paused_site(seconds: int, federation: ChaosFederation, tmp_path: Path) -> None:
+    """The run waits for a site that is paused briefly. After a long pause it halts, and resumes with a new worker."""
+    run = federation.start_run()
+    federation.wait_for_round(run, random_round())
+    (worker,) = federation.find_processes(WORKER, RNG.choice(SITES))
     os.kill(worker.pid, signal.SIGSTOP)
     time.sleep(seconds)
     if worker.is_running():
         os.kill(worker.pid, signal.SIGCONT)
-    world.finish(run)
-    world.as_if_nothing_had_happened(run, tmp_path)
-    world.nothing_is_left_over()
+    federation.wait_for_end(run)
+    federation.assert_equals_undisturbed_run(run, tmp_path)
+    federation.assert_no_leftover_processes()

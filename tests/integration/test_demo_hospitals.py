@@ -1,4 +1,4 @@
-"""`hemofed demo hospitals` ends by itself, and nothing of it is left: no process, no folder."""
+"""`hemofed demo hospitals` ends by itself, and leaves no process and no temporary folder."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ COMMAND = [sys.executable, "-m", "pipeline.cli.main", "demo", "hospitals", "--st
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An environment by which everything that the demo starts is known, and in which its own folder is made."""
+def demo_env(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Marks all processes that the demo starts, and puts its temporary folder below tmp_path."""
     (tmp_path / "tiny.toml").write_text(STUDY, "utf-8")
     (tmp_path / "temporary").mkdir()
     mark = f"demo-test-{time.monotonic_ns()}"
@@ -50,33 +50,35 @@ def place(tmp_path: Path) -> Iterator[dict[str, str]]:
     kill_by_mark(mark)
 
 
-def nothing_is_left(tmp_path: Path, place: Mapping[str, str]) -> None:
-    assert kill_by_mark(place[MARK_ENV]) == 0
+def assert_nothing_left(tmp_path: Path, demo_env: Mapping[str, str]) -> None:
+    assert kill_by_mark(demo_env[MARK_ENV]) == 0
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_it_ends_and_cleans_up(tmp_path: Path, place: dict[str, str]) -> None:
-    done = subprocess.run([*COMMAND, "--json"], cwd=tmp_path, env=place, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["state"] == "finished"
-    assert told["round"] == told["rounds"] == 2
-    assert told["ledgers"] == dict.fromkeys(("site-01", "site-02", "site-03"), True)
-    nothing_is_left(tmp_path, place)
+def test_demo_hospitals_finishes_and_cleans_up(tmp_path: Path, demo_env: dict[str, str]) -> None:
+    completed = subprocess.run(
+        [*COMMAND, "--json"], cwd=tmp_path, env=demo_env, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
+    result = json.loads(completed.stdout)
+    assert result["state"] == "finished"
+    assert result["round"] == result["rounds"] == 2
+    assert result["ledgers"] == dict.fromkeys(("site-01", "site-02", "site-03"), True)
+    assert_nothing_left(tmp_path, demo_env)
 
 
-def test_what_is_kept_stays_and_the_rest_goes(tmp_path: Path, place: dict[str, str]) -> None:
-    """Interrupted as by Ctrl-C while the hospitals are there."""
-    kept = tmp_path / "kept"
+def test_interrupted_demo_hospitals_keeps_only_the_keep_folder(tmp_path: Path, demo_env: dict[str, str]) -> None:
+    """Interrupted as by Ctrl-C while the sites are enrolling."""
+    keep_folder = tmp_path / "kept"
     with subprocess.Popen(
-        [*COMMAND, "--keep", str(kept), "--stay"], cwd=tmp_path, env=place, stdout=subprocess.DEVNULL
+        [*COMMAND, "--keep", str(keep_folder), "--stay"], cwd=tmp_path, env=demo_env, stdout=subprocess.DEVNULL
     ) as demo:
-        end = time.monotonic() + 300
-        while not (kept / "site-02" / "membership.json").exists():
+        deadline = time.monotonic() + 300
+        while not (keep_folder / "site-02" / "membership.json").exists():
             assert demo.poll() is None
-            assert time.monotonic() < end
+            assert time.monotonic() < deadline
             time.sleep(0.2)
         demo.send_signal(signal.SIGINT)
         demo.wait(60)
-    nothing_is_left(tmp_path, place)
-    assert (kept / "coordinator" / "lead.token").exists()
+    assert_nothing_left(tmp_path, demo_env)
+    assert (keep_folder / "coordinator" / "lead.token").exists()

@@ -1,121 +1,126 @@
-"""The same study in one process and across real ones gives the same models, up to the order in which floats are added."""
+"""A study gives the same models simulated and across real processes, up to the order in which floats are added."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.tensor_io import load_tensors
+from pipeline.protocol.tasks import JobResult
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from pipeline.study.toml_file import parse_study
 from privacy.dpsgd.secure_rng import SecureRandom
 from sites.governance.settings import ResourceLimits, SiteSettings
-from tests.integration.flare_federation import Stage, federation
+from sites.training.base import TrainRequest
+from tests.integration.flare_federation import FlareFederation, start_federation
 
 pytest.importorskip("nvflare")
 
 SITES = ("site-01", "site-02", "site-03")
-BASE = """
+STUDY = """
 name = "agree"
 rounds = 3
 data = { name = "moons", val = 0.1, points = 420 }
 model = "moons_net"
 sites = { count = 3, speed = [1.0, 2.0, 8.0] }
-local = { lr = 0.1, batch = 20 }
+local = { lr = 0.1, batch_size = 20 }
 trainer = "sequential"
-evaluation = { where = "sites" }
+evaluation = { evaluate_at = "sites" }
 """
-STUDIES = {
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {},
     "fedprox-partial": {"strategy": "fedprox", "round.deadline": 5.0, "local.epochs": 2},
     "fedpaq": {"strategy": "fedpaq"},
     "ifca": {"strategy": "ifca"},
     "fedrep": {"strategy": "fedrep"},
-    "private": {"privacy.dp_sgd.epsilon": 8.0, "privacy.dp_sgd.privacy_unit": "example"},
-    "secure-sum": {"privacy.secure_aggregation.max_update_norm": 10.0},
+    "dp-sgd": {"privacy.dp_sgd.epsilon": 8.0, "privacy.dp_sgd.privacy_unit": "example"},
+    "secure-aggregation": {"privacy.secure_aggregation.max_update_norm": 10.0},
 }
+QUICK = {"dp-sgd", "secure-aggregation"}  # the others run with `make test-all`
 
 
-def diced(site: str) -> Callable[[], SecureRandom]:
-    rolled = iter(range(10**6))
-    return lambda: SecureRandom(hashlib.sha256(f"{SITES.index(site)} {next(rolled)}".encode()).digest())
+def make_seeded_random(site: str) -> Callable[[], SecureRandom]:
+    """The same numbers as seeded_rng/sitecustomize.py gives the site's process."""
+    num_created = iter(range(10**6))
+    return lambda: SecureRandom(hashlib.sha256(f"{SITES.index(site)} {next(num_created)}".encode()).digest())
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("agree")
-    tight = ResourceLimits(min_free_disk_gb=0.01)
-    dice = {
-        site: {"DICE": str(n), "PYTHONPATH": str(Path(__file__).with_name("seeded_rng"))}
-        for n, site in enumerate(SITES)
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlareFederation]:
+    limits = ResourceLimits(min_free_disk_gb=0.01)
+    env_by_site = {
+        site: {"SITE_SEED": str(index), "PYTHONPATH": str(Path(__file__).with_name("seeded_rng"))}
+        for index, site in enumerate(SITES)
     }
-    with federation(
-        folder, {site: SiteSettings(simulated_site=site, limits=tight) for site in SITES}, extra=dice
-    ) as made:
-        yield made
+    settings = {site: SiteSettings(simulated_site=site, limits=limits) for site in SITES}
+    with start_federation(tmp_path_factory.mktemp("agree"), settings, env_by_site) as federation:
+        yield federation
 
 
-def simulated(study: Study, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def simulate_with_seeded_random(study: Study, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     from sites.training.dp_sgd import DpSgdTrainer
 
-    rolls = {site: diced(site) for site in SITES}
-    real = DpSgdTrainer.run
+    make_random_by_site = {site: make_seeded_random(site) for site in SITES}
+    original_run = DpSgdTrainer.run
 
-    def run_diced(self: DpSgdTrainer, tickets: list) -> list:  # type: ignore[type-arg]
-        found = []
-        for ticket in tickets:
-            self.make_secure_random = rolls.get(ticket.site, SecureRandom)
-            found += real(self, [ticket])
-        return found
+    def run_seeded(self: DpSgdTrainer, requests: Sequence[TrainRequest]) -> list[JobResult]:
+        results: list[JobResult] = []
+        for request in requests:
+            self.make_secure_random = make_random_by_site.get(request.site, SecureRandom)
+            results += original_run(self, [request])
+        return results
 
-    monkeypatch.setattr(DpSgdTrainer, "run", run_diced)
-    made = RunFolder.create(folder, study)
-    run_simulation(study, made)
-    return made
+    monkeypatch.setattr(DpSgdTrainer, "run", run_seeded)
+    folder = RunFolder.create(path, study)
+    run_simulation(study, folder)
+    return folder
 
 
-def models(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+def load_models(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     files = sorted(folder.rglob("*.safetensors"))
     return {str(file.relative_to(folder)): load_tensors(file)[1] for file in files}
 
 
-QUICK = {"private", "secure-sum"}  # the others take `make test-all`
+def assert_close(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    for key, value in actual.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES])
-def test_engines_agree(name: str, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = parse_study(BASE, name, STUDIES[name])
-    offer = stage.offered(f"agree-{name}", study)
-    assert stage.run(offer) == {"how": "finished", "why": ""}
-    here = simulated(study, tmp_path / "sim", monkeypatch)
-    there = RunFolder.open(stage.home / "runs" / offer.run)
-    want, got = models(here.path / "models"), models(there.path / "models")
-    own = {name: found for name, found in want.items() if name.startswith("site/")}
-    assert got.keys() == want.keys() - own.keys()
-    for path, tensors in got.items():
-        for key, value in tensors.items():
-            torch.testing.assert_close(value, want[path][key], rtol=1e-4, atol=1e-5)
-    for path, tensors in own.items():  # a site's own model stays with it
-        site = Path(path).stem
-        kept = load_tensors(stage.homes[site] / "models" / offer.run / "own.safetensors")[1]
-        for key, value in kept.items():
-            torch.testing.assert_close(value, tensors[key], rtol=1e-4, atol=1e-5)
-    for a, b in zip(here.load_rounds(), there.load_rounds(), strict=True):
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OVERRIDES])
+def test_simulated_and_flare_engines_agree(
+    name: str, federation: FlareFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = parse_study(STUDY, name, OVERRIDES[name])
+    offer = federation.offer_study(f"agree-{name}", study)
+    assert federation.run_job(offer) == {"how": "finished", "why": ""}
+    simulated = simulate_with_seeded_random(study, tmp_path / "simulated", monkeypatch)
+    federated = RunFolder.open(federation.home / "runs" / offer.run)
+    expected, actual = load_models(simulated.path / "models"), load_models(federated.path / "models")
+    personal = {path: tensors for path, tensors in expected.items() if path.startswith("site/")}
+    assert actual.keys() == expected.keys() - personal.keys()
+    for path, tensors in actual.items():
+        assert_close(tensors, expected[path])
+    for path, tensors in personal.items():  # a personalized model stays at its site
+        own_path = federation.homes[Path(path).stem] / "models" / offer.run / "own.safetensors"
+        assert_close(load_tensors(own_path)[1], tensors)
+    for a, b in zip(simulated.load_rounds(), federated.load_rounds(), strict=True):
         assert a["round"] == b["round"]
-        assert sorted(a["counted"]) == sorted(b["counted"])
-        assert {s: (w["asked"], w["done"]) for s, w in a["work"].items()} == {
-            s: (w["asked"], w["done"]) for s, w in b["work"].items()
+        assert sorted(a["accepted"]) == sorted(b["accepted"])
+        assert {site: (work["steps_requested"], work["steps_done"]) for site, work in a["work"].items()} == {
+            site: (work["steps_requested"], work["steps_done"]) for site, work in b["work"].items()
         }
     if name == "fedprox-partial":
-        assert any(w["done"] < w["asked"] for r in there.load_rounds() for w in r["work"].values())
-    if name == "private":
-        assert there.load_rounds()[-1]["epsilon"] == pytest.approx(here.load_rounds()[-1]["epsilon"])
-        assert json.loads((there.path / "privacy.json").read_text())["dp_sgd"].keys() == set(SITES)
-    assert not (there.path / "cells").exists()  # a deployed report has no images
+        works = [work for record in federated.load_rounds() for work in record["work"].values()]
+        assert any(work["steps_done"] < work["steps_requested"] for work in works)
+    if name == "dp-sgd":
+        assert federated.load_rounds()[-1]["epsilon"] == pytest.approx(simulated.load_rounds()[-1]["epsilon"])
+        assert json.loads((federated.path / "privacy.json").read_text())["dp_sgd"].keys() == set(SITES)
+    assert not (federated.path / "cells").exists()  # the report of real sites has no images

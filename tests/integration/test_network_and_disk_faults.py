@@ -1,10 +1,9 @@
-"""A slow line, a full disk, a clock that jumps, a proxy, and kills in the middle of private training."""
+"""A slow connection, a proxy, full disks, a jumping clock, a revoked approval, and kills during private training."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -17,178 +16,157 @@ pytest.importorskip("nvflare")
 
 from pipeline.cli.local_federation import run_cli_json
 from sites.governance.home import SiteHome
-from tests.integration.chaos_federation import ROUNDS, RUNNER, SITES, WORKER, World
-from tests.integration.slow_network import slow_line
+from tests.integration.chaos_federation import ROUNDS, RUNNER, SITES, WORKER, ChaosFederation
+from tests.integration.slow_network import open_slow_connection
 from tests.support.connect_proxy import ConnectProxy
+from tests.support.machine import mount_small_disk
 
 pytestmark = pytest.mark.slow
 SITE = "site-02"
 
 
-def again(world: World, site: str, **env: str) -> None:
-    """The site's agent, started anew."""
-    world.small.children[site].stop(5)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in env.items():
-            patch.setenv(name, value)
-        world.small.start_agent(site)
-
-
 @contextlib.contextmanager
-def reached_through(world: World, site: str, port: int) -> Iterator[None]:
-    """The site knows its coordinator by another port."""
-    file = world.small.folder / site / "membership.json"
+def connect_through(federation: ChaosFederation, site: str, port: int) -> Iterator[None]:
+    """The site connects to its coordinator through another port."""
+    file = federation.local.folder / site / "membership.json"
     before = file.read_text()
-    member = json.loads(before)
-    member["url"] = f"https://localhost:{port}"
-    member["coordinator"]["port"] = port
-    file.write_text(json.dumps(member))
+    membership = json.loads(before)
+    membership["url"] = f"https://localhost:{port}"
+    membership["coordinator"]["port"] = port
+    file.write_text(json.dumps(membership))
     try:
-        again(world, site)
+        federation.restart_agent(site)
         yield
     finally:
         file.write_text(before)
-        again(world, site)
+        federation.restart_agent(site)
 
 
-def test_a_slow_line(world: World, tmp_path: Path) -> None:
-    with slow_line(int(world.small.url.rpartition(":")[2]), 100_000, 0.02) as line:
-        with reached_through(world, SITE, line.port):
-            run = world.begin()
-            world.finish(run, 400)
-        assert line.passed > 100_000
-    world.as_if_nothing_had_happened(run, tmp_path)
-    world.nothing_is_left_over()
+def test_run_with_a_slow_connection(federation: ChaosFederation, tmp_path: Path) -> None:
+    coordinator_port = int(federation.local.url.rpartition(":")[2])
+    with open_slow_connection(coordinator_port, rate=100_000, delay=0.02) as connection:
+        with connect_through(federation, SITE, connection.port):
+            run = federation.start_run()
+            federation.wait_for_end(run, 400)
+        assert connection.num_bytes > 100_000
+    federation.assert_equals_undisturbed_run(run, tmp_path)
+    federation.assert_no_leftover_processes()
 
 
-def test_through_an_http_proxy(world: World, tmp_path: Path) -> None:
-    """Everything: enrolled before, beats and FLARE's messages go through CONNECT."""
+def test_run_through_an_http_proxy(federation: ChaosFederation, tmp_path: Path) -> None:
+    """After enrolment all traffic, heartbeats and FLARE's messages, goes through CONNECT."""
     with ConnectProxy() as proxy:
-        again(world, SITE, HTTPS_PROXY=f"http://127.0.0.1:{proxy.port}", NO_PROXY="", no_proxy="")
+        federation.restart_agent(SITE, HTTPS_PROXY=f"http://127.0.0.1:{proxy.port}", NO_PROXY="", no_proxy="")
         try:
-            run = world.begin()
-            world.finish(run)
+            run = federation.start_run()
+            federation.wait_for_end(run)
             assert len(proxy.request_lines) >= 3  # the agent, FLARE's client, its job
         finally:
-            again(world, SITE)
-    world.as_if_nothing_had_happened(run, tmp_path)
+            federation.restart_agent(SITE)
+    federation.assert_equals_undisturbed_run(run, tmp_path)
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Yields the file that fills it when it is written."""
-    if os.geteuid() or not shutil.which("mount"):
-        pytest.skip("a file system of a few kilobytes needs root to be mounted")
-    folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False)
-    if done.returncode:
-        pytest.skip("a file system cannot be mounted here")
-    try:
-        yield folder / "filler"
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(file: Path) -> None:
+def fill_until_full(file: Path) -> None:
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as out:
         while True:
             out.write(bytes(4096))
 
 
-def test_a_full_disk_at_a_site(world: World, tmp_path: Path) -> None:
-    with small_disk(world.small.folder / SITE / "runs", "512k") as filler:
-        run = world.begin()
-        world.reach(run, 2)
-        fill(filler)
-        world.small.wait_until(
-            lambda: "no space left" in world.small.get_run(run)["reason"], "the full disk to be named", 120
+def test_run_resumes_after_a_full_disk_at_a_site(federation: ChaosFederation, tmp_path: Path) -> None:
+    local = federation.local
+    with mount_small_disk(local.folder / SITE / "runs", "512k") as disk:
+        run = federation.start_run()
+        federation.wait_for_round(run, 2)
+        fill_until_full(disk / "filling")
+        local.wait_until(
+            lambda: "no space left" in local.get_run(run)["reason"], "the reason to name the full disk", 120
         )
-        filler.unlink()
-        world.finish(run)
-        world.as_if_nothing_had_happened(run, tmp_path)
-    world.nothing_is_left_over()
+        (disk / "filling").unlink()
+        federation.wait_for_end(run)
+        federation.assert_equals_undisturbed_run(run, tmp_path)
+    federation.assert_no_leftover_processes()
 
 
-def test_a_full_disk_at_the_coordinator(world: World, tmp_path: Path) -> None:
-    with small_disk(world.small.home / "runs", "2m") as filler:
-        run = world.begin()
-        world.reach(run, 2)
-        fill(filler)
-        world.small.wait_until(
-            lambda: world.small.get_run(run)["state"] in ("failed", "waiting"), "the run to rest", 120
-        )
-        filler.unlink()
-        if world.small.get_run(run)["state"] == "failed":
-            assert "no space left" in world.small.get_run(run)["reason"]
-            run_cli_json("coordinator", "resume", run, "--home", world.small.home)
-        world.finish(run)
-        world.as_if_nothing_had_happened(run, tmp_path)
-    world.nothing_is_left_over()
+def test_run_resumes_after_a_full_disk_at_the_coordinator(federation: ChaosFederation, tmp_path: Path) -> None:
+    local = federation.local
+    with mount_small_disk(local.home / "runs", "2m") as disk:
+        run = federation.start_run()
+        federation.wait_for_round(run, 2)
+        fill_until_full(disk / "filling")
+        local.wait_until(lambda: local.get_run(run)["state"] in ("failed", "waiting"), "the run to halt", 120)
+        (disk / "filling").unlink()
+        if local.get_run(run)["state"] == "failed":
+            assert "no space left" in local.get_run(run)["reason"]
+            run_cli_json("coordinator", "resume", run, "--home", local.home)
+        federation.wait_for_end(run)
+        federation.assert_equals_undisturbed_run(run, tmp_path)
+    federation.assert_no_leftover_processes()
 
 
 @pytest.fixture(scope="module")
-def wall_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that moves the wall clock of the processes it is preloaded into."""
+def clock_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that shifts the wall clock of the processes that preload it."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("a clock that jumps needs a C compiler")
-    made = tmp_path_factory.mktemp("clock") / "clock.so"
+        pytest.skip("a jumping clock needs a C compiler")
+    library = tmp_path_factory.mktemp("clock") / "clock.so"
     source = Path(__file__).with_name("clock_shim.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, source, "-ldl"], check=True)
-    return made
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
 
 
 @pytest.mark.parametrize("jump", [5 * 3600, -5 * 3600], ids=["ahead", "back"])
-def test_a_clock_that_jumps(jump: int, world: World, tmp_path: Path, wall_clock: Path) -> None:
-    clock = tmp_path / "clock"
-    clock.write_text("0")
-    again(world, SITE, LD_PRELOAD=str(wall_clock), FAKE_CLOCK=str(clock))
+def test_run_survives_a_clock_jump_at_a_site(
+    jump: int, federation: ChaosFederation, tmp_path: Path, clock_shim: Path
+) -> None:
+    local = federation.local
+    clock_file = tmp_path / "clock"
+    clock_file.write_text("0")
+    federation.restart_agent(SITE, LD_PRELOAD=str(clock_shim), FAKE_CLOCK=str(clock_file))
     try:
-        run = world.begin()
-        world.reach(run, 3)
-        clock.write_text(str(jump))
-        world.small.wait_until(
-            lambda: "clock" in str(run_cli_json("site", "status", world.small.folder / SITE)), "the warning", 60
-        )
-        world.finish(run)
-        world.as_if_nothing_had_happened(run, tmp_path)
-        world.ledgers_verify()
+        run = federation.start_run()
+        federation.wait_for_round(run, 3)
+        clock_file.write_text(str(jump))
+        local.wait_until(lambda: "clock" in str(run_cli_json("site", "status", local.folder / SITE)), "the warning", 60)
+        federation.wait_for_end(run)
+        federation.assert_equals_undisturbed_run(run, tmp_path)
+        federation.assert_ledgers_verify()
     finally:
-        clock.write_text("0")
-        again(world, SITE)
+        clock_file.write_text("0")
+        federation.restart_agent(SITE)
 
 
-def test_private_training_that_is_killed_counts_nothing_that_was_not_paid_for(world: World) -> None:
-    """Budgets hold, ledgers verify and follow their receipts, whoever dies between charge and answer."""
-    private = ["privacy.dp_sgd.epsilon=2.0", "privacy.dp_sgd.privacy_unit=example", "rounds=8"]
-    run = world.begin(*private)
-    for round, victim in ((1, (WORKER, SITE)), (3, (RUNNER, None)), (5, (WORKER, "site-03"))):
-        world.reach(run, round)
-        world.kill(*victim)
-    world.finish(run, 400)
-    world.ledgers_verify()
-    folder = world.small.home / "runs" / run
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == list(range(9))
+def test_killed_dp_sgd_run_counts_only_charged_rounds(federation: ChaosFederation) -> None:
+    """Budgets hold, and ledgers verify and match their receipts, although processes die between charge and reply."""
+    run = federation.start_run("privacy.dp_sgd.epsilon=2.0", "privacy.dp_sgd.privacy_unit=example", "rounds=8")
+    for round_number, killed in ((1, (WORKER, SITE)), (3, (RUNNER, None)), (5, (WORKER, "site-03"))):
+        federation.wait_for_round(run, round_number)
+        federation.kill_processes(*killed)
+    federation.wait_for_end(run, 400)
+    federation.assert_ledgers_verify()
+    lines = (federation.run_path(run) / "rounds.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [record["round"] for record in records] == list(range(9))
     for site in SITES:
-        ledger = SiteHome.open(world.small.folder / site).ledger
-        paid = [c.round for c in ledger.list_charges()]
-        counted = [line["round"] for line in lines if site in line["counted"]]
-        assert set(counted) <= set(paid) <= set(range(1, 9))
-        assert len(counted) >= 5
-        assert len(paid) <= 8  # a turn that died after its charge was paid twice, and is missing at the end
-        assert ledger.list_charges()[-1].total_epsilon <= 2.0
-        assert lines[-1]["epsilon"][site] == pytest.approx(ledger.list_charges()[-1].total_epsilon)
+        charges = SiteHome.open(federation.local.folder / site).ledger.list_charges()
+        charged_rounds = [charge.round for charge in charges]
+        counted_rounds = [record["round"] for record in records if site in record["accepted"]]
+        assert set(counted_rounds) <= set(charged_rounds) <= set(range(1, 9))
+        assert len(counted_rounds) >= 5
+        assert len(charged_rounds) <= 8  # a round killed after its charge is charged twice, so a later one is missing
+        assert charges[-1].total_epsilon <= 2.0
+        assert records[-1]["epsilon"][site] == pytest.approx(charges[-1].total_epsilon)
 
 
-def test_a_withdrawn_approval_takes_effect_at_the_next_message(world: World) -> None:
-    run = world.begin()
-    world.reach(run, 1)
-    run_cli_json("site", "revoke-approval", world.small.folder / SITE, run)
-    world.small.wait_until(lambda: world.small.get_run(run)["state"] == "waiting", "the run to wait", 90)
-    seen = world.small.get_run(run)
-    assert "withdrawn" in seen["reason"] or f"{SITE} has not approved" in seen["reason"]
-    before = world.round(run)
+def test_revoked_approval_stops_the_run_at_the_next_message(federation: ChaosFederation) -> None:
+    local = federation.local
+    run = federation.start_run()
+    federation.wait_for_round(run, 1)
+    run_cli_json("site", "revoke-approval", local.folder / SITE, run)
+    local.wait_until(lambda: local.get_run(run)["state"] == "waiting", "the run to wait", 90)
+    reason = local.get_run(run)["reason"]
+    assert "revoked" in reason or f"{SITE} has not approved" in reason
+    last_round = federation.last_round(run)
     time.sleep(5)
-    assert world.round(run) == before < ROUNDS
-    run_cli_json("coordinator", "stop", run, "--home", world.small.home)
+    assert federation.last_round(run) == last_round < ROUNDS
+    run_cli_json("coordinator", "stop", run, "--home", local.home)

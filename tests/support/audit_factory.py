@@ -1,4 +1,4 @@
-"""Tiny runs to be audited."""
+"""Tiny runs to audit, and the text of their reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 
 
-def tiny(**sections: Any) -> Study:
+def make_tiny_study(**sections: Any) -> Study:
     raw: dict[str, Any] = {
         "name": "tiny",
         "rounds": 2,
@@ -28,42 +28,43 @@ def tiny(**sections: Any) -> Study:
         "local": {"lr": 0.1, "batch_size": 10, "epochs": 1},
         "evaluation": {"evaluate_at": "sites"},
         "trainer": "sequential",
-        "threads": 1,
+        "num_threads": 1,
     }
     return Study.model_validate(raw | sections)
 
 
-def ran(path: Path, **sections: Any) -> RunFolder:
-    study = tiny(**sections)
+def run_tiny_study(path: Path, **sections: Any) -> RunFolder:
+    study = make_tiny_study(**sections)
     folder = RunFolder.create(path, study)
     run_simulation(study, folder)
     return folder
 
 
-def copied(folder: RunFolder, to: Path) -> RunFolder:
+def copy_run_folder(folder: RunFolder, to: Path) -> RunFolder:
     shutil.copytree(folder.path, to)
     return RunFolder.open(to)
 
 
-def _dot() -> bytes:
+def _make_pixel() -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (1, 1)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def printed(report: Any) -> str:
-    """What the PDF's paragraphs say, in order."""
-    found: list[str] = []
+def read_pdf_text(report: Any) -> str:
+    """The text of the PDF's paragraphs, in order."""
+    texts: list[str] = []
 
-    def walk(part: Any) -> None:
+    def collect_texts(part: Any) -> None:
         if isinstance(part, Paragraph):
-            found.append(part.getPlainText())
+            texts.append(part.getPlainText())
         elif isinstance(part, list | tuple):
-            for one in part:
-                walk(one)
+            for inner in part:
+                collect_texts(inner)
         else:
-            walk([getattr(part, name) for name in ("_content", "_cellvalues") if hasattr(part, name)])
+            collect_texts([getattr(part, name) for name in ("_content", "_cellvalues") if hasattr(part, name)])
 
-    drawn = [block.key for chapter in report.chapters for block in chapter.blocks if isinstance(block, FigureBlock)]
-    walk(_build_story(report, dict.fromkeys(drawn, _dot())))  # drawing takes longer than all the rest
-    return " ".join(" ".join(found).split())
+    figures = [block.key for chapter in report.chapters for block in chapter.blocks if isinstance(block, FigureBlock)]
+    # one pixel instead of each figure: rendering figures takes longer than everything else
+    collect_texts(_build_story(report, dict.fromkeys(figures, _make_pixel())))
+    return " ".join(" ".join(texts).split())

@@ -7,8 +7,7 @@ import hashlib
 import ipaddress
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -24,17 +23,18 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from privacy.ledger import keys
+from privacy.ledger.records import LedgerBudget
+from sites.governance.home import SiteHome
+from tests.support.machine import wait_for
 
 COORDINATOR_NAME = "test-coordinator"
+SITE = "north"
+INVITATION_TOKEN = "secret-token-0123"
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Polls the condition and returns its first true value."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"the condition was still false after {seconds:g} s"
-        time.sleep(0.02)
-    return value
+def make_site_home(folder: Path) -> SiteHome:
+    """The home of the site that the fake coordinator has invited."""
+    return SiteHome.create(folder / "home", SITE, "smears", "patient", LedgerBudget(epsilon=8.0, delta=1e-5))
 
 
 class FakeAuthority:
@@ -119,7 +119,7 @@ class FakeCoordinator:
     def __init__(self, authority: FakeAuthority | None = None) -> None:
         self.ca = authority or certificate_authority()
         self.key = keys.generate_key()
-        self.invitations = {"secret-token": "north"}  # token -> site
+        self.invitations = {INVITATION_TOKEN: SITE}  # token -> site
         self.kit = {
             "startup/fed_client.json": "{}",
             "local/resources.json": '{"a": 1}',
@@ -144,13 +144,13 @@ class FakeCoordinator:
         @app.middleware("http")
         async def authenticate(request: Request, call_next: Any) -> Any:
             if self.error_statuses:
-                return JSONResponse({"error": "as the test wants"}, self.error_statuses.pop(0))
+                return JSONResponse({"error": "a test ordered this error"}, self.error_statuses.pop(0))
             open_paths = ("/ca.pem", "/site/enrol")
             if (
                 request.url.path not in open_paths
                 and request.headers.get("authorization") != f"Bearer {self.credential}"
             ):
-                return JSONResponse({"error": "who are you?"}, 401)
+                return JSONResponse({"error": "the credential is missing or wrong"}, 401)
             return await call_next(request)
 
         @app.get("/ca.pem")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -112,26 +109,6 @@ def assert_refused(
         ledger.append(record, officer)
     assert ledger.path.read_bytes() == before
     assert verify_ledger(ledger.path).is_valid
-
-
-@contextlib.contextmanager
-def mount_small_disk(folder: Path) -> Iterator[Path]:
-    """A real file system of 100 kB."""
-    mount_point = folder / "disk"
-    mount_point.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", mount_point]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield mount_point
-    finally:
-        subprocess.run(["umount", "-l", mount_point], check=True)
-
-
-def fill_disk(folder: Path, free_bytes: int = 0) -> None:
-    """Leaves `free_bytes`, in whole pages, by the file "filling"."""
-    (folder / "filling").write_bytes(bytes(shutil.disk_usage(folder).free - free_bytes))
 
 
 def make_charge(round_number: int, epsilon: float, study: str = "anaemia", **fields) -> PrivacyCharge:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.coordinator.run_folder import RUN_FORMAT
+
 HOSTILE_NAME = "<script>alert('$x_1$')</script>"  # of a site: HTML, and matplotlib's mathtext
 
 
@@ -31,9 +33,9 @@ def make_round_record(round_number: int, accuracies: dict[str, float | None], **
     return {
         "round": round_number,
         "lr": 0.1,
-        "asked": requested,
-        "counted": requested,
-        "missed": {},
+        "sampled_clients": requested,
+        "accepted": requested,
+        "failures": {},
         "work": {site: dict(work) for site in requested},
         "train_loss": {},
         "bytes": {"up": 1_000_000 * len(requested), "down": 2_000_000 * len(requested)},
@@ -69,15 +71,15 @@ class RunFolderFactory:
     results: dict[str, Any] | None = field(
         default_factory=lambda: {
             "study": "Smears & friends",
-            "hash": "0123456789abcdef",
+            "study_hash": "0123456789abcdef",
             "strategy": "fedavg",
             "model": "mlp",
-            "parameters": 101770,
+            "num_parameters": 101770,
             "rounds": 2,
             "best_round": 1,
-            "chosen_by": "val accuracy",
-            "stopped": "all rounds done",
-            "positive": "schistocyte",
+            "selected_by": "val accuracy",
+            "stop_reason": "all rounds done",
+            "positive_class": "schistocyte",
             "test": {
                 "pooled": make_metrics(
                     0.812,
@@ -89,8 +91,8 @@ class RunFolderFactory:
                 ),
                 "sites": {"a": make_metrics(0.7), HOSTILE_NAME: make_metrics(0.9)},
             },
-            "worst": {"site": "a", "accuracy": 0.7},
-            "spread": {"accuracy": 0.1},
+            "worst_site": {"site": "a", "accuracy": 0.7},
+            "site_std": {"accuracy": 0.1},
             "baselines": {
                 "local_only": {"test": {"pooled": make_metrics(0.66)}, "curve": [[0, 0.2], [1, 0.5], [2, 0.66]]},
                 "centralized": {"test": {"pooled": make_metrics(0.93)}, "curve": []},
@@ -107,6 +109,7 @@ class RunFolderFactory:
         lines = (json.dumps(round_record) + "\n" for round_record in self.round_records)
         (self.path / "rounds.jsonl").write_text("".join(lines))
         (self.path / "sites.json").write_text(json.dumps(self.site_data))
+        (self.path / "run.json").write_text(json.dumps({"format": RUN_FORMAT}))
         (self.path / "study.toml").write_text(self.study_toml)
         (self.path / "results.json").unlink(missing_ok=True)
         if self.results is not None:

@@ -1,4 +1,4 @@
-"""`hemofed audit`: what a run promised, spent and gave away, as a page, a PDF and JSON."""
+"""`hemofed audit`: writes what a run promised, spent and disclosed as HTML, PDF and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.coordinator.run_folder import RunFolder
 
 
 def audit_command(run: Path, attack: bool, out: Path | None, data: Path | None, json: bool) -> None:
-    """Ends with exit code 1 if anything is not in order, once all is written."""
+    """Writes all files first; exit code 1 if the audit found problems."""
     from privacy.audit.collect import collect_facts
     from privacy.audit.write import to_finite_json, write_audit
 
@@ -31,7 +31,7 @@ def audit_command(run: Path, attack: bool, out: Path | None, data: Path | None, 
             console.print(f"wrote {path}", soft_wrap=True)
     if not facts["ok"]:
         for problem in facts["problems"]:
-            stderr_console.print(f"not in order: {problem}", soft_wrap=True)
+            stderr_console.print(f"problem: {problem}", soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -50,10 +50,10 @@ def _print_audit(facts: dict[str, Any]) -> None:
                 if site_facts.get("budget")
                 else "–––"
             ),
-            "none" if not site_facts["ledger"] else "verifies" if site_facts["ledger"]["ok"] else "DOES NOT VERIFY",
+            "none" if not site_facts["ledger"] else "valid" if site_facts["ledger"]["ok"] else "INVALID",
         ]
         for site, site_facts in facts["sites"].items()
     ]
     console.print(build_table(["site", "budget", "spent", "left", "ledger"], rows))
     if not any(facts["protection"].values()):
-        console.print("nothing is protected in this run: neither noise nor masks")
+        console.print("this run has no formal protection: neither differential privacy nor secure aggregation")

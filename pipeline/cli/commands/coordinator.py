@@ -1,4 +1,4 @@
-"""`hemofed coordinator init | run | status | begin | pause | resume | stop | invite | remove | users`."""
+"""`hemofed coordinator init | run | status | begin | pause | resume | stop | invite | remove | users | backup | restore`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeline.service.runtime.run_states import TERMINAL_STATES
 from pipeline.service.storage.backup import backup_home, restore_home
 from pipeline.service.storage.home import CoordinatorHome
 
-RECONNECT_SECONDS = 2.0  # seconds before a lost connection is tried again
+RECONNECT_SECONDS = 2.0
 
 
 def init_command(home: Path, name: str, host: str, port: int, json: bool) -> None:
@@ -45,7 +45,7 @@ def init_command(home: Path, name: str, host: str, port: int, json: bool) -> Non
         print_json(home_info)
         return
     console.print(
-        f"{name}: {home}\nfingerprint of its key, to be read to sites: {home_info['fingerprint']}", soft_wrap=True
+        f"{name}: {home}\nfingerprint of its key, for the sites to compare: {home_info['fingerprint']}", soft_wrap=True
     )
     console.print(f"the lead's token for the dashboard: {coordinator_home.token_path}", soft_wrap=True)
     console.print(
@@ -63,7 +63,7 @@ def run_command(
     follow: bool,
     json: bool,
 ) -> None:
-    """The study is read here first, so that a typo is told with its line; the service reads it again."""
+    """Reads the study before sending it, so that errors name the line of the file; the service reads it again."""
     from pipeline.study.schema import load_study
     from pipeline.study.toml_file import find_study, parse_override, to_toml
 
@@ -75,7 +75,8 @@ def run_command(
         if not json:
             names = ", ".join(site["site"] for site in run["sites"])
             console.print(
-                f"{run['id']} is offered to {names}; their officers approve it: hemofed site approve", soft_wrap=True
+                f"{run['id']} is offered to {names}; their officers can approve it: hemofed site approve",
+                soft_wrap=True,
             )
         if follow:
             run = _follow_run(client, run, quiet=json)
@@ -99,7 +100,7 @@ def status_command(home: Path | None, run: str | None, json: bool) -> None:
         [s["site"], _connection_state(s), _format_time(s["last_seen"]), s["version"], s["fingerprint"]] for s in sites
     ]
     console.print(
-        build_table(["site", "", "last seen (UTC)", "version", "key"], site_rows, "Sites", num_text_columns=5)
+        build_table(["site", "state", "last seen (UTC)", "version", "key"], site_rows, "Sites", num_text_columns=5)
     )
     run_rows = [
         [
@@ -115,7 +116,7 @@ def status_command(home: Path | None, run: str | None, json: bool) -> None:
     ]
     console.print(
         build_table(
-            ["run", "state", "strategy", "round", "approved", "score", ""], run_rows, "Runs", num_text_columns=7
+            ["run", "state", "strategy", "round", "approved", "score", "reason"], run_rows, "Runs", num_text_columns=7
         )
     )
 
@@ -140,13 +141,13 @@ def invite_command(home: Path | None, site: str, hours: float, json: bool) -> No
 def remove_command(home: Path | None, site: str, json: bool) -> None:
     with connect(home) as client:
         reply = client.post(f"/api/sites/{site}/remove")
-    print_json(reply) if json else console.print(f"{site} is removed; its credential is void")
+    print_json(reply) if json else console.print(f"{site} is removed, and its credential is void")
 
 
 def users_command(
     home: Path | None, new_user_name: str | None, role: str, revoked_user_name: str | None, json: bool
 ) -> None:
-    """The list, after what is to be done."""
+    """Adds and revokes users as requested, then prints the list."""
     with connect(home) as client:
         new_user = client.post("/api/users", {"name": new_user_name, "role": role}) if new_user_name else None
         if revoked_user_name:
@@ -162,7 +163,7 @@ def users_command(
 
 
 def _follow_run(client: ApiClient, run: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    """Until it is over. The run does not need us: Ctrl-C, or a service that restarts, only interrupts the watching."""
+    """Prints progress until the run ends. Ctrl-C and a restart of the service interrupt only the display, not the run."""
     last_round, last_status = -1, ""
     try:
         with RoundProgressTable(run["name"], run["rounds"], quiet) as progress_table:
@@ -179,19 +180,19 @@ def _follow_run(client: ApiClient, run: dict[str, Any], quiet: bool) -> dict[str
                             return final_run
                 except httpx.TransportError:
                     _print_status_change(
-                        {"state": "out of sight: the service does not answer; trying again"}, last_status, quiet
+                        {"state": "no connection: the service does not answer; trying again"}, last_status, quiet
                     )
                 time.sleep(RECONNECT_SECONDS)
     except KeyboardInterrupt:
-        # not by rich: the interrupt may have struck inside its console, which then keeps what it is given
-        sys.stderr.write(f"\n{run['id']} goes on. Look at it with: hemofed coordinator status {run['id']}\n")
+        # not with rich: the interrupt may have come inside its console, which would then hold the text back
+        sys.stderr.write(f"\n{run['id']} continues. See its state with: hemofed coordinator status {run['id']}\n")
         raise
 
 
 def _print_status_change(run: Mapping[str, Any], last_status: str, quiet: bool) -> str:
-    """What changed beside the rounds."""
-    waiting = [s["site"] for s in run.get("sites", []) if not s["approved"]] if run["state"] == "offered" else []
-    waiting_text = f", waiting for {', '.join(waiting)}" if waiting else ""
+    """Prints the run's state if it changed, and returns it."""
+    waiting_sites = [s["site"] for s in run.get("sites", []) if not s["approved"]] if run["state"] == "offered" else []
+    waiting_text = f", waiting for {', '.join(waiting_sites)}" if waiting_sites else ""
     status = f"{run['state']}{waiting_text}" + (f": {run['reason']}" if run.get("reason") else "")
     if status != last_status and not quiet:
         stderr_console.print(status, soft_wrap=True)
@@ -200,7 +201,7 @@ def _print_status_change(run: Mapping[str, Any], last_status: str, quiet: bool) 
 
 def _print_outcome(run: Mapping[str, Any]) -> None:
     if run["state"] == "failed":
-        raise ServiceError(f"{run['id']} failed: {run['reason'] or 'the log says why'}")
+        raise ServiceError(f"{run['id']} failed: {run['reason'] or 'see the log'}")
     console.print(f"{run['id']} is {run['state']}; {_format_headline(run)}", soft_wrap=True)
 
 
@@ -214,14 +215,14 @@ def _print_run(run: Mapping[str, Any]) -> None:
             _connection_state(s),
             _format_time(s["approved"]),
             _format_time(s["expires"]),
-            _format_time(s["withdrawn"]),
+            _format_time(s["revoked"]),
         ]
         for s in run["sites"]
     ]
-    console.print(build_table(["site", "", "approved (UTC)", "until", "withdrawn"], rows, num_text_columns=5))
+    console.print(build_table(["site", "state", "approved (UTC)", "until", "revoked"], rows, num_text_columns=5))
     live = run["live"] if run["state"] not in TERMINAL_STATES else None
     phase_text = (
-        f", {live['phase']}: {len(live['answered'])} of {len(live['asked'])} sites have answered" if live else ""
+        f", {live['phase']}: {len(live['answered'])} of {len(live['asked'])} sites have replied" if live else ""
     )
     console.print(f"round {run['round']} of {run['rounds']}{phase_text}; {_format_headline(run)}", soft_wrap=True)
 
@@ -236,7 +237,7 @@ def _format_headline(run: Mapping[str, Any]) -> str:
 
 
 def _format_approvals(run: Mapping[str, Any]) -> str:
-    return f"{sum(bool(s['approved'] and not s['withdrawn']) for s in run['sites'])}/{len(run['sites'])}"
+    return f"{sum(bool(s['approved'] and not s['revoked']) for s in run['sites'])}/{len(run['sites'])}"
 
 
 def _connection_state(site: Mapping[str, Any]) -> str:
@@ -247,24 +248,21 @@ def _format_time(iso: str | None) -> str:
     return "–" if iso is None else iso[:19].replace("T", " ")
 
 
-# `hemofed coordinator backup` and `coordinator restore`.
-
-
 def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:
     backup_info = backup_home(home, file, read_passphrase("the backup", confirm=True) if encrypt else None)
     if json:
         print_json(backup_info | {"encrypted": encrypt})
         return
-    console.print(f"written: {file} ({format_bytes(backup_info['bytes'])})", soft_wrap=True)
+    console.print(f"wrote {file} ({format_bytes(backup_info['bytes'])})", soft_wrap=True)
     if not encrypt:
         console.print(
-            "It holds the federation's private keys and the lead's token in the clear: keep it where only its owner reads it, or use --encrypt."
+            "It contains the federation's private keys and the lead's token unencrypted: store it where only its owner can read it, or use --encrypt."
         )
 
 
 def restore_command(file: Path, home: Path, json: bool) -> None:
     if not file.is_file():
-        raise RunFolderError(f"there is no backup {file}; name the file that `hemofed coordinator backup` wrote")
+        raise RunFolderError(f"{file} does not exist; name a file that `hemofed coordinator backup` wrote")
     result = restore_home(file, home, read_passphrase(str(file), confirm=False) if is_encrypted(file) else None)
     if json:
         print_json(
@@ -284,17 +282,14 @@ def restore_command(file: Path, home: Path, json: bool) -> None:
         soft_wrap=True,
     )
     console.print(
-        f"{format_count(len(result.restored_runs), 'run')} and {format_count(result.num_receipts, 'receipt')} came from it; "
-        + (
-            f"{format_count(result.num_newer_receipts, 'receipt')} here were as new or newer, and stayed"
-            if result.num_newer_receipts
-            else "none was here"
-        )
+        f"from the backup: {format_count(len(result.restored_runs), 'run')} and "
+        f"{format_count(result.num_receipts, 'receipt')}; kept because as new or newer: "
+        f"{format_count(result.num_newer_receipts, 'receipt')}"
     )
     if not result.is_database_restored:
-        console.print("The database that was here is as new or newer, and stays.")
+        console.print("The existing database is as new or newer, and is kept.")
         return
     console.print(
-        "Users revoked and sites removed since then count again: look at `hemofed coordinator users` and `coordinator "
-        "status` before sites are let in. Open invitations are void; invite again."
+        "Users revoked and sites removed after the backup are valid again: check `hemofed coordinator users` and "
+        "`coordinator status` before sites connect. Open invitations are void; invite again."
     )

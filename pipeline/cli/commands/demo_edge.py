@@ -1,4 +1,4 @@
-"""`hemofed demo edge`: the commands that people type, one after the other, from a finished run to a slide report."""
+"""`hemofed demo edge`: runs the commands that lead from a finished run to a slide report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.core.errors import HemofedError, RunFolderError
 SIGNER_NAME = "study lead"
 
 
-def edge_command(run: Path | None, out: Path | None) -> None:
+def demo_edge_command(run: Path | None, out: Path | None) -> None:
     run = run or _newest_run(Path("runs"))
-    out = free_path(out or run / "bedside")
+    out = free_path(out or run / "edge")
     bundle, slide = out / "bundle", out / "slide"
-    # keys of this demonstration alone: the user's own trust is not touched
+    # the demonstration has its own trust store and calibrations; the user's are not changed
     env = os.environ | {
         "HEMOFED_TRUST": str((out / "trust.json").resolve()),
         "HEMOFED_LOCAL_CALIBRATIONS": str((out / "local-calibrations").resolve()),
@@ -30,27 +30,27 @@ def edge_command(run: Path | None, out: Path | None) -> None:
     _run_hemofed(env, "demo", "slide", slide, "--seed", "3", *_scanner_options(run))
     _run_hemofed(env, "predict", bundle, slide, "-o", out / "report")
     console.print(
-        f"\nlook at it: {out / 'report' / 'report.html'}; the same in a browser: hemofed edge serve {bundle}",
+        f"\nreport: {out / 'report' / 'report.html'}; to read slides in a browser: hemofed edge serve {bundle}",
         soft_wrap=True,
     )
 
 
 def _scanner_options(run: Path) -> list[str]:
-    """The slide comes from the largest hospital's scanner, where hospitals have some."""
+    """The scanner of the site with the most training examples, if the study has scanner skew."""
     from sites.population.feature_skew import ScannerSkew
 
     folder = RunFolder.open(run)
     skew, counts_by_site = folder.load_study().feature_skew, folder.read_json("sites.json")["sites"]
     if not isinstance(skew, ScannerSkew):
         return []
-    largest = max(range(len(counts_by_site)), key=lambda n: sum(list(counts_by_site.values())[n]["train"]))
-    return ["--scanner", skew.profiles[largest % len(skew.profiles)]]
+    largest_index = max(range(len(counts_by_site)), key=lambda n: sum(list(counts_by_site.values())[n]["train"]))
+    return ["--scanner", skew.profiles[largest_index % len(skew.profiles)]]
 
 
 def _newest_run(runs: Path) -> Path:
     finished_runs = sorted(runs.glob("*/results.json"), key=lambda p: p.stat().st_mtime)
     if not finished_runs:
-        raise RunFolderError(f"{runs} holds no finished run; make one with `hemofed run`")
+        raise RunFolderError(f"{runs} contains no finished run; create one with `hemofed run`")
     return finished_runs[-1].parent
 
 
@@ -59,4 +59,4 @@ def _run_hemofed(env: dict[str, str], *arguments: object) -> None:
     console.print(f"\n$ hemofed {shlex.join(argv)}", style="bold", soft_wrap=True)
     completed = subprocess.run([sys.executable, "-m", "pipeline.cli.main", *argv], env=env, check=False)
     if completed.returncode:
-        raise HemofedError(f"hemofed {argv[0]} ended with {completed.returncode}; see above")
+        raise HemofedError(f"hemofed {argv[0]} failed with exit code {completed.returncode}; see the output above")

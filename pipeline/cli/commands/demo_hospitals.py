@@ -1,4 +1,4 @@
-"""`hemofed demo hospitals`: a coordinator, three hospitals and a dashboard on this machine, and a study across them."""
+"""`hemofed demo hospitals`: runs a study with a coordinator, a dashboard and three hospitals on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.study.toml_file import find_study, parse_override
 DEMO_SITES = ("site-01", "site-02", "site-03")
 
 
-def hospitals_command(
+def demo_hospitals_command(
     study: str, overrides: list[str], keep_folder: Path | None, keep_serving: bool, json: bool
 ) -> None:
     validate_federated_study(load_study(find_study(study), dict(map(parse_override, overrides))))
@@ -31,9 +31,9 @@ def hospitals_command(
         print_line(f"coordinator and dashboard: {federation.url}\nthe lead's token for it: {federation.token}")
         for site in DEMO_SITES:
             federation.enrol_site(site, "--simulate-site", site)
-            print_line(f"{site}: has made its keys and enrolled; its agent is running")
+            print_line(f"{site}: keys created, enrolled; its agent is running")
         run = federation.offer_study(study, overrides)
-        print_line(f"{run} is offered; each site's officer reads it in plain words and approves")
+        print_line(f"{run} is offered; the officer of each site reads the summary and approves it")
         for site in DEMO_SITES:
             federation.approve_run(run, site)
         final_run = _watch_run(federation, run, print_line)
@@ -44,9 +44,9 @@ def hospitals_command(
         if json:
             print_json(final_run | {"ledgers": ledgers, "folder": str(folder) if keep_folder else None})
             return
-        print_line(f"{run} is finished; its model has reached all three hospitals, and their ledgers verify")
+        print_line(f"{run} is finished; all three hospitals have the model, and their ledgers are valid")
         if keep_serving:
-            print_line(f"the dashboard stays at {federation.url} until Ctrl-C")
+            print_line(f"the dashboard runs at {federation.url} until Ctrl-C")
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
                     time.sleep(1)

@@ -1,4 +1,4 @@
-"""`hemofed demo slide`: a made-up patient's slide, for trying the bedside without anybody's blood."""
+"""`hemofed demo slide`: renders a synthetic patient's slide, to try `hemofed predict` without real blood."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sites.data.renderer.cell_outlines import CELL_TYPES
 from sites.data.renderer.field import RenderedField, render_field
 from sites.data.renderer.patients import SCHISTOCYTE, sample_patient
 
-CELLS_PER_FIELD = 60  # cells
+CELLS_PER_FIELD = 60
 
 
-def slide_command(
+def demo_slide_command(
     out: Path, num_cells: int, schistocyte_fraction: float, seed: int, scanner: str | None, dicom: bool, json: bool
 ) -> None:
     if out.exists() and any(out.iterdir()):
@@ -45,13 +45,13 @@ def slide_command(
         print_json({"folder": str(out), "fields": len(fields), "cells": num_cells, "schistocytes": num_schistocytes})
         return
     console.print(
-        f"wrote {out}: {len(fields)} fields of one made-up patient, {num_cells:,} red cells, {num_schistocytes} of them schistocytes",
+        f"wrote {out}: {len(fields)} fields of one synthetic patient, {num_cells:,} red cells, {num_schistocytes} of them schistocytes",
         soft_wrap=True,
     )
 
 
 def render_slide(num_cells: int, num_schistocytes: int, seed: int) -> list[RenderedField]:
-    """One patient, one stain; schistocytes strewn over all fields."""
+    """Fields of one patient with one stain; the schistocytes are spread over all fields."""
     rng = np.random.default_rng([seed, 0x51DE])
     patient = sample_patient(rng)
     type_mix = patient.type_mix.copy()
@@ -68,7 +68,7 @@ def render_slide(num_cells: int, num_schistocytes: int, seed: int) -> list[Rende
 
 
 def _apply_scanner(fields: list[RenderedField], scanner: str, seed: int) -> list[RenderedField]:
-    """Needs what studies need: the extra `train`."""
+    """Needs torch, from the extra `train`."""
     from sites.population.scanner_profiles import SCANNER_PROFILES
 
     if scanner not in SCANNER_PROFILES:

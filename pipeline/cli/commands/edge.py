@@ -1,4 +1,4 @@
-"""`hemofed edge calibrate | show | serve`."""
+"""`hemofed edge calibrate | show | serve` and `hemofed trust add | list | remove`."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ LOOPBACK_HOST = "127.0.0.1"
 
 
 def calibrate_command(
-    path: Path, data: Path, should_save: bool, precision: Precision | None, threads: int, json: bool
+    bundle_path: Path, data: Path, should_save: bool, precision: Precision | None, num_threads: int, json: bool
 ) -> None:
-    bundle = ModelBundle.open(path, TrustStore.open_default())
-    runtime = BundleRuntime(bundle, precision, threads)
+    bundle = ModelBundle.open(bundle_path, TrustStore.open_default())
+    runtime = BundleRuntime(bundle, precision, num_threads)
     with stderr_console.status("reading labelled cells") as status:
-        labelled = read_labeled_cells(
+        labeled_cells = read_labeled_cells(
             data, bundle, lambda done, total: status.update(f"reading labelled cells: {done} of {total}")
         )
-        report, measured = measure_bundle(runtime, labelled)
-    local_calibration, failure_reason = (measured, None) if isinstance(measured, LocalCalibration) else (None, measured)
+        report, calibration_or_reason = measure_bundle(runtime, labeled_cells)
+    local_calibration = calibration_or_reason if isinstance(calibration_or_reason, LocalCalibration) else None
+    failure_reason = None if isinstance(calibration_or_reason, LocalCalibration) else calibration_or_reason
     saved_path = str(save_local_calibration(local_calibration)) if local_calibration and should_save else None
     report |= {
-        "skipped": list(labelled.skipped),
+        "skipped": list(labeled_cells.skipped),
         "kept": saved_path,
         "why_not": failure_reason or (local_calibration.unfit_reason if local_calibration else None),
         "notice": RESEARCH_USE_NOTICE,
@@ -51,28 +52,28 @@ def calibrate_command(
     _print_calibration(bundle, report, local_calibration)
     if report["drift"] is not None and report["drift"] > MAX_DRIFT:
         console.print(
-            f"warning: these cells look unlike those it was validated on (drift {report['drift']:.2f}); is each of them cut as "
-            f"{describe_crop(bundle)}?",
+            f"warning: these cells differ from those that the model was validated on (drift {report['drift']:.2f}); check "
+            f"that each image is {describe_crop(bundle)}",
             style="yellow",
             soft_wrap=True,
         )
     if failure_reason is not None:
         previous = load_local_calibration(bundle, precision)
         fallback_text = (
-            f"this lab's measurement of {previous.created} stays" if previous else "the bundle's own figures stay"
+            f"this lab's calibration of {previous.created} stays in use"
+            if previous
+            else "the bundle's own operating points stay in use"
         )
         console.print(f"{failure_reason}; {fallback_text}", style="yellow", soft_wrap=True)
     elif local_calibration is not None and local_calibration.unfit_reason:
-        saved_note = (
-            "; from now on this machine gives no verdict by it, until it is measured anew" if saved_path else ""
-        )
+        saved_note = "; this machine gives no verdict with it until it is calibrated again" if saved_path else ""
         console.print(
-            f"{local_calibration.unfit_reason}; are the labels right? Do not use it here{saved_note}",
+            f"{local_calibration.unfit_reason}; check the labels. Do not use the bundle here{saved_note}",
             style="red",
             soft_wrap=True,
         )
     elif saved_path:
-        console.print(f"from now on this machine uses these: {saved_path}", soft_wrap=True)
+        console.print(f"this machine now uses this calibration: {saved_path}", soft_wrap=True)
     console.print(RESEARCH_USE_NOTICE)
 
 
@@ -82,7 +83,7 @@ def _print_calibration(bundle: ModelBundle, report: dict[str, Any], local_calibr
     card_metrics = report.get("promised", {})
     rows = [
         ["labelled cells", f"{report['cells']:,}", ""],
-        ["not answered for", f"{100 * report['refused']:.1f} %", ""],
+        ["refused", f"{100 * report['refused']:.1f} %", ""],
     ]
     for key in ("accuracy", "balanced_accuracy", "auroc", "sensitivity", "specificity"):
         if report.get(key) is not None:
@@ -90,21 +91,21 @@ def _print_calibration(bundle: ModelBundle, report: dict[str, Any], local_calibr
             rows.append(
                 [key.replace("_", " "), f"{report[key]:.4f}", "–" if card_value is None else f"{card_value:.4f}"]
             )
-    console.print(build_table([f"{bundle.manifest.name} here", "measured", "its card says"], rows))
+    console.print(build_table([bundle.manifest.name, "measured here", "model card"], rows))
     if local_calibration is not None and not local_calibration.unfit_reason:
         calibration = local_calibration.calibration
         points = [
             [p.name, f"{p.probability:.4f}", f"{p.sensitivity:.4f}", f"{p.specificity:.4f}"]
             for p in calibration.operating_points
         ]
-        console.print(build_table(["for this lab", "probability", "sensitivity", "specificity"], points))
+        console.print(build_table(["this lab's point", "probability", "sensitivity", "specificity"], points))
         console.print(
             f"temperature {bundle.calibration.temperature:.3f} -> {calibration.temperature:.3f}, loss {calibration.loss_before:.4f} -> {calibration.loss:.4f}"
         )
 
 
-def show_command(path: Path, json: bool) -> None:
-    bundle = ModelBundle.open(path, TrustStore.open_default())
+def show_command(bundle_path: Path, json: bool) -> None:
+    bundle = ModelBundle.open(bundle_path, TrustStore.open_default())
     if json:
         print_json(
             {
@@ -116,38 +117,35 @@ def show_command(path: Path, json: bool) -> None:
             }
         )
         return
-    console.print(f"{bundle.title}: signature good, by {bundle.signer}", soft_wrap=True)
+    console.print(f"{bundle.title}: valid signature by {bundle.signer}", soft_wrap=True)
     for local_calibration in filter(
         None, (load_local_calibration(bundle, precision) for precision in bundle.manifest.precisions)
     ):
         usage_text = (
-            f"not to be used here: {local_calibration.unfit_reason}"
+            f"must not be used here: {local_calibration.unfit_reason}"
             if local_calibration.unfit_reason
-            else f"this machine has its own figures: {local_calibration.calibration.measured_on}"
+            else f"calibrated on this machine: {local_calibration.calibration.measured_on}"
         )
         console.print(f"{local_calibration.precision}: {usage_text} ({local_calibration.created})", soft_wrap=True)
-    console.print(f"a single cell is {describe_crop(bundle)}\n", soft_wrap=True)
+    console.print(f"an image of a single cell is {describe_crop(bundle)}\n", soft_wrap=True)
     console.print(bundle.files["card.md"].decode(), soft_wrap=True)
 
 
 def serve_command(
-    path: Path, port: int, precision: Precision | None, ignore_local_calibration: bool, threads: int
+    bundle_path: Path, port: int, precision: Precision | None, ignore_local_calibration: bool, num_threads: int
 ) -> None:
     from deploy.app.serve import serve_edge_app
 
-    bundle = ModelBundle.open(path, TrustStore.open_default())
+    bundle = ModelBundle.open(bundle_path, TrustStore.open_default())
     runtime = BundleRuntime(
-        bundle, precision, threads, None if ignore_local_calibration else load_local_calibration(bundle, precision)
+        bundle, precision, num_threads, None if ignore_local_calibration else load_local_calibration(bundle, precision)
     )
     serve_edge_app(
         runtime,
         LOOPBACK_HOST,
         port,
-        lambda url: console.print(f"{bundle.title} at {url} ({RESEARCH_USE_NOTICE}); Ctrl-C ends it", soft_wrap=True),
+        lambda url: console.print(f"{bundle.title} at {url} ({RESEARCH_USE_NOTICE}); Ctrl-C stops it", soft_wrap=True),
     )
-
-
-# `hemofed trust add | list | remove`.
 
 
 def trust_add_command(name: str, key: str, json: bool) -> None:
@@ -158,7 +156,9 @@ def trust_add_command(name: str, key: str, json: bool) -> None:
         print_json({"name": name, "key": public_key, "fingerprint": key_fingerprint, "file": str(trust_store.path)})
         return
     console.print(f"pinned {name}: {key_fingerprint}", soft_wrap=True)
-    console.print("have its owner read this fingerprint to you, by another way than the bundle came", soft_wrap=True)
+    console.print(
+        "compare this fingerprint with its owner over another channel than the bundle came by", soft_wrap=True
+    )
 
 
 def trust_list_command(json: bool) -> None:
@@ -175,7 +175,9 @@ def trust_list_command(json: bool) -> None:
             )
         )
     else:
-        console.print(f"no key is pinned ({trust_store.path}); hemofed trust add NAME KEY", soft_wrap=True)
+        console.print(
+            f"no key is pinned in {trust_store.path}; pin one with: hemofed trust add NAME KEY", soft_wrap=True
+        )
 
 
 def trust_remove_command(name: str) -> None:

@@ -29,20 +29,19 @@ def export_command(
     json: bool,
 ) -> None:
     if model and site:
-        raise StudyError("give either --model or --site")
-    name = f"site/{site}" if site else model or "global"
-    signer = load_signing_key(key)
+        raise StudyError("--model and --site exclude each other; give one of them")
+    model_name = f"site/{site}" if site else model or "global"
+    signing_key = load_signing_key(key)
     with stderr_console.status("exporting") as status:
-        on_status = _ignore_status if quiet else status.update
         exported = export_bundle(
             run_folder=RunFolder.open(run),
-            model_name=name,
+            model_name=model_name,
             output_folder=out,
-            signing_key=signer,
+            signing_key=signing_key,
             with_int8=int8,
             license_text=license_text or LICENSE_NOT_STATED,
             crop_and_diameter_px=field_scale,
-            report_progress=on_status,
+            report_progress=_ignore_status if quiet else status.update,
         )
     if json:
         print_json(_export_to_dict(exported))
@@ -57,12 +56,12 @@ def export_command(
         console.print(build_table(["point", "probability", "sensitivity", "specificity"], rows))
     parity = exported.model_card["export"]["parity"]
     console.print(
-        f"the graph and the network agree to {parity['largest']:.1e} on {parity['images']} images; {exported.model_card['export']['int8']['words']}",
+        f"the outputs of the ONNX graph and of the network differ by at most {parity['largest']:.1e} on {parity['images']} images; {exported.model_card['export']['int8']['words']}",
         soft_wrap=True,
     )
     console.print(f"wrote {exported.folder} and {exported.zip_path}", soft_wrap=True)
     console.print(
-        f"to use it elsewhere, pin its key there: hemofed trust add NAME {exported.public_key}", soft_wrap=True
+        f"to use it on another machine, pin its key there: hemofed trust add NAME {exported.public_key}", soft_wrap=True
     )
 
 
@@ -71,12 +70,13 @@ def _ignore_status(text: str) -> None:
 
 
 def load_signing_key(path: Path | None) -> Ed25519PrivateKey:
+    """Without a path: the user's own key, which is created at first use."""
     if path is not None:
         return keys.load_key(path)
     default_path = user_data_path("hemofed") / "signing.pem"
     if not default_path.exists():
         keys.save_key(keys.generate_key(), default_path)
-        stderr_console.print(f"made a key to sign bundles with: {default_path}; keep a copy of it", soft_wrap=True)
+        stderr_console.print(f"created a key to sign bundles: {default_path}; keep a copy of it", soft_wrap=True)
     return keys.load_key(default_path)
 
 

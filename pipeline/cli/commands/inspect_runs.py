@@ -19,7 +19,7 @@ def report_command(run: Path, band: str) -> None:
     from pipeline.reports.run.report import write_report
 
     if band not in ("68", "95"):
-        raise StudyError(f"--band {band}: valid: 68, 95")
+        raise StudyError(f"--band {band} is not valid; valid: 68, 95")
     path = write_report(RunFolder.open(run).path, "95" if band == "95" else "68")
     console.print(f"wrote {path}", soft_wrap=True)
 
@@ -65,7 +65,8 @@ def evaluate_command(
     if len(classes) <= 12:
         console.print(
             build_table(
-                ["truth \\ answer", *classes], [[c, *map(str, row)] for c, row in zip(classes, confusion, strict=True)]
+                ["true \\ predicted", *classes],
+                [[c, *map(str, row)] for c, row in zip(classes, confusion, strict=True)],
             )
         )
 
@@ -83,14 +84,14 @@ def strategies_command(json: bool) -> None:
         [r["name"], r["sees"], f"{r['holds']}; at a site: {r['remembered']}", f"{r['about']}{_format_citation(r)}"]
         for r in catalog["strategies"]
     ]
-    console.print(build_table(["strategy", "sees", "keeps", "about"], rows, num_text_columns=4))
+    console.print(build_table(["strategy", "sees", "state", "description"], rows, num_text_columns=4))
     rows = [
         [r["name"], "up, down" if r["downward"] else "up", f"{r['about']}{_format_citation(r)}"]
         for r in catalog["codecs"]
     ]
-    console.print(build_table(["codec", "way", "about"], rows, num_text_columns=3))
+    console.print(build_table(["codec", "direction", "description"], rows, num_text_columns=3))
     rows = [[r["name"], r["sees"], f"{r['about']}{_format_citation(r)}"] for r in catalog["aggregation_rules"]]
-    console.print(build_table(["combine", "sees", "about"], rows, num_text_columns=3))
+    console.print(build_table(["aggregation rule", "sees", "description"], rows, num_text_columns=3))
 
 
 def _format_citation(row: dict[str, Any]) -> str:
@@ -121,7 +122,7 @@ def _describe_strategies() -> list[dict[str, Any]]:
 
 
 def _describe_components(kind: str) -> list[dict[str, Any]]:
-    """Codecs and combines: the first line of what each says of itself."""
+    """Rows of codecs or aggregation rules, with their `description` or the first line of their docstring."""
     rows = []
     for name, cls in registered_components(kind).items():
         summary = getattr(cls, "description", None) or (cls.__doc__ or "").strip().splitlines()[0]
@@ -129,7 +130,7 @@ def _describe_components(kind: str) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "paper": getattr(cls, "paper", ""),
-                "visibility": getattr(cls, "visibility", None),
+                "sees": getattr(cls, "visibility", None),
                 "downward": getattr(cls, "supports_downlink", None),
                 "settings": _default_settings(cls),
                 "about": summary,

@@ -15,15 +15,15 @@ def join_run_command(run: Path, name: str, data: Path | None, overrides: list[st
 
     folder = RunFolder.open(run)
     if name in folder.read_json("sites.json")["sites"]:
-        raise StudyError(f"{run} has a site {name!r} already; give the new one another --name")
+        raise StudyError(f"{run} already has a site {name!r}; give the new site another --name")
     results = join_run(folder, LateJoiner(name, data, dict(map(parse_override, overrides)), rounds))
     if json:
         print_json(results)
         return
     metrics_by_model = {
-        "the run's model": results["global"],
-        "its own model": results["own"],
-        "trained alone": results["alone"],
+        "global model": results["global_model"],
+        "personalized model": results["personalized_model"],
+        "local only": results["local_only"],
     }
     available = {kind: metrics for kind, metrics in metrics_by_model.items() if metrics}
     metric, format_score = (
@@ -33,10 +33,10 @@ def join_run_command(run: Path, name: str, data: Path | None, overrides: list[st
     )
     rows = [[kind, format_score(metrics.get(metric)), f"{metrics['loss']:.4f}"] for kind, metrics in available.items()]
     console.print(
-        build_table(
-            [f"{name}, its test examples", "AUROC" if format_score is format_auroc else "accuracy", "loss"], rows
-        )
+        build_table([f"{name}, test examples", "AUROC" if format_score is format_auroc else "accuracy", "loss"], rows)
     )
-    if results["group"] is not None:
-        console.print(f"joined group {results['group']}, whose model fits its training examples best", soft_wrap=True)
-    console.print(f"model: {results['model']}", soft_wrap=True)
+    if results["cluster"] is not None:
+        console.print(
+            f"joined cluster {results['cluster']}, whose model fits the site's training examples best", soft_wrap=True
+        )
+    console.print(f"model: {results['model_file']}", soft_wrap=True)

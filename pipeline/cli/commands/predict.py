@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from deploy.slide.reader import ImageResult, InputType, SlideReader, SlideResult
 from pipeline.cli.output import build_table, console, print_json, stderr_console
 from pipeline.core.errors import DataError, IncompatibleStudyError, StudyError
 
-MAX_SHOWN_IMAGES = 40  # pictures in the table
+MAX_SHOWN_IMAGES = 40  # rows of each table
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,14 @@ class PredictOptions:
 
 
 def predict_command(options: PredictOptions, as_csv: bool, json: bool) -> None:
-    """One broken picture does not stop the others; the exit code tells that there was one."""
+    """Images that cannot be read do not stop the others; the exit code is then 1."""
     if as_csv and json:
-        raise StudyError("give either --csv or --json")
-    for folder in filter(
-        None, (options.out, options.dicom_out)
-    ):  # another slide's pictures must not lie between this one's
+        raise StudyError("--csv and --json exclude each other; give one of them")
+    # files of another slide must not mix with those of this one
+    for folder in filter(None, (options.out, options.dicom_out)):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise StudyError(
-                f"{folder} is not an empty folder; choose another one for this slide, or remove what a stopped call left"
+                f"{folder} is not an empty folder; choose another one for this slide, or remove the files of an interrupted call"
             )
     bundle = ModelBundle.open(options.bundle, TrustStore.open_default())
     runtime = BundleRuntime(
@@ -104,7 +104,7 @@ def _slide_identity_warnings(session: PredictSession) -> list[str]:
 
 
 def select_operating_point(runtime: BundleRuntime, requested: str | None) -> OperatingPoint | None:
-    """By name, or the measured point nearest above a probability."""
+    """The operating point of this name, or the measured point at or next above this probability."""
     calibration = runtime.calibration
     if requested is None or calibration.find_point(requested):
         return calibration.find_point(requested)
@@ -112,7 +112,7 @@ def select_operating_point(runtime: BundleRuntime, requested: str | None) -> Ope
         probability = float(requested)
     except ValueError:
         probability = -1.0
-    names = ", ".join(p.name for p in calibration.operating_points) or "none: nobody measured this model"
+    names = ", ".join(p.name for p in calibration.operating_points) or "none, because this model was not calibrated"
     if not 0 < probability < 1 or not calibration.curve:
         raise StudyError(
             f"--operating-point {requested}: no such operating point; valid: {names}, or a probability between 0 and 1"
@@ -121,21 +121,21 @@ def select_operating_point(runtime: BundleRuntime, requested: str | None) -> Ope
 
 
 def _iter_images(paths: tuple[Path, ...]) -> Iterator[tuple[str, list[InputImage] | str]]:
+    """The name of each file with its images, or with the reason why it cannot be read."""
     for path in paths:
         if str(path) == "-":
-            yield "-", _try_read(lambda: read_image_bytes(sys.stdin.buffer.read(), "-"))
+            yield "-", _read_or_reason(lambda: read_image_bytes(sys.stdin.buffer.read(), "-"))
             continue
         files = list(expand_paths([path]))
         if not files:
-            yield printable_path(path), "no such file" if not path.exists() else "no picture in this folder"
+            yield printable_path(path), "no such file" if not path.exists() else "no image in this folder"
         for file in files:
-            yield printable_path(file), _try_read(lambda file=file: read_image_file(file))
+            yield printable_path(file), _read_or_reason(partial(read_image_file, file))
 
 
-def _try_read(read_images: Any) -> list[InputImage] | str:
+def _read_or_reason(read_images: Callable[[], list[InputImage]]) -> list[InputImage] | str:
     try:
-        images: list[InputImage] = read_images()
-        return images
+        return read_images()
     except DataError as error:
         return str(error)
     except OSError as error:
@@ -143,7 +143,7 @@ def _try_read(read_images: Any) -> list[InputImage] | str:
 
 
 def _read_slide(options: PredictOptions, reader: SlideReader) -> PredictSession:
-    """Fields as they come; single cells together at the end."""
+    """Classifies fields one by one, and all single cells together at the end."""
     session = PredictSession()
     single_cells: list[InputImage] = []
     with stderr_console.status("reading") as status:
@@ -154,7 +154,7 @@ def _read_slide(options: PredictOptions, reader: SlideReader) -> PredictSession:
                 continue
             for image in images:
                 if reader.is_field(image):
-                    _classify_images(options, session, [image], lambda some: [reader.read_field(one) for one in some])
+                    _classify_images(options, session, [image], lambda fields: [reader.read_field(f) for f in fields])
                 else:
                     single_cells.append(image)
         if single_cells:
@@ -169,21 +169,21 @@ def _classify_images(
     classify: Callable[[list[InputImage]], list[ImageResult]],
 ) -> None:
     try:
-        readings = classify(images)
+        results = classify(images)
     except (DataError, IncompatibleStudyError) as error:
         session.failures += [(image.name, str(error)) for image in images]
         return
-    for image, reading in zip(images, readings, strict=True):
-        record_image(session, image, _mark_repeat(reading, image, session), options.out, options.dicom_out)
+    for image, result in zip(images, results, strict=True):
+        record_image(session, image, _mark_duplicate(result, image, session), options.out, options.dicom_out)
 
 
-def _mark_repeat(reading: ImageResult, image: InputImage, session: PredictSession) -> ImageResult:
-    """The same picture under two names shows no more cells than one."""
+def _mark_duplicate(result: ImageResult, image: InputImage, session: PredictSession) -> ImageResult:
+    """Marks an image with the same pixels as an earlier one; its cells are not counted again."""
     digest = hashlib.sha256(f"{image.pixels.shape}".encode() + image.pixels.tobytes()).digest()
     if digest not in session.first_by_digest:
         session.first_by_digest[digest] = image.name
-        return reading
-    return replace(reading, duplicate_of=session.first_by_digest[digest])
+        return result
+    return replace(result, duplicate_of=session.first_by_digest[digest])
 
 
 def _print_slide(
@@ -201,9 +201,8 @@ def _print_slide(
             ]
             for r in cells[:MAX_SHOWN_IMAGES]
         ]
-        probability_column = (
-            f"p({slide.positive_class})" if slide.positive_class else "probability"
-        )  # of a class that need not be the one named
+        # p is the probability of the positive class, which may be another class than the one in the row
+        probability_column = f"p({slide.positive_class})" if slide.positive_class else "probability"
         console.print(build_table(["cell", "class", "note", probability_column], rows, num_text_columns=3))
     if fields:
         rows = [
@@ -215,9 +214,11 @@ def _print_slide(
             ]
             for r in fields[:MAX_SHOWN_IMAGES]
         ]
-        console.print(build_table(["field", "found", "counted", f"called {slide.positive_class or 'positive'}"], rows))
-    if num_hidden := sum(max(0, len(some) - MAX_SHOWN_IMAGES) for some in (cells, fields)):
-        console.print(f"… and {num_hidden} more; --csv or --json list all")
+        console.print(
+            build_table(["field", "found", "counted", f"flagged as {slide.positive_class or 'positive'}"], rows)
+        )
+    if num_hidden := sum(max(0, len(results) - MAX_SHOWN_IMAGES) for results in (cells, fields)):
+        console.print(f"… and {num_hidden} more; --csv and --json list all")
     if slide.positive_class is not None and session.image_results:
         slide_record = slide.to_dict()
         console.print(
@@ -234,5 +235,5 @@ def _print_slide(
 
 
 def _display_name(name: str) -> str:
-    """The end of a path, without characters that a terminal would obey."""
+    """The last part of a path, without control characters."""
     return "".join(c if c.isprintable() else "?" for c in Path(name).name or name)

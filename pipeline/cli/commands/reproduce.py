@@ -19,14 +19,14 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
         else:
             console.print(
                 build_table(
-                    ["reproduction", "what"],
+                    ["reproduction", "description"],
                     [[n, module.DESCRIPTION] for n, module in reproductions.items()],
                     num_text_columns=2,
                 )
             )
         return
     if name not in reproductions:
-        raise StudyError(f"there is no reproduction {name!r}; {suggest_names(name, reproductions)}")
+        raise StudyError(f"unknown reproduction {name!r}; {suggest_names(name, reproductions)}")
     folder = out or Path("runs") / f"reproduce-{name}"
     context = ReproductionContext(
         folder, data, lambda label, rounds, is_finished: RoundProgressTable(label, rounds, quiet or json or is_finished)
@@ -34,16 +34,14 @@ def reproduce_command(name: str, out: Path | None, data: Path | None, quiet: boo
     try:
         reproduction: ReproductionResult = reproductions[name].run(context)
     except KeyboardInterrupt:
-        stderr_console.print(
-            f"\nstopped; the same command goes on where it was: hemofed reproduce {name} --out {folder}",
-        )
+        stderr_console.print(f"\nstopped; continue with the same command: hemofed reproduce {name} --out {folder}")
         raise
     page = write_page(reproductions[name], reproduction, folder)
     if json:
         print_json(reproduction.payload)
         return
-    for grid in reproduction.tables:
-        console.print(build_table(grid.columns, grid.rows, title=grid.title))
+    for table in reproduction.tables:
+        console.print(build_table(table.columns, table.rows, title=table.title))
     for check in reproduction.checks:
         verdict = "holds   " if check.holds else "DOES NOT"
         console.print(f"{verdict}  {check.claim} ({check.measured})", soft_wrap=True)
@@ -63,8 +61,8 @@ def write_page(module: Any, reproduction: ReproductionResult, folder: Path) -> P
     page.add_section("Figures")
     for number, (caption, figure) in enumerate(reproduction.figures):
         page.add_figure(to_svg(figure, f"figure-{number}"), caption, wide=figure.get_figwidth() > HALF_WIDTH_INCHES[0])
-    for grid in reproduction.tables:
-        page.add_section(grid.title).add_table(
-            [TableColumn(title, is_numeric=index > 1) for index, title in enumerate(grid.columns)], grid.rows
+    for table in reproduction.tables:
+        page.add_section(table.title).add_table(
+            [TableColumn(title, is_numeric=index > 1) for index, title in enumerate(table.columns)], table.rows
         )
     return page.save(folder / "page.html")

@@ -16,6 +16,7 @@ from pipeline.study.schema import Study, load_study
 from pipeline.study.toml_file import find_study, parse_override
 
 DEFAULT_STUDY = "smear-demo"
+MAX_SHOWN_SITES = 20
 
 
 def run_command(
@@ -32,7 +33,7 @@ def run_command(
     if resume is not None:
         if overrides or out or study_name or site_homes:
             raise StudyError(
-                "--resume continues a run as it was; a study, --set, --site-homes and --out go with a new run"
+                "--resume continues a run with its own settings; give a study, --set, --site-homes and --out to a new run only"
             )
         folder = RunFolder.open(resume)
         study = folder.load_study()
@@ -54,9 +55,9 @@ def run_and_report(
     quiet: bool,
     site_homes: Path | None = None,
 ) -> dict[str, Any]:
-    """Ctrl-C leaves a run that can be resumed, and says so. The report does not wait for the yardsticks.
+    """Runs the study and its baselines. After Ctrl-C, prints how to resume. A report is written before the baselines too.
 
-    Of a personalised run nobody can judge the gain without knowing what each site reaches alone: measured unless refused.
+    `run_baselines` None: local-only for personalized studies, because their gain is measured against each site alone.
     """
     from pipeline.reports.run.report import write_report
     from pipeline.runs.simulation import run_simulation
@@ -66,8 +67,10 @@ def run_and_report(
             results = run_simulation(study, folder, data, progress_table, homes_folder=site_homes)
         write_report(folder.path)
         baseline_names = None if run_baselines else {"local_only"}
-        should_measure = study.strategy.personalized if run_baselines is None else run_baselines
-        if should_measure and not results["baselines"].keys() >= (baseline_names or {"local_only", "centralized"}):
+        should_run_baselines = study.strategy.personalized if run_baselines is None else run_baselines
+        if should_run_baselines and not results["baselines"].keys() >= (
+            baseline_names or {"local_only", "centralized"}
+        ):
             from pipeline.runs.baselines import run_baselines as train_baselines
 
             results["baselines"] = train_baselines(
@@ -81,45 +84,55 @@ def run_and_report(
             write_report(folder.path)
     except KeyboardInterrupt:
         finished_rounds = [record["round"] for record in folder.load_rounds()]
-        flags = (f" --data {shlex.quote(str(data))}" if data else "") + (" --baselines" if run_baselines else "")
-        reached = (
-            f"stopped after round {finished_rounds[-1] if finished_rounds else 0} of {study.rounds}; nothing is lost."
+        resume_options = (f" --data {shlex.quote(str(data))}" if data else "") + (
+            " --baselines" if run_baselines else ""
         )
-        # not by rich: the interrupt may have struck inside its console, which then keeps what it is given
-        sys.stderr.write(f"\n{reached} Continue with: hemofed run --resume {shlex.quote(str(folder.path))}{flags}\n")
+        last_round = finished_rounds[-1] if finished_rounds else 0
+        # not with rich: the interrupt may have come inside its console, which would then hold the text back
+        sys.stderr.write(
+            f"\nstopped after round {last_round} of {study.rounds}; nothing is lost. "
+            f"Continue with: hemofed run --resume {shlex.quote(str(folder.path))}{resume_options}\n"
+        )
         raise
     return results
 
 
 def print_results(results: dict[str, Any], folder: RunFolder) -> None:
-    """Led by the class that matters, where the study names one."""
+    """AUROC of the positive class if the study names one, else accuracy."""
     test, baselines = results["test"], results["baselines"]
-    metric, format_score = ("positive_auroc", format_auroc) if results["positive"] else ("accuracy", format_percent)
-    global_metrics = test.get("views", {}).get("global")
-    run_columns = [("own model", test), ("common model", global_metrics)] if global_metrics else [("federated", test)]
+    metric, format_score = (
+        ("positive_auroc", format_auroc) if results["positive_class"] else ("accuracy", format_percent)
+    )
+    global_metrics = test.get("comparisons", {}).get("global")
+    run_columns = (
+        [("personalized model", test), ("global model", global_metrics)] if global_metrics else [("federated", test)]
+    )
     columns = run_columns + [(name.replace("_", " "), y["test"]) for name, y in baselines.items()]
-    pooled_keys = [w for w in ("coordinator", "pooled") if any(w in t for _, t in columns)]
-    rows = [[w, *(format_score(_pooled_score(name, t.get(w, {}), metric)) for name, t in columns)] for w in pooled_keys]
+    pooled_keys = [key for key in ("coordinator", "pooled") if any(key in metrics for _, metrics in columns)]
+    rows = [
+        [key, *(format_score(_pooled_score(name, metrics.get(key, {}), metric)) for name, metrics in columns)]
+        for key in pooled_keys
+    ]
     site_scores = {s: m[metric] for s, m in test.get("sites", {}).items() if m.get(metric) is not None}
     worst_site = min(site_scores, key=lambda s: site_scores[s], default="")
     sites = list(test.get("sites", {}))
     rows += [
         [
             f"{s} (worst)" if s == worst_site else s,
-            *(format_score(t.get("sites", {}).get(s, {}).get(metric)) for _, t in columns),
+            *(format_score(metrics.get("sites", {}).get(s, {}).get(metric)) for _, metrics in columns),
         ]
-        for s in sites[:20]
+        for s in sites[:MAX_SHOWN_SITES]
     ]
-    if len(sites) > 20:
-        rows.append([f"… {len(sites) - 20} more in the report"] + [""] * len(columns))
-    title = f"test AUROC, {results['positive']}" if results["positive"] else "test accuracy"
+    if len(sites) > MAX_SHOWN_SITES:
+        rows.append([f"… {len(sites) - MAX_SHOWN_SITES} more in the report"] + [""] * len(columns))
+    title = f"test AUROC, {results['positive_class']}" if results["positive_class"] else "test accuracy"
     console.print(build_table(["", *(name for name, _ in columns)], rows, title=title))
     if results["void_rounds"]:
-        void_text = f"{results['void_rounds']} of {results['rounds']} rounds were void: too few sites answered"
+        void_text = f"{results['void_rounds']} of {results['rounds']} rounds were void because too few sites replied"
         console.print(void_text, style="yellow")
     traffic = results["traffic"]
     console.print(
-        f"round {results['best_round']} of {results['rounds']} ({results['chosen_by']}, {results['stopped']}); "
+        f"round {results['best_round']} of {results['rounds']} ({results['selected_by']}, {results['stop_reason']}); "
         f"up {format_bytes(traffic['up'])}, down {format_bytes(traffic['down'])}; {results['seconds']:.1f} s",
     )
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True)
@@ -127,7 +140,6 @@ def print_results(results: dict[str, Any], folder: RunFolder) -> None:
 
 
 def _print_privacy_spent(folder: RunFolder) -> None:
-    """What the run cost its patients, in one line."""
     study = folder.load_study()
     if study.privacy == PrivacyConfig():
         return
@@ -144,12 +156,12 @@ def _print_privacy_spent(folder: RunFolder) -> None:
 
 
 def _pooled_score(name: str, metrics: dict[str, Any], metric: str) -> float | None:
-    """Sites that train alone have a model each: their scores cannot be put in one order."""
-    return None if name in ("local_only", "own model") and metric != "accuracy" else metrics.get(metric)
+    """None for the AUROC of several models: scores of different models cannot be ranked together."""
+    return None if name in ("local only", "personalized model") and metric != "accuracy" else metrics.get(metric)
 
 
 def free_path(path: Path) -> Path:
-    """runs/NAME, or runs/NAME-2, ... if that is taken."""
+    """The path, or PATH-2, PATH-3, ... if it exists."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -1,4 +1,4 @@
-"""`hemofed study new | check | show | list`."""
+"""`hemofed study new | check | show | list` and `hemofed site preview`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from pipeline.study.toml_file import PACKAGED_STUDIES, find_study, parse_overrid
 if TYPE_CHECKING:
     from pipeline.runs.simulation import Simulation
 
-MAX_SHOWN_SITES = 5
+MAX_SHOWN_NOTES = 5  # of data that were left out
+MAX_SHOWN_PREVIEWS = 20
+MAX_NOISE_RATIO = 3.0  # of noise to the largest possible mean gradient; above it, only many steps average the noise out
 
 
 def new_command(path: Path, template: str) -> None:
     if path.exists():
-        raise StudyError(f"{path} exists; choose another name")
+        raise StudyError(f"{path} exists already; choose another name")
     path.write_text(find_study(template).read_text(encoding="utf-8"), encoding="utf-8")
     console.print(f"wrote {path}; edit it, then: hemofed study check {path}", soft_wrap=True)
 
@@ -30,7 +32,7 @@ def new_command(path: Path, template: str) -> None:
 def show_command(study_name: str, overrides: list[str], json: bool) -> None:
     study = load_study(find_study(study_name), dict(map(parse_override, overrides)))
     if json:
-        print_json(study.to_dict() | {"hash": study.hash})
+        print_json(study.to_dict() | {"study_hash": study.hash})
     else:
         console.print(to_toml(study.to_dict()), soft_wrap=True)
 
@@ -46,7 +48,7 @@ def list_command(json: bool) -> None:
         )
     else:
         rows = [[s.name, s.data.name, s.strategy.name, str(s.rounds), s.description] for s in studies]
-        console.print(build_table(["study", "data", "strategy", "rounds", "about"], rows, num_text_columns=5))
+        console.print(build_table(["study", "data", "strategy", "rounds", "description"], rows, num_text_columns=5))
 
 
 def check_command(study_name: str, overrides: list[str], data: Path | None, json: bool) -> None:
@@ -61,8 +63,8 @@ def check_command(study_name: str, overrides: list[str], data: Path | None, json
         print_json(
             {
                 "study": study.name,
-                "hash": study.hash,
-                "parameters": simulation.trainer_context.spec.num_parameters,
+                "study_hash": study.hash,
+                "num_parameters": simulation.trainer_context.spec.num_parameters,
                 "classes": dataset.classes,
                 "sites": counts,
                 "skipped": dataset.skipped,
@@ -86,28 +88,24 @@ def check_command(study_name: str, overrides: list[str], data: Path | None, json
     console.print(
         f"{study.strategy.name}, {study.rounds} rounds, {study.model.name} with {simulation.trainer_context.spec.num_parameters:,} parameters, "
         f"trainer {environment['trainer']} on {select_device(study).type} with {format_count(environment['threads'], 'thread')}; "
-        f"work cut short is {'kept' if round_policy.partial_updates == 'keep' else 'dropped'}",
+        f"partial updates are {'accepted' if round_policy.partial_updates == 'keep' else 'dropped'}",
     )
     for line in privacy_plan_lines(simulation):
         console.print(line, soft_wrap=True)
-    for note in dataset.skipped[:MAX_SHOWN_SITES]:
+    for note in dataset.skipped[:MAX_SHOWN_NOTES]:
         console.print(f"left out: {note}", soft_wrap=True)
-    if len(dataset.skipped) > MAX_SHOWN_SITES:
-        console.print(f"left out: {len(dataset.skipped) - MAX_SHOWN_SITES} more; --json lists them all")
+    if len(dataset.skipped) > MAX_SHOWN_NOTES:
+        console.print(f"left out: {len(dataset.skipped) - MAX_SHOWN_NOTES} more; --json lists them all")
     run_arguments = [
         study_name,
-        *(word for s in overrides for word in ("--set", s)),
+        *(part for override in overrides for part in ("--set", override)),
         *(["--data", str(data)] if data else []),
     ]
-    console.print(f"good to run: hemofed run {shlex.join(run_arguments)}", soft_wrap=True, markup=False)
-
-
-# What a study promises, before it is run: lines for `hemofed study check` and `hemofed run`.
-
-MAX_NOISE_RATIO = 3.0  # times the longest gradient; noise beyond it needs many steps to average out
+    console.print(f"valid; run it with: hemofed run {shlex.join(run_arguments)}", soft_wrap=True, markup=False)
 
 
 def privacy_plan_lines(simulation: Simulation) -> list[str]:
+    """The privacy plan of every site, and warnings about it."""
     study, privacy_setup = simulation.round_loop.study, simulation.privacy_setup
     if privacy_setup is None:
         return []
@@ -116,17 +114,18 @@ def privacy_plan_lines(simulation: Simulation) -> list[str]:
         params = plan.dp_sgd_params
         lines.append(
             f"{site}: epsilon {plan.epsilon:.4g} at delta {plan.delta:g} for each of {params.num_units} {params.privacy_unit}s "
-            f"({plan.num_examples:,} examples), after {plan.max_rounds} turns of {plan.steps_per_round} steps; noise {params.noise_multiplier:.3g}, rate {params.sampling_rate:.3g}"
+            f"({plan.num_examples:,} examples), after {plan.max_rounds} rounds of {plan.steps_per_round} steps; noise multiplier {params.noise_multiplier:.3g}, "
+            f"sampling rate {params.sampling_rate:.3g}"
         )
     return (
         lines
-        + [f"careful: {warning}" for warning in _noise_warnings(simulation)]
+        + [f"warning: {warning}" for warning in _noise_warnings(simulation)]
         + few_sites_warnings(study, len(simulation.dataset.sites))
     )
 
 
 def _noise_warnings(simulation: Simulation) -> list[str]:
-    """Where noise would drown what is learnt."""
+    """A warning if the noise of a step is much larger than its gradient can be."""
     assert simulation.privacy_setup is not None
     trainer_context = simulation.trainer_context
     num_trainable = sum(
@@ -146,8 +145,9 @@ def _noise_warnings(simulation: Simulation) -> list[str]:
         return []
     return [
         (
-            f"at {worst_site} a step's noise is {noise_ratios[worst_site]:.0f} times as long as the mean gradient can be, over {num_trainable:,} "
-            "parameters; larger batches, fewer steps and fewer trained parameters (local.trainable) help: docs/epsilon.md"
+            f"at {worst_site} the noise of a step is {noise_ratios[worst_site]:.0f} times the largest possible mean gradient, over "
+            f"{num_trainable:,} parameters; use larger batches, fewer steps or fewer trainable parameters (local.trainable), "
+            "see docs/epsilon.md"
         )
     ]
 
@@ -161,15 +161,10 @@ def few_sites_warnings(study: Study, num_sites: int) -> list[str]:
         return []
     return [
         (
-            f"careful: privacy.client_level_dp with {num_sites} sites: below {MIN_USEFUL_SITES} the noise of a useful epsilon drowns the mean; "
-            "and it protects nobody from the coordinator itself"
+            f"warning: privacy.client_level_dp with {num_sites} sites: below {MIN_USEFUL_SITES}, the noise of a useful epsilon is larger "
+            "than the mean update; and it gives no protection from the coordinator itself"
         )
     ]
-
-
-# `hemofed site preview`.
-
-SHOWN_SITES = 20
 
 
 def preview_command(study_name: str, overrides: list[str], data: Path | None, out: Path, json: bool) -> None:
@@ -199,9 +194,9 @@ def preview_command(study_name: str, overrides: list[str], data: Path | None, ou
             str(sum(preview.counts["train"])),
             " ".join(f"{mean:.2f}" for mean in preview.means),
         ]
-        for site, preview in list(previews.items())[:SHOWN_SITES]
+        for site, preview in list(previews.items())[:MAX_SHOWN_PREVIEWS]
     ]
-    console.print(build_table(["site", "acquisition", "train", "means"], rows, num_text_columns=2))
-    if len(previews) > SHOWN_SITES:
-        console.print(f"… {len(previews) - SHOWN_SITES} more on the page")
-    console.print(f"wrote {page}: it shows training examples; nothing of it was sent anywhere", soft_wrap=True)
+    console.print(build_table(["site", "acquisition", "train", "channel means"], rows, num_text_columns=2))
+    if len(previews) > MAX_SHOWN_PREVIEWS:
+        console.print(f"… {len(previews) - MAX_SHOWN_PREVIEWS} more on the page")
+    console.print(f"wrote {page}: it shows training examples; nothing was sent anywhere", soft_wrap=True)

@@ -82,8 +82,8 @@ def _describe_codec(codec: JsonObject) -> str:
 
 def float32_bytes(record: RunRecord, direction: TrafficDirection) -> float | None:
     """Bytes of one float32 model for every accepted reply (up) or every request (down)."""
-    num_parameters = finite_or_none((record.results or {}).get("parameters"))
-    sites_key = "counted" if direction == "up" else "asked"
+    num_parameters = finite_or_none((record.results or {}).get("num_parameters"))
+    sites_key = "accepted" if direction == "up" else "sampled_clients"
     return (
         FLOAT32_BYTES
         * num_parameters

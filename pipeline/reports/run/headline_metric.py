@@ -31,7 +31,7 @@ class HeadlineMetric:
     def from_record(cls, record: RunRecord) -> HeadlineMetric:
         evaluation: JsonObject = record.settings.get("evaluation") or {}
         results = record.results or {}
-        positive_class = results.get("positive") or evaluation.get("positive_class")
+        positive_class = results.get("positive_class") or evaluation.get("positive_class")
         recorded_intervals: JsonObject = results.get("intervals") or {}  # always of the global model
         intervals: JsonObject = {} if record.has_personalized_models else recorded_intervals
         selection_metric = "positive_auroc" if positive_class else str(evaluation.get("selection_metric", "accuracy"))

@@ -23,7 +23,7 @@ from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores
 SPECIALIZATION_TITLE, GENERALIZATION_TITLE = "Specialisation", "Generalisation"
 LEVEL_STYLES: Mapping[str, tuple[str, str]] = {  # level -> (name, colour)
     "site": ("Site models", PALETTE[0]),
-    "group": ("Cluster models", PALETTE[2]),
+    "cluster": ("Cluster models", PALETTE[2]),
     "top": ("Global model", PALETTE[1]),
 }
 
@@ -43,7 +43,7 @@ def add_hierarchy_section(writer: ReportWriter, record: RunRecord, headline: Hea
     best_round = (record.results or {}).get("best_round", record.last_round)
     cluster_by_site: JsonObject = next(
         (
-            round_record.get("groups") or {}
+            round_record.get("clusters") or {}
             for round_record in record.round_records
             if round_record["round"] == best_round
         ),
@@ -72,16 +72,16 @@ def level_scores(scores: JsonObject, cluster_by_site: Mapping[str, str], metric:
     """
     model_scores: JsonObject = scores.get("models") or {}
     site_models = {name: found for name, found in model_scores.items() if name.startswith("site/")}
-    lowest_clusters = {f"group/{cluster}" for cluster in cluster_by_site.values()}
-    cluster_models = {name: found for name, found in model_scores.items() if name.startswith("group/")}
+    lowest_clusters = {f"cluster/{cluster}" for cluster in cluster_by_site.values()}
+    cluster_models = {name: found for name, found in model_scores.items() if name.startswith("cluster/")}
     used_models = {name: found for name, found in cluster_models.items() if name in lowest_clusters} or cluster_models
     # sites without a model of their own use their cluster's
-    cluster_view = comparison_scores(scores, "group") or ({} if site_models else scores)
+    cluster_view = comparison_scores(scores, "cluster") or ({} if site_models else scores)
     found = {
         "site": LevelScores(_specialization_score(scores, metric), _mean_score(site_models, metric))
         if site_models
         else LevelScores(None, None),
-        "group": LevelScores(_specialization_score(cluster_view, metric), _mean_score(used_models, metric))
+        "cluster": LevelScores(_specialization_score(cluster_view, metric), _mean_score(used_models, metric))
         if used_models
         else LevelScores(None, None),
         "top": LevelScores(
@@ -159,7 +159,7 @@ def _add_levels_table(
 def _add_level_curves(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric, metric: str) -> None:
     split = record.most_evaluated_split()
     levels_by_round = {
-        int(round_record["round"]): level_scores(scores, round_record.get("groups") or {}, metric)
+        int(round_record["round"]): level_scores(scores, round_record.get("clusters") or {}, metric)
         for round_record in record.round_records
         if (scores := (round_record.get("metrics") or {}).get(split))
     }
@@ -208,7 +208,9 @@ def _level_series(by_round: Mapping[int, Mapping[str, float | None]]) -> list[Cu
                 [value for _, value in round_values],
             )
             series.append(
-                CurveSeries(label, round_numbers, values, is_dashed=has_several_levels and name == "group", color=color)
+                CurveSeries(
+                    label, round_numbers, values, is_dashed=has_several_levels and name == "cluster", color=color
+                )
             )
     return series
 

@@ -41,7 +41,7 @@ def add_privacy_section(writer: ReportWriter, record: RunRecord) -> None:
     if client_level_dp:
         sentences.append(
             f"Client-level differential privacy, with noise added by the coordinator: epsilon {client_level_dp['epsilon']:.2f} at delta "
-            f"{client_level_dp['delta']:g} after {client_level_dp['turns']} rounds. It does not protect against the coordinator itself."
+            f"{client_level_dp['delta']:g} after {client_level_dp['rounds']} rounds. It does not protect against the coordinator itself."
         )
     if secure_aggregation:
         sentences.append(
@@ -74,7 +74,7 @@ def _site_privacy_row(site: str, plan: JsonObject, record: RunRecord) -> list[Ta
         None,
     )
     num_rounds_declined = sum(
-        (round_record.get("missed") or {}).get(site, {}).get("kind") == "privacy_budget"
+        (round_record.get("failures") or {}).get(site, {}).get("kind") == "privacy_budget"
         for round_record in record.round_records
     )
     return [

@@ -49,7 +49,9 @@ class RunRecord:
     @property
     def sites(self) -> list[str]:
         """In the order of sites.json, then other sites that were sampled in a round."""
-        sampled_sites = (site for round_record in self.round_records for site in round_record.get("asked") or ())
+        sampled_sites = (
+            site for round_record in self.round_records for site in round_record.get("sampled_clients") or ()
+        )
         return list(dict.fromkeys([*(self.site_data.get("sites") or {}), *sampled_sites]))
 
     @property
@@ -123,7 +125,7 @@ class RunRecord:
             (
                 recorded_clusters
                 for round_record in reversed(self.round_records)
-                if (recorded_clusters := round_record.get("groups"))
+                if (recorded_clusters := round_record.get("clusters"))
             ),
             {},
         )
@@ -160,8 +162,8 @@ def round_scores(round_record: JsonObject, split: str, evaluated_at: str) -> Jso
 
 
 def comparison_scores(scores: JsonObject, view_name: str) -> JsonObject:
-    """Scores of another model on the sites' data, "global" or "group" (the cluster's), as {"pooled", "sites"}."""
-    return (scores.get("views") or {}).get(view_name) or {}
+    """Scores of another model on the sites' data, "global" or "cluster" (the cluster's), as {"pooled", "sites"}."""
+    return (scores.get("comparisons") or {}).get(view_name) or {}
 
 
 def metric_by_site(sites: JsonObject, metric: str) -> dict[str, float]:

@@ -44,11 +44,11 @@ def write_report(run_folder: Path, band: BandLevel = "68") -> Path:
 
 def report_subtitle(record: RunRecord) -> str:
     results = record.results or {}
-    parameters = finite_or_none(results.get("parameters"))
+    parameters = finite_or_none(results.get("num_parameters"))
     strategy, model = record.component_name("strategy"), record.component_name("model")
     model_text = f"model {model}" + (f" with {format_integer(parameters)} parameters" if parameters else "")
     parts = [f"Strategy {strategy}" if strategy else "", model_text if model else ""]
-    study_hash = results.get("hash")
+    study_hash = results.get("study_hash")
     return " · ".join(
         [component for component in parts if component] + ([f"study {str(study_hash)[:12]}"] if study_hash else [])
     )

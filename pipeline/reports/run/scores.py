@@ -157,7 +157,7 @@ def _overall_label(
     if evaluated_at == "coordinator":
         return label, "the global model"
     uses_clusters = not record.has_personalized_models and any(
-        round_record.get("groups") for round_record in record.round_records
+        round_record.get("clusters") for round_record in record.round_records
     )
     models_text = "every site with its cluster's model" if uses_clusters else "every site with its own model"
     return label, f"{models_text}; rank-based scores are means over sites" if RANK_BASED_METRICS & {
@@ -185,9 +185,9 @@ def _describe_results(record: RunRecord, headline: HeadlineMetric, sites: JsonOb
     if not results:
         return ["Scores of the last evaluated round; the run has not finished."]
     text = f"The model{'s' if headline.has_several_models else ''} of round {results.get('best_round')}"
-    text += f", {_describe_selection(str(results['chosen_by']), headline)}." if results.get("chosen_by") else "."
-    if results.get("stopped") not in (None, "", "finished"):
-        text += f" The run ended: {results['stopped']}."
+    text += f", {_describe_selection(str(results['selected_by']), headline)}." if results.get("selected_by") else "."
+    if results.get("stop_reason") not in (None, "", "finished"):
+        text += f" The run ended: {results['stop_reason']}."
     ranking_metric = headline.site_ranking_metric(sites)
     values = metric_by_site(sites, ranking_metric).values()
     if len(values) > 1:

@@ -25,7 +25,7 @@ from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, r
 
 
 def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
-    trained_rounds = [round_record for round_record in record.round_records if round_record.get("asked")]
+    trained_rounds = [round_record for round_record in record.round_records if round_record.get("sampled_clients")]
     if not trained_rounds:
         return
     sites = record.sites
@@ -34,7 +34,7 @@ def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
         (row, round_index)
         for round_index, round_record in enumerate(trained_rounds)
         for row, site in enumerate(sites)
-        if site in (round_record.get("missed") or {})
+        if site in (round_record.get("failures") or {})
     }
     has_partial_work = any(value is not None and value < 1 for values in done_fractions for value in values)
     writer.page.add_section("Participation")
@@ -65,30 +65,30 @@ def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
 
 def _done_fraction(round_record: JsonObject, site: str) -> float | None:
     """Completed fraction of the requested steps; None if the site was not sampled."""
-    if site not in round_record["asked"]:
+    if site not in round_record["sampled_clients"]:
         return None
     work = (round_record.get("work") or {}).get(site) or {}
     steps_requested, steps_done = finite_or_none(work.get("steps_requested")), finite_or_none(work.get("steps_done"))
     if not steps_requested or steps_done is None:
-        return 1.0 if site in (round_record.get("counted") or ()) else 0.0
+        return 1.0 if site in (round_record.get("accepted") or ()) else 0.0
     return steps_done / steps_requested
 
 
 def _num_requests(round_records: Sequence[JsonObject]) -> int:
-    return sum(len(round_record["asked"]) for round_record in round_records)
+    return sum(len(round_record["sampled_clients"]) for round_record in round_records)
 
 
 def _add_missed_table(writer: ReportWriter, round_records: Sequence[JsonObject], sites: Sequence[str]) -> None:
     """Counts by kind of failure."""
     reason_counts: dict[str, Counter[str]] = {site: Counter() for site in sites}
     for round_record in round_records:
-        for site, failure in (round_record.get("missed") or {}).items():
+        for site, failure in (round_record.get("failures") or {}).items():
             reason_counts.setdefault(site, Counter())[str(failure["kind"]).replace("_", " ")] += 1
     kinds = sorted({kind for reasons in reason_counts.values() for kind in reasons})
     if not kinds:
         return
-    num_requested = Counter(site for round_record in round_records for site in round_record["asked"])
-    num_accepted = Counter(site for round_record in round_records for site in round_record.get("counted") or ())
+    num_requested = Counter(site for round_record in round_records for site in round_record["sampled_clients"])
+    num_accepted = Counter(site for round_record in round_records for site in round_record.get("accepted") or ())
     affected_sites = [site for site in sites if reason_counts[site]]
     rows = [
         [
@@ -220,7 +220,7 @@ def find_quarantined(round_records: Sequence[JsonObject]) -> dict[tuple[str, str
     """(site, reason with its numbers replaced by #) -> round -> reason."""
     cases: dict[tuple[str, str], dict[int, str]] = {}
     for round_record in round_records:
-        for site, failure in (round_record.get("missed") or {}).items():
+        for site, failure in (round_record.get("failures") or {}).items():
             if failure["kind"] == "quarantined":
                 reason = str(failure["text"])
                 cases.setdefault((site, re.sub(r"[\d.e+-]*\d", "#", reason)), {})[int(round_record["round"])] = reason

@@ -1,1 +1,1 @@
-"""What runs: the server process, the supervisor of studies, run states, receipts, the TLS router, the HTTP client of the commands."""
+"""Processes: server, run supervisor, run states, receipts, TLS router, and the HTTP client of the commands."""

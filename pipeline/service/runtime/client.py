@@ -1,4 +1,4 @@
-"""The service as its own commands call it: HTTPS with the home's authority, errors as text with a cure."""
+"""HTTP client of `hemofed coordinator`: HTTPS, verified with the home's certificate authority."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pipeline.core.errors import ServiceError
 from pipeline.service.storage.home import CoordinatorHome
 
 URL_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE = "HEMOFED_URL", "HEMOFED_TOKEN", "HEMOFED_CA"
-REQUEST_TIMEOUT_SECONDS = 60.0  # a study is read before it is answered
-STREAM_TIMEOUT_SECONDS = 30.0  # streams speak every ten seconds
+REQUEST_TIMEOUT_SECONDS = 60.0  # the service validates an offered study before it answers
+STREAM_TIMEOUT_SECONDS = 30.0  # the service sends a keep-alive comment every ten seconds
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,10 @@ class StreamEvent:
 
 
 class ApiClient:
+    """Calls the coordinator's API. Every error is a `ServiceError` with the service's text, or with `remedy`."""
+
     def __init__(self, url: str, token: str, ssl_context: ssl.SSLContext | bool, remedy: str, is_local: bool) -> None:
-        """`near`: on this machine; no proxy leads there."""
+        """`remedy`: what to do if the service does not answer. `is_local`: on this machine, so no proxy is used."""
         self._remedy = remedy
         self._http = httpx.Client(
             base_url=url,
@@ -54,7 +56,7 @@ class ApiClient:
         return self._request("POST", path, json=dict(body or {}))
 
     def stream_events(self, path: str, after_round: int) -> Iterator[StreamEvent]:
-        """Until the service ends the stream; a connection that is lost is an error of httpx, for the caller to retry."""
+        """Yields events until the service ends the stream. A lost connection raises `httpx.TransportError`; the caller may retry."""
         with self._http.stream("GET", path, params={"after": after_round}, timeout=STREAM_TIMEOUT_SECONDS) as response:
             if response.status_code != httpx.codes.OK:
                 response.read()
@@ -80,25 +82,25 @@ class ApiClient:
 
 
 def connect(home: Path | None) -> ApiClient:
-    """The service of a home on this machine, or the one that the environment names."""
+    """A client for the service of a home on this machine, or for the one that `HEMOFED_URL` names."""
     env = os.environ
     if url := env.get(URL_VARIABLE):
         token = env.get(TOKEN_VARIABLE) or (_read_token(CoordinatorHome.open(home)) if home else "")
         if not token:
             raise ServiceError(
-                f"{URL_VARIABLE} is set and {TOKEN_VARIABLE} is not; set it to the token that the lead gave you"
+                f"{URL_VARIABLE} is set but {TOKEN_VARIABLE} is not; set it to the token that the lead gave you"
             )
         ca_path = env.get(CA_VARIABLE)
         return ApiClient(
             url,
             token,
             _create_ssl_context(Path(ca_path)) if ca_path else True,
-            f"is {URL_VARIABLE} right, and the machine on the network?",
+            f"check {URL_VARIABLE}, and that this machine is on the network",
             is_local=False,
         )
     if home is None:
         raise ServiceError(
-            f"name the coordinator's home, or set {URL_VARIABLE}, {TOKEN_VARIABLE} and {CA_VARIABLE} to reach one elsewhere"
+            f"name the coordinator's home, or set {URL_VARIABLE}, {TOKEN_VARIABLE} and {CA_VARIABLE} for a remote coordinator"
         )
     coordinator_home = CoordinatorHome.open(home)
     remedy = f"start it with: hemofed coordinator serve {home}"
@@ -113,7 +115,7 @@ def connect(home: Path | None) -> ApiClient:
 
 def _read_token(home: CoordinatorHome) -> str:
     if not home.token_path.is_file():
-        raise ServiceError(f"{home.token_path} is not there; put a lead's token into it, or set {TOKEN_VARIABLE}")
+        raise ServiceError(f"{home.token_path} does not exist; put a lead's token into it, or set {TOKEN_VARIABLE}")
     return home.token_path.read_text("utf-8").strip()
 
 
@@ -122,7 +124,7 @@ def _create_ssl_context(ca_path: Path) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(ca_path))
     except (OSError, ssl.SSLError) as error:
         raise ServiceError(
-            f"{ca_path} is no certificate of an authority ({error}); copy ca.pem from the coordinator"
+            f"{ca_path} is not a valid CA certificate ({error}); copy ca.pem from the coordinator"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""A study becomes a run: its folder, the offer that officers approve, and the row that the supervisor looks at."""
+"""Creates a run of a study: its folder, the offer that officers approve, and the database row that the supervisor reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from pipeline.core.files import write_atomically
 from pipeline.service.storage.database import RunRow
 from pipeline.service.web.context import ServiceContext
 
-MAX_STUDY_NAME_CHARS = 60  # of a study's name in a run's
+MAX_STUDY_NAME_CHARS = 60  # characters of the study's name that a run's ID starts with
 
 
 def create_run(
     context: ServiceContext, study_toml: str, site_names: Sequence[str] | None, min_sites: int | None, actor: str
 ) -> RunRow:
-    """The row comes last: a run that is there is there with all its files."""
+    """Writes the files first and the row last, so that a run in the database always has all its files.
+
+    `site_names`: None for all enrolled sites. `min_sites`: None for the study's `round.quorum`.
+    """
     from pipeline.coordinator.run_folder import RunFolder
     from pipeline.study.offer import create_offer
     from pipeline.study.toml_file import parse_study
@@ -29,7 +32,7 @@ def create_run(
     num_required = max(1, study.round.quorum) if min_sites is None else min_sites
     if not 1 <= num_required <= len(key_by_site):
         raise StudyError(
-            f"the run is for {len(key_by_site)} sites and asks for the approval of at least {num_required}; set `fewest` or "
+            f"the run has {len(key_by_site)} sites but needs the approval of at least {num_required}; set min_sites or "
             "round.quorum between 1 and the number of sites"
         )
     run_id = f"{study.name[:MAX_STUDY_NAME_CHARS]}-{secrets.token_hex(3)}"
@@ -50,7 +53,7 @@ def create_run(
 
 
 def write_control(context: ServiceContext, run_id: str, desired_state: str) -> None:
-    """What the run's process reads between rounds."""
+    """Writes control.json, which the run's process reads between rounds."""
     write_atomically(context.home.runs_folder / run_id / "control.json", json.dumps({"want": desired_state}).encode())
 
 
@@ -67,14 +70,14 @@ def _select_sites(context: ServiceContext, site_names: Sequence[str] | None) -> 
             raise StudyError("no site is enrolled; invite one with `hemofed coordinator invite SITE`")
         return key_by_site
     if not site_names or len(set(site_names)) != len(site_names):
-        raise StudyError("name every site once, and at least one; without `sites` all that are enrolled take part")
+        raise StudyError("name at least one site, and every site once; without `sites` all enrolled sites take part")
     if unknown := [name for name in site_names if name not in key_by_site]:
-        raise StudyError(f"not enrolled: {', '.join(unknown)}; enrolled are {', '.join(key_by_site) or 'none'}")
+        raise StudyError(f"not enrolled: {', '.join(unknown)}; enrolled sites: {', '.join(key_by_site) or 'none'}")
     return {name: key_by_site[name] for name in site_names}
 
 
 def describe_study(study: dict[str, Any]) -> list[str]:
-    """What a study does, for who does not read TOML. `study`: the resolved file."""
+    """What a study does, in sentences for readers who do not know TOML. `study`: the resolved file."""
     data, model, local = study.get("data", {}), study.get("model", {}), study.get("local", {})
     privacy, fraction = study.get("privacy", {}), study.get("client_sampling", {}).get("fraction", 1.0)
     work_text = (

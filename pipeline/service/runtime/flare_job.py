@@ -1,4 +1,4 @@
-"""The FLARE controller of one run: what FLARE starts on the coordinator when a job begins."""
+"""The FLARE controller of one run; FLARE starts it on the coordinator when a job begins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from privacy.ledger.keys import is_valid_signature
 
 
 class FlareController(Controller):  # type: ignore[misc]
-    """The workflow of a job: everything that it does is in the run's folder, which the job only names."""
+    """The workflow of a job. The job only names the run; all its input and output is in the run's folder.
+
+    `digest`: of the offer that the job was submitted for. `min_sites`: replies that a round needs at least.
+    """
 
     def __init__(self, run: str, digest: str, min_sites: int = 1) -> None:
         super().__init__(task_check_period=POLL_SECONDS)
@@ -49,7 +52,7 @@ class FlareController(Controller):  # type: ignore[misc]
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        self.log_info(fl_ctx, f"{client.name}: an answer that nobody waits for any more is dropped")
+        self.log_info(fl_ctx, f"{client.name}: dropped a late reply")
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         folder = find_run_folder(Path(os.environ[COORDINATOR_HOME_ENV]), self._run)
@@ -63,13 +66,13 @@ class FlareController(Controller):  # type: ignore[misc]
             _write_outcome(folder, "failed", str(error))
             self.log_error(fl_ctx, str(error))
         except Exception as error:
-            _write_outcome(folder, "failed", f"{type(error).__name__}: {error}; the log of the coordinator has more")
+            _write_outcome(folder, "failed", f"{type(error).__name__}: {error}; see the coordinator's log for details")
             raise
 
     def _run_federated(self, folder: RunFolder, abort_signal: Signal, fl_ctx: FLContext) -> None:
         offer = read_offer((folder.path / "offer.json").read_bytes())
         if offer.digest != self._digest:
-            raise MessageError(f"{folder.path} holds another offer than the one this job is for")
+            raise MessageError(f"{folder.path} holds a different offer than the one of this job; resume the run")
         connected_sites = [client.name for client in self._engine.get_clients()]
         now = time.monotonic()
         self._last_seen.update({site: now for site in offer.site_keys if site in connected_sites})
@@ -105,24 +108,20 @@ class FlareController(Controller):  # type: ignore[misc]
         return make_reply(ReturnCode.OK)
 
     def _on_receipt_request(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Countersigns the head of a site's ledger."""
+        """Countersigns the head of a site's ledger, and records the epsilon that the site reports with it."""
         from pipeline.service.runtime.receipts import countersign_request
         from pipeline.service.storage.home import CoordinatorHome
         from pipeline.service.storage.store import CoordinatorStore
 
-        site, home = (
-            fl_ctx.get_peer_context().get_identity_name(),
-            CoordinatorHome.open(Path(os.environ[COORDINATOR_HOME_ENV])),
-        )
+        site = fl_ctx.get_peer_context().get_identity_name()
+        home = CoordinatorHome.open(Path(os.environ[COORDINATOR_HOME_ENV]))
         reply = make_reply(ReturnCode.OK)
         with self._lock, contextlib.closing(CoordinatorStore(home.database_url)) as store:
-            reply[JSON_TEXT_KEY] = countersign_request(
-                home.path, site, request.get(JSON_TEXT_KEY, ""), store.record_receipt
-            )
+            request_json = request.get(JSON_TEXT_KEY, "")
+            reply[JSON_TEXT_KEY] = countersign_request(home.path, site, request_json, store.record_receipt)
             epsilon = request.get("epsilon")
-            is_granted = "receipt" in json.loads(
-                reply[JSON_TEXT_KEY]
-            )  # signed by that site's key, whoever passed it on
+            # a granted request is signed with this site's key
+            is_granted = "receipt" in json.loads(reply[JSON_TEXT_KEY])
             if is_granted and isinstance(epsilon, float) and math.isfinite(epsilon):
                 self._epsilon_by_site[site] = epsilon
         return reply

@@ -1,4 +1,4 @@
-"""What a run's folder shows to others: rounds, results, models. Files are read again only when they have changed."""
+"""The files of a run folder that the service shows: rounds, results, models. A file is read again only after it changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from pipeline.core.errors import RunFolderError
 from pipeline.core.files import load_round_records
 
-# what may be downloaded, and as what. Never checkpoints, single sites' models or pictures of cells
+# glob pattern -> kind. Checkpoints, the models of single sites and images of cells are never offered for download
 DOWNLOADABLE_FILES = {
     "models/global.safetensors": "model",
-    "models/group/*.safetensors": "model",
+    "models/cluster/*.safetensors": "model",
     "report.html": "report",
     "audit/*.html": "report",
     "audit/*.pdf": "report",
@@ -32,7 +32,7 @@ MODEL_SUFFIX = ".safetensors"
 
 @dataclass
 class RunFiles:
-    """Of all runs, below one folder."""
+    """Cached access to the folders of all runs below `root`."""
 
     root: Path
     _cache: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class RunFiles:
         return rounds
 
     def load_json(self, run: str, name: str) -> Any:
-        """None if the run has no such file, or one that cannot be read yet."""
+        """None if the file does not exist or is not complete JSON yet."""
         return self._load_cached(self.root / run / name, _load_json)
 
     def read_text(self, run: str, name: str) -> str:
@@ -50,7 +50,7 @@ class RunFiles:
         return file.read_text("utf-8") if file.is_file() else ""
 
     def list_files(self, run: str) -> dict[str, str]:
-        """Path within the run -> kind. Only what stands here is ever sent, so no path leads out of the folder."""
+        """Path within the run -> kind. Only listed files are ever sent, so no request can reach outside the folder."""
         folder = self.root / run
         kind_by_path = {
             file.relative_to(folder).as_posix(): kind
@@ -61,18 +61,18 @@ class RunFiles:
         return dict(sorted(kind_by_path.items()))
 
     def models_for_site(self, run: str, site: str) -> list[str]:
-        """Those that this site may have: the common one, and its own group's."""
+        """The models that this site may download: the global model, and the model of its own cluster."""
         cluster_by_site: dict[str, str] = next(
-            (r["groups"] for r in reversed(self.load_rounds(run)) if r.get("groups")), {}
+            (r["clusters"] for r in reversed(self.load_rounds(run)) if r.get("clusters")), {}
         )
-        allowed = ["global"] + ([f"group/{cluster_by_site[site]}"] if site in cluster_by_site else [])
+        allowed = ["global"] + ([f"cluster/{cluster_by_site[site]}"] if site in cluster_by_site else [])
         existing = self.list_files(run)
         return [name for name in allowed if f"{MODELS_FOLDER}/{name}{MODEL_SUFFIX}" in existing]
 
     def model_path(self, run: str, name: str) -> Path:
         return self.root / run / MODELS_FOLDER / f"{name}{MODEL_SUFFIX}"
 
-    def _load_cached(self, file: Path, read: Callable[[Path], Any]) -> Any:
+    def _load_cached(self, file: Path, load: Callable[[Path], Any]) -> Any:
         try:
             file_stat = file.stat()
         except OSError:
@@ -80,7 +80,7 @@ class RunFiles:
         stamp = (file_stat.st_mtime_ns, file_stat.st_size)
         cached = self._cache.get(file)
         if cached is None or cached[0] != stamp:
-            cached = (stamp, read(file))
+            cached = (stamp, load(file))
             self._cache[file] = cached
         return cached[1]
 
@@ -101,10 +101,10 @@ def _load_json(file: Path) -> Any:
 
 
 def _replace_nan(value: Any) -> Any:
-    """A diverged loss is no JSON for a browser."""
+    """NaN and infinity, such as a diverged loss, become null: browsers reject them in JSON."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def _is_inside(file: Path, folder: Path) -> bool:
-    """A link may lead anywhere."""
+    """False for a symbolic link that points outside the folder."""
     return file.resolve().is_relative_to(folder.resolve())

@@ -1,4 +1,4 @@
-"""What a lead may ask of a run, and in which state: one table."""
+"""The state machine of a run: which action a lead may request in which state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TERMINAL_STATES: frozenset[str] = frozenset({"stopped", "finished", "failed"})
 
 
 class InvalidStateError(ServiceError):
-    """What is asked makes no sense in the run's state; the text says the cure."""
+    """The requested action is not possible in the run's state."""
 
 
 @dataclass(frozen=True)
 class RunAction:
-    """`moves`: from a state to the next; a run that is in one of these states already is left as it is."""
+    """`transitions`: state -> next state. `no_op_states`: the action changes nothing. `remedies`: state -> what to do instead."""
 
     desired_state: DesiredState
     transitions: Mapping[str, LifecycleState]
@@ -31,12 +31,12 @@ class RunAction:
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     def next_state(self, action_name: str, run: str, state: str) -> LifecycleState | None:
-        """None: nothing to do."""
+        """None if there is nothing to do."""
         if state in self.no_op_states:
             return None
         if state not in self.transitions:
             raise InvalidStateError(
-                f"{run} is {state} and cannot {action_name}: {self.remedies.get(state, 'wait until it is over')}"
+                f"{run} is {state} and cannot {action_name}: {self.remedies.get(state, 'wait until the run has ended')}"
             )
         return self.transitions[state]
 
@@ -46,23 +46,23 @@ RUN_ACTIONS: Mapping[str, RunAction] = {
         "run",
         {"offered": "starting"},
         frozenset({"starting", "running", "waiting"}),
-        dict.fromkeys(("pausing", "stopping"), "wait until it has, then resume it")
-        | dict.fromkeys(("paused", "stopped", "failed"), "resume it")
-        | {"finished": "make a new run of the study"},
+        dict.fromkeys(("pausing", "stopping"), "wait until the round has ended, then resume the run")
+        | dict.fromkeys(("paused", "stopped", "failed"), "resume it instead")
+        | {"finished": "offer a new run of the study"},
     ),
     "pause": RunAction(
         "pause",
         dict.fromkeys(("starting", "running", "waiting"), "pausing"),
         frozenset({"pausing", "paused"}),
-        {"offered": "it has not begun; stop it to take the offer back"}
-        | dict.fromkeys(("stopping", "stopped", "finished", "failed"), "nothing runs that could pause"),
+        {"offered": "it has not begun; stop it to withdraw the offer"}
+        | dict.fromkeys(("stopping", "stopped", "finished", "failed"), "only an active run can pause"),
     ),
     "resume": RunAction(
         "run",
         dict.fromkeys(("paused", "stopped", "failed"), "starting"),
         frozenset({"offered", "starting", "running", "waiting"}),
-        dict.fromkeys(("pausing", "stopping"), "wait until it has, then resume it")
-        | {"finished": "make a new run of the study"},
+        dict.fromkeys(("pausing", "stopping"), "wait until the round has ended, then resume the run")
+        | {"finished": "offer a new run of the study"},
     ),
     "stop": RunAction(
         "stop",
@@ -72,6 +72,6 @@ RUN_ACTIONS: Mapping[str, RunAction] = {
             "paused": "stopped",
         },
         frozenset({"stopping", "stopped"}),
-        dict.fromkeys(("finished", "failed"), "it is over already"),
+        dict.fromkeys(("finished", "failed"), "it has already ended"),
     ),
 }

@@ -1,4 +1,4 @@
-"""The coordinator at work: one public port, the web service, FLARE's server as a child, and the supervisor."""
+"""Runs the coordinator: one public port, the web service, FLARE's server as a child process, and the run supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.core.files import exclusive_lock, write_atomically
 from pipeline.engines.flare_server import FlareServer
 from pipeline.ops.certificates import CertificateAuthority, write_private_file
 from pipeline.ops.child_processes import ChildProcess, RestartingProcess, kill_by_mark
-from pipeline.ops.json_log import JsonLog, open_log
+from pipeline.ops.json_log import JsonLog, LogLevel, open_log
 from pipeline.runs.federated import validate_federated_study
 from pipeline.service.runtime.supervisor import RunSupervisor
 from pipeline.service.runtime.tls_router import TlsRouter
@@ -32,7 +32,7 @@ StatusCallback = Callable[[str], None]
 
 @dataclass
 class RunningService:
-    """Everything that runs while the coordinator does."""
+    """Handle of a running coordinator."""
 
     home: CoordinatorHome
     router: TlsRouter
@@ -40,25 +40,26 @@ class RunningService:
 
 
 def serve_coordinator(path: Path, bind: str, on_status: StatusCallback, stop: threading.Event | None = None) -> None:
-    """Until SIGTERM, Ctrl-C or `stop`; leaves no process behind."""
+    """Serves until SIGTERM, Ctrl-C or `stop`, then ends all child processes."""
     stop_event = stop or threading.Event()
-    with contextlib.suppress(ValueError):  # not in the main thread: whoever started us stops us
+    with contextlib.suppress(ValueError):  # outside the main thread, where only `stop` ends it
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop_event.set())
     with running_service(path, bind) as service:
         on_status(f"{service.home.name}: {service.url}")
         stop_event.wait()
-        on_status("stopping; runs go on when the coordinator is served again")
+        on_status("stopping; runs continue when the coordinator is served again")
 
 
 @contextlib.contextmanager
 def running_service(path: Path, bind: str = "0.0.0.0") -> Iterator[RunningService]:
+    """Starts all parts of the coordinator and stops them on exit. Processes left by a killed coordinator are ended first."""
     home = CoordinatorHome.open(path)
     process_mark = f"coordinator-{home.path.resolve()}"
     with exclusive_lock(home.path), contextlib.ExitStack() as stack:
         log = open_log(home.log_path)
         if num_killed := kill_by_mark(process_mark):
-            log.write_event("swept", "warning", processes=num_killed, why="left by a coordinator that was killed")
+            log.write_event("stale processes killed", "warning", processes=num_killed, why="the coordinator was killed")
         _renew_certificate(home, log)
         store = CoordinatorStore(home.database_url)
         stack.callback(store.close)
@@ -85,7 +86,7 @@ def running_service(path: Path, bind: str = "0.0.0.0") -> Iterator[RunningServic
 
 
 def _renew_certificate(home: CoordinatorHome, log: JsonLog) -> None:
-    """The web certificate, before it expires; agents and browsers know the authority, which lasts longer."""
+    """Replaces the web certificate before it expires. Clients trust the authority, which is valid for longer."""
     authority, certificate_file = CertificateAuthority.open(home.path), home.path / "web.crt"
     if authority.is_current(certificate_file.read_text("utf-8")):
         return
@@ -101,7 +102,7 @@ def _create_router(bind: str, port: int, ports: list[int]) -> TlsRouter:
         return TlsRouter(bind, port, (LOOPBACK, ports[1]), (LOOPBACK, ports[0]))
     except OSError as error:
         raise ServiceError(
-            f"port {port} cannot be opened ({error.strerror}); is another coordinator served, or does it need root?"
+            f"port {port} cannot be opened ({error.strerror}); stop the service that uses it, or choose a port above 1023"
         ) from error
 
 
@@ -124,7 +125,7 @@ def _run_web_server(app: FastAPI, home: CoordinatorHome, port: int) -> Iterator[
     while not server.started and thread.is_alive():
         thread.join(0.02)
     if not server.started:
-        raise ServiceError(f"the web service did not start; {home.log_path} may say why")
+        raise ServiceError(f"the web service did not start; see {home.log_path} for the reason")
     try:
         yield
     finally:
@@ -134,6 +135,7 @@ def _run_web_server(app: FastAPI, home: CoordinatorHome, port: int) -> Iterator[
 
 @contextlib.contextmanager
 def _run_supervisor(supervisor: RunSupervisor, flare: FlareServer, log: JsonLog, process_mark: str) -> Iterator[None]:
+    """Restarts FLARE's server whenever it exits, and polls the runs, each in a thread."""
     stop_event = threading.Event()
 
     def start_flare() -> ChildProcess:
@@ -148,19 +150,16 @@ def _run_supervisor(supervisor: RunSupervisor, flare: FlareServer, log: JsonLog,
             try:
                 process = flare_process.tick()
             except OSError as error:
-                log.write_event("FLARE's server cannot be started", "error", why=str(error))
+                log.write_event("FLARE's server did not start", "error", why=str(error))
                 continue
             if process is not last_process:
-                log.write_event(
-                    "FLARE's server",
-                    "info" if last_process is None else "warning",
-                    pid=process.pid if process else None,
-                )
+                level: LogLevel = "info" if last_process is None else "warning"
+                log.write_event("FLARE's server", level, pid=process.pid if process else None)
                 supervisor.on_server_died()
                 last_process = process
 
     threads = [
-        threading.Thread(target=keep_flare_running, name="keeper", daemon=True),
+        threading.Thread(target=keep_flare_running, name="flare-restarter", daemon=True),
         threading.Thread(target=supervisor.poll_until_stopped, args=(stop_event,), name="supervisor", daemon=True),
     ]
     for thread in threads:
@@ -177,6 +176,7 @@ def _run_supervisor(supervisor: RunSupervisor, flare: FlareServer, log: JsonLog,
 
 
 def find_free_ports(count: int) -> list[int]:
+    """Distinct free TCP ports of the loopback interface."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

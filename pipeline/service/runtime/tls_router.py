@@ -1,7 +1,8 @@
-"""The one public port. It looks at the first bytes of a TLS connection, ends none itself, and passes them on.
+"""One public port for gRPC and HTTPS: routes TLS connections by the protocols (ALPN) that the ClientHello offers.
 
-A client that offers HTTP/2 and nothing older speaks gRPC: it goes to the FLARE server. All others go to the web service.
-Both listen on loopback only, and both see the loopback as the other end: `peer` tells who it really is.
+The router does not terminate TLS and holds no keys. A client that offers HTTP/2 only speaks gRPC and is connected to the
+FLARE server, any other client to the web service. Both listen on loopback and see a loopback peer; `peer_address`
+returns the real one.
 """
 
 from __future__ import annotations
@@ -35,24 +36,27 @@ NOT_TLS_RESPONSE = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
     % len(NOT_TLS_TEXT)
 ) + NOT_TLS_TEXT
-log = logging.getLogger("hemofed.front")
+log = logging.getLogger("hemofed.tls_router")
 
 
 class TlsRouter:
-    """Runs in a thread of its own, so that neither a busy service nor large models delay the other."""
+    """Runs an event loop in its own thread, so that neither a busy service nor large models delay the other.
+
+    `web`, `flare`: addresses to which connections are forwarded.
+    """
 
     def __init__(
         self, host: str, port: int, web: Address, flare: Address, max_per_address: int = 64, max_connections: int = 1024
     ) -> None:
         self._targets = {"web": web, "flare": flare}
         self._max_per_address, self._max_connections = max_per_address, max_connections
-        self._peer_by_port: dict[int, str] = {}  # our port towards the web service -> who is there
+        self._peer_by_port: dict[int, str] = {}  # local port of our connection to the web service -> client's address
         self._connections_by_address: Counter[str] = Counter()
         self._listener = _open_listener(host, port)
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._stop_event = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="front", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tls-router", daemon=True)
 
     def start(self) -> TlsRouter:
         self._thread.start()
@@ -66,7 +70,7 @@ class TlsRouter:
         self._loop.close()
 
     def peer_address(self, port: int) -> str | None:
-        """The real address behind the connection that reached the web service from this port of ours."""
+        """The address of the client whose connection is forwarded to the web service from this local port."""
         return self._peer_by_port.get(port)
 
     @property
@@ -89,7 +93,7 @@ class TlsRouter:
             try:
                 client, address = await self._loop.sock_accept(self._listener)
             except OSError as error:  # too many open files, or the client went away
-                log.warning("cannot accept: %s", error.strerror)
+                log.warning("cannot accept a connection: %s", error.strerror)
                 await asyncio.sleep(0.1)
                 continue
             peer = str(address[0]).removeprefix("::ffff:")
@@ -98,7 +102,7 @@ class TlsRouter:
                 or self.num_connections >= self._max_connections
             ):
                 log.warning(
-                    "%s: refused, %d connections of it are open, %d in all",
+                    "%s: connection refused, %d from this address are open, %d in total",
                     peer,
                     self._connections_by_address[peer],
                     self.num_connections,
@@ -116,11 +120,11 @@ class TlsRouter:
                 client.setblocking(False)
                 _set_socket_options(client)
                 await self._route_connection(client, peer)
-        except (OSError, TimeoutError):  # either end went away
+        except (OSError, TimeoutError):  # either end closed the connection
             pass
         finally:
             self._connections_by_address[peer] -= 1
-            self._connections_by_address += Counter()  # forgets who has none left
+            self._connections_by_address += Counter()  # drops addresses whose count is zero
 
     async def _route_connection(self, client: socket.socket, peer: str) -> None:
         first_bytes = b""
@@ -131,7 +135,7 @@ class TlsRouter:
                         return
                     first_bytes += chunk
         except NotTlsError as error:
-            log.info("%s: no TLS: %s", peer, error)
+            log.info("%s: not a TLS connection: %s", peer, error)
             if first_bytes.startswith(HTTP_METHODS):
                 await self._reject_plain_http(client)
             return
@@ -143,7 +147,7 @@ class TlsRouter:
                 async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                     await self._loop.sock_connect(upstream, self._targets[target])
             except (OSError, TimeoutError):
-                log.warning("%s: nobody listens for %s at %s:%d", peer, target, *self._targets[target])
+                log.warning("%s: the %s server at %s:%d cannot be reached", peer, target, *self._targets[target])
                 return
             local_port = upstream.getsockname()[1]
             if target == "web":
@@ -156,7 +160,7 @@ class TlsRouter:
                     self._peer_by_port.pop(local_port, None)
 
     async def _reject_plain_http(self, client: socket.socket) -> None:
-        """What the client still sends is read: closing over it would take the answer back."""
+        """Answers, then reads the rest of the request: closing with unread data would reset the connection."""
         await self._loop.sock_sendall(client, NOT_TLS_RESPONSE)
         client.shutdown(socket.SHUT_WR)
         async with asyncio.timeout(1.0):
@@ -164,7 +168,7 @@ class TlsRouter:
                 pass
 
     async def _copy_both(self, client: socket.socket, upstream: socket.socket) -> None:
-        """Until both directions have ended; a broken one ends the other."""
+        """Copies until both directions have ended; an error in one ends the other."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._copy(client, upstream))
@@ -173,7 +177,7 @@ class TlsRouter:
             pass
 
     async def _copy(self, source: socket.socket, sink: socket.socket) -> None:
-        """Reads no more than was taken at the other end, and passes on that one side has finished speaking."""
+        """Reads only after the sink took the last chunk (backpressure), and forwards the end of the stream."""
         buffer = memoryview(bytearray(BUFFER_BYTES))
         while count := await self._loop.sock_recv_into(source, buffer):
             await self._loop.sock_sendall(sink, buffer[:count])
@@ -189,7 +193,7 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 
 def _set_socket_options(connection: socket.socket) -> None:
-    """No waiting for more to send; a far end that vanished is noticed within two minutes."""
+    """Sends small packets at once, and detects a dead peer within two minutes."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
@@ -197,22 +201,22 @@ def _set_socket_options(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
-# The first message of a TLS connection (RFC 8446, 4.1.2), read for one thing: which protocols it offers (RFC 7301).
+# Parses a ClientHello (RFC 8446, 4.1.2) for the application protocols that it offers (ALPN, RFC 7301).
 
-MAX_HELLO_BYTES = 16_384  # bytes of a ClientHello, record headers included; real ones have 200 to 2000
+MAX_HELLO_BYTES = 16_384  # including record headers; real ones have 200 to 2000
 HANDSHAKE_RECORD, CLIENT_HELLO_MESSAGE, ALPN_EXTENSION = 22, 1, 16
 
 
 class NotTlsError(ValueError):
-    """These bytes do not begin a TLS connection."""
+    """The bytes are not the start of a TLS connection."""
 
 
 def parse_alpn_protocols(data: bytes) -> tuple[str, ...] | None:
-    """The application protocols in order, none if it names none; None as long as the hello is not whole."""
+    """The offered application protocols in order, () without ALPN; None as long as the ClientHello is incomplete."""
     hello = _client_hello(data)
     if hello is None:
         if len(data) >= MAX_HELLO_BYTES:
-            raise NotTlsError("the hello is too long")
+            raise NotTlsError("the ClientHello is too long")
         return None
     reader = _ByteReader(hello)
     reader.read_bytes(2 + 32)  # version, random
@@ -235,12 +239,12 @@ def _protocol_names(reader: _ByteReader) -> Iterator[str]:
 
 
 def _client_hello(data: bytes) -> bytes | None:
-    """The handshake message, put together from its records. What comes after it is not looked at."""
+    """The body of the ClientHello, joined from its TLS records; bytes after it are ignored. None while it is incomplete."""
     message, offset = b"", 0
     while offset < len(data):
         header = data[offset : offset + 5]
         if header[0] != HANDSHAKE_RECORD or header[1:2] not in (b"", b"\x03"):
-            raise NotTlsError("it is no handshake")
+            raise NotTlsError("it does not begin with a handshake record")
         if len(header) < 5:
             return None
         size = int.from_bytes(header[3:5], "big")
@@ -250,14 +254,14 @@ def _client_hello(data: bytes) -> bytes | None:
         offset += 5 + size
         end = 4 + int.from_bytes(message[1:4], "big")
         if message[:1] not in (b"", bytes([CLIENT_HELLO_MESSAGE])) or (len(message) >= 4 and end > MAX_HELLO_BYTES):
-            raise NotTlsError("it is no ClientHello")
+            raise NotTlsError("the handshake does not begin with a ClientHello")
         if len(message) >= 4 and end <= len(message):
             return message[4:end]
     return None
 
 
 class _ByteReader:
-    """Reads from the front; what is cut short is no TLS."""
+    """Reads bytes in order; raises `NotTlsError` if too few are left."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._offset = data, 0
@@ -268,7 +272,7 @@ class _ByteReader:
 
     def read_bytes(self, count: int) -> bytes:
         if count > self.num_left:
-            raise NotTlsError("the hello is cut short")
+            raise NotTlsError("the ClientHello is truncated")
         self._offset += count
         return self._data[self._offset - count : self._offset]
 
@@ -276,5 +280,5 @@ class _ByteReader:
         return int.from_bytes(self.read_bytes(size), "big")
 
     def read_block(self, size: int) -> bytes:
-        """Its length in `size` bytes, then itself."""
+        """A block that is preceded by its length in `size` bytes."""
         return self.read_bytes(self.read_int(size))

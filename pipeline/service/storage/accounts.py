@@ -1,4 +1,4 @@
-"""Who may speak to the coordinator: people by tokens, browsers by sessions, sites by invitations and credentials."""
+"""Accounts: users have tokens, browsers have sessions, sites enrol with an invitation and then have a credential."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipeline.service.storage.database import Database, EventRow, InvitationRow,
 from privacy.ledger.ledger import Clock
 
 UserRole = Literal["viewer", "officer", "lead"]
-USER_ROLES: tuple[UserRole, ...] = ("viewer", "officer", "lead")  # each may do what the ones before it may
+USER_ROLES: tuple[UserRole, ...] = ("viewer", "officer", "lead")  # each includes the rights of the roles before it
 SESSION_LIFETIME = timedelta(hours=12)
-RESERVED_SITE_NAMES = frozenset(
-    {"server", "server_job", "coordinator"}
-)  # a certificate of that name would speak for it
+INVALID_INVITATION_TEXT = "the invitation is wrong, used, expired or for another name; ask the lead for a new one"
+# a site with a certificate for one of these names could impersonate the server
+RESERVED_SITE_NAMES = frozenset({"server", "server_job", "coordinator"})
 
 
 def generate_token() -> str:
@@ -34,6 +34,8 @@ def hash_token(token: str) -> str:
 
 @dataclass(frozen=True)
 class EnrolmentRequest:
+    """`key`: the agent's public key, `officer`: the officer's, both in hex."""
+
     site: str
     key: str
     officer: str
@@ -42,23 +44,25 @@ class EnrolmentRequest:
 
 @dataclass(frozen=True)
 class EnrolmentRefusal:
-    """`cure` may be told: it betrays nothing that the asker does not know."""
+    """`remedy` may be shown: it reveals nothing that the requester does not know."""
 
     remedy: str
 
 
 class AccountStore:
+    """Users, sessions, invitations and site credentials. Every method is one transaction."""
+
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
 
-    # people
+    # users
 
     def list_users(self) -> list[UserRow]:
         with self._database.read_session() as session:
             return list(session.scalars(select(UserRow).order_by(UserRow.name)))
 
     def add_user(self, name: str, role: UserRole, actor: str) -> str | None:
-        """The new token, which nobody can read here again; none if the name is taken."""
+        """Returns the new token, of which only a hash is stored; None if the name is taken."""
         token, now = generate_token(), self._clock()
         with self._database.write_session() as session:
             existing = session.get(UserRow, name)
@@ -69,6 +73,7 @@ class AccountStore:
         return token
 
     def revoke_user(self, name: str, actor: str) -> Literal["done", "unknown", "last lead"]:
+        """Voids the user's token and sessions. The last lead cannot be revoked."""
         now = self._clock()
         with self._database.write_session() as session:
             existing = session.get(UserRow, name)
@@ -89,7 +94,7 @@ class AccountStore:
         return user if user is not None and hmac.compare_digest(user.token, digest) else None
 
     def create_login(self, user: UserRow) -> str:
-        """A browser's cookie."""
+        """Returns the cookie of a new browser session."""
         cookie, now = generate_token(), self._clock()
         with self._database.write_session() as session:
             session.execute(delete(LoginRow).where(LoginRow.expires <= now))
@@ -112,9 +117,9 @@ class AccountStore:
     # sites
 
     def create_invitation(self, site: str, hours: float, actor: str) -> tuple[str, datetime]:
-        """A one-time token and when it expires; earlier ones for the same name are void."""
+        """Returns a one-time token and its expiry. Earlier invitations for the same name become void."""
         if site.lower() in RESERVED_SITE_NAMES:
-            raise ServiceError(f"a site cannot be called {site!r}: FLARE's server goes by that name; choose another")
+            raise ServiceError(f"a site cannot be called {site!r}: the name is reserved for the server; choose another")
         token, now = generate_token(), self._clock()
         expires = now + timedelta(hours=hours)
         with self._database.write_session() as session:
@@ -123,36 +128,35 @@ class AccountStore:
                 .where(InvitationRow.site == site, InvitationRow.used.is_(None))
                 .values(expires=now)
             )
-            session.add(InvitationRow(token=hash_token(token), site=site, created_by=actor, created=now, expires=expires))
+            session.add(
+                InvitationRow(token=hash_token(token), site=site, created_by=actor, created=now, expires=expires)
+            )
             _record_event(session, now, actor, "invitation", site=site, expires=expires.isoformat())
         return token, expires
 
     def is_invited(self, token: str, site: str) -> bool:
+        """Whether the invitation is valid for this site."""
         with self._database.read_session() as session:
-            return (
-                _check_invitation(session.get(InvitationRow, hash_token(token)), token, site, self._clock()) is not None
-            )
+            return _find_invitation(session, token, site, self._clock()) is not None
 
     def enrol_site(self, token: str, request: EnrolmentRequest) -> str | EnrolmentRefusal:
-        """The site's credential. Of two that race with one token, one gets in."""
+        """Returns the site's credential and uses the invitation up. Of concurrent requests with one token, one succeeds."""
         credential, now = generate_token(), self._clock()
         with self._database.write_session() as session:
-            invitation = _check_invitation(session.get(InvitationRow, hash_token(token)), token, request.site, now)
+            invitation = _find_invitation(session, token, request.site, now)
             if invitation is None:
-                return EnrolmentRefusal(
-                    "the invitation is wrong, used, expired or for another name; ask the lead for a new one"
-                )
+                return EnrolmentRefusal(INVALID_INVITATION_TEXT)
             existing = session.get(SiteRow, request.site)
             if existing is not None and existing.key != request.key and not existing.removed:
                 return EnrolmentRefusal(
-                    f"{request.site} is enrolled with another key; if the site has a new one, the lead removes it first and "
-                    "invites it again"
+                    f"{request.site} is enrolled with another key; if the site has a new key, ask the lead to remove the "
+                    "site and invite it again"
                 )
             other_name = session.scalar(
                 select(SiteRow.name).where(SiteRow.key == request.key, SiteRow.name != request.site)
             )
             if other_name is not None:
-                return EnrolmentRefusal("this agent's key is enrolled under another name; a site has one name")
+                return EnrolmentRefusal("this agent's key is enrolled under another name; enrol with that name")
             invitation.used = now
             session.merge(
                 SiteRow(
@@ -180,7 +184,9 @@ class AccountStore:
         return site if site is not None and hmac.compare_digest(site.credential, digest) else None
 
 
-def _check_invitation(invitation: InvitationRow | None, token: str, site: str, now: datetime) -> InvitationRow | None:
+def _find_invitation(session: Session, token: str, site: str, now: datetime) -> InvitationRow | None:
+    """None if it is wrong, used, expired or for another site."""
+    invitation = session.get(InvitationRow, hash_token(token))
     if invitation is None or not hmac.compare_digest(invitation.token, hash_token(token)):
         return None
     is_valid = invitation.site == site and invitation.used is None and now < invitation.expires

@@ -1,10 +1,12 @@
-"""A coordinator's home in one file, and back: keys, database, runs and receipts, but no log and nothing made anew at start.
+"""Backup of a coordinator's home to one file, and restore: keys, database, runs, receipts. Logs and startup kits are left out.
 
-A backup may be taken while the coordinator serves. The database comes before the runs, so that every run it names is
-there; a run's checkpoint before its rounds, so that it can go on; receipts last, so that nothing is newer than they are.
-To restore never takes anything back that the home still has: of the database, of each run and of each receipt the newer
-one stays. On a new machine old receipts can come back, of course: a site that has moved on since shows the entries that
-are missing here, and one that is behind them is refused.
+A backup may be taken while the coordinator is served. The order of reading keeps it consistent: the database before the
+runs, so that the archive has every run that the database names; a run's checkpoint before its rounds, so that the run
+can resume; receipts last, so that no other file is newer than they are.
+
+A restore never replaces newer data: for the database, each run and each receipt the newer copy stays. On a new machine
+this brings back old receipts. A site whose ledger is ahead of them sends the missing entries, a site whose ledger is
+behind them is refused.
 """
 
 from __future__ import annotations
@@ -33,32 +35,34 @@ from privacy.ledger.countersigner import CountersignedState
 from privacy.ledger.ledger import utc_now
 
 DATABASE_FILE, RUNS_FOLDER, RECEIPTS_FOLDER, SETTINGS_FILE = "hemofed.db", "runs", "receipts", "coordinator.toml"
-# logs; and what the service lays out itself whenever it starts
+# logs, the startup kits that every start provisions, and the database, which is copied in another way
 EXCLUDED_NAMES = frozenset(
     {"log", "kit", "admin", "flare", DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm"}
 )
 TRANSIENT_NAMES = frozenset({"live.json", "ended.json", ".lock"})
-MAX_CHECKPOINT_TRIES = 20  # checkpoints are cleared away while they are read
+MAX_CHECKPOINT_TRIES = 20  # the run may delete a checkpoint while it is being read
 
 ArchiveEntry = tuple[str, bytes, int]  # name, content, mode
 
 
 @dataclass(frozen=True)
 class RestoredHome:
+    """What a restore took from the backup."""
+
     name: str
-    backup_time: str  # when the backup was
+    backup_time: str  # ISO 8601
     num_files: int
-    is_database_restored: bool  # whether the backup's is in force; else the home's, being newer, stayed
-    restored_runs: tuple[str, ...]  # that came from the backup
-    num_receipts: int  # that came from the backup
-    num_newer_receipts: int  # receipts of the home that stayed because the backup's were older
+    is_database_restored: bool  # False if the home's database is newer
+    restored_runs: tuple[str, ...]
+    num_receipts: int
+    num_newer_receipts: int  # receipts of the home that stayed because the backup's are older
 
 
 def backup_home(home_path: Path, out: Path, passphrase: str | None = None) -> dict[str, Any]:
-    """What is in it."""
+    """Returns the archive's manifest, with its path and size."""
     home = CoordinatorHome.open(home_path)
     if out.resolve().is_relative_to(home_path.resolve()):
-        raise RunFolderError(f"{out} lies in the home itself; a backup belongs on another disk")
+        raise RunFolderError(f"{out} is inside the home; write the backup to another disk")
     manifest = {
         "kind": "coordinator",
         "name": home.name,
@@ -83,7 +87,7 @@ def _iter_home_entries(home: Path) -> Iterator[ArchiveEntry]:
 
 
 def _iter_run_entries(home: Path, run: Path) -> Iterator[ArchiveEntry]:
-    """The checkpoint first: whatever rounds it knows of were written down before it was."""
+    """The checkpoint first: all rounds up to it were written before it was."""
     yield from _iter_checkpoint_entries(home, run)
     for folder, subfolders, names in os.walk(run):
         subfolders[:] = sorted(d for d in subfolders if Path(folder, d) != run / "checkpoint")
@@ -94,7 +98,7 @@ def _iter_run_entries(home: Path, run: Path) -> Iterator[ArchiveEntry]:
 
 
 def _iter_checkpoint_entries(home: Path, run: Path) -> Iterator[ArchiveEntry]:
-    """The newest one, then the number of the attempt: read before it, it could be one that is given again."""
+    """The newest checkpoint, then the attempt number: read before, it could be lower than the one in use."""
     folder = run / "checkpoint"
     for _ in range(MAX_CHECKPOINT_TRIES):
         checkpoints = sorted(folder.glob("round-*.safetensors"))
@@ -104,11 +108,12 @@ def _iter_checkpoint_entries(home: Path, run: Path) -> Iterator[ArchiveEntry]:
             yield from entries
             yield from _read_entry(home, folder / "attempt.json")
             return
-    raise RunFolderError(f"{folder} changes faster than it can be read; try again, or pause the run first")
+    raise RunFolderError(f"{folder} changes faster than it can be read; try again, or pause the run")
 
 
 def _read_entry(home: Path, file: Path) -> Iterator[ArchiveEntry]:
-    with contextlib.suppress(FileNotFoundError):  # gone meanwhile: the coordinator works on
+    """Nothing if the coordinator deleted the file meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
         yield file.relative_to(home).as_posix(), file.read_bytes(), file.stat().st_mode
 
 
@@ -117,7 +122,7 @@ def _is_transient(file: Path) -> bool:
 
 
 def _copy_database(file: Path) -> bytes:
-    """As of one moment, whoever writes meanwhile."""
+    """A consistent snapshot, also while others write."""
     with tempfile.TemporaryDirectory() as folder:  # mode 0700
         copy = Path(folder, DATABASE_FILE)
         with (
@@ -125,17 +130,20 @@ def _copy_database(file: Path) -> bytes:
             contextlib.closing(sqlite3.connect(copy)) as target_database,
         ):
             source_database.backup(target_database)
-            target_database.execute("PRAGMA journal_mode=DELETE")  # all of it in the one file
+            target_database.execute("PRAGMA journal_mode=DELETE")  # everything in one file, no -wal
         return copy.read_bytes()
 
 
 def restore_home(file: Path, home: Path, passphrase: str | None = None) -> RestoredHome:
+    """Restores a backup into a new folder, or into a home of the same coordinator that is not being served."""
     home.absolute().parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=home.absolute().parent, prefix=f".{home.name}.restoring-"))  # mode 0700
     try:
         manifest = unpack_archive(file, staging, passphrase)
         if manifest.get("kind") != "coordinator" or not (staging / SETTINGS_FILE).is_file():
-            raise RunFolderError(f"{file} is no backup of a coordinator's home")
+            raise RunFolderError(
+                f"{file} is not a backup of a coordinator; name a file of `hemofed coordinator backup`"
+            )
         home.mkdir(exist_ok=True, mode=0o700)
         with exclusive_lock(home):
             _check_owner(file, staging, home)
@@ -150,18 +158,17 @@ def _check_owner(file: Path, staging: Path, home: Path) -> None:
     try:
         home_key = keys.public_hex(keys.load_key(home / "key.pem"))
     except KeyFileError as error:
-        raise RunFolderError(f"{error}; move it away, and the backup's is restored") from error
+        raise RunFolderError(f"{error}; move it away, and the backup's key is restored") from error
     if home_key != keys.public_hex(keys.load_key(staging / "key.pem")):
         raise RunFolderError(
-            f"{home} is the home of another coordinator than the one in {file}; restore into a new folder"
+            f"{home} is the home of a different coordinator than the backup {file}; restore into a new folder"
         )
 
 
 def _merge_backup(staging: Path, home: Path, manifest: dict[str, Any]) -> RestoredHome:
-    """Receipts first and the settings last: a home that is half restored is none, and to restore once more does it all."""
+    """Receipts first, settings last: an interrupted restore leaves no valid home, and can be repeated."""
     names = sorted(receipt.name for receipt in (staging / RECEIPTS_FOLDER).glob("*.json"))
     names_to_restore = [name for name in names if _is_home_receipt_older(home, staging, name)]
-    num_kept = len(names) - len(names_to_restore)
     files = [_move_file(staging, home, Path(RECEIPTS_FOLDER, name)) for name in names_to_restore]
     runs = [
         run.name
@@ -173,7 +180,7 @@ def _merge_backup(staging: Path, home: Path, manifest: dict[str, Any]) -> Restor
     should_restore_database = _last_event_time(staging / DATABASE_FILE) > _last_event_time(home / DATABASE_FILE)
     if should_restore_database:
         _void_logins_and_invitations(staging / DATABASE_FILE, manifest)
-        for suffix in ("-wal", "-shm"):  # of the one that goes: they would be taken for the new one's
+        for suffix in ("-wal", "-shm"):  # SQLite would apply the old database's log to the new one
             (home / f"{DATABASE_FILE}{suffix}").unlink(missing_ok=True)
         files.append(_move_file(staging, home, Path(DATABASE_FILE)))
     other_files = [p.relative_to(staging) for p in staging.iterdir() if p.is_file() and p.name != DATABASE_FILE]
@@ -189,16 +196,14 @@ def _merge_backup(staging: Path, home: Path, manifest: dict[str, Any]) -> Restor
         is_database_restored=should_restore_database,
         restored_runs=tuple(runs),
         num_receipts=len(names_to_restore),
-        num_newer_receipts=num_kept,
+        num_newer_receipts=len(names) - len(names_to_restore),
     )
 
 
 def _is_home_receipt_older(home: Path, staging: Path, name: str) -> bool:
-    """Whether the home's receipt is: of one ledger by index, of two by time, for the second continues the first."""
-    home_state, backup_state = (
-        _read_countersigned_state(home / RECEIPTS_FOLDER / name),
-        _read_countersigned_state(staging / RECEIPTS_FOLDER / name),
-    )
+    """Compares by index within one ledger, by time between two ledgers, because the second continues the first."""
+    home_state = _read_countersigned_state(home / RECEIPTS_FOLDER / name)
+    backup_state = _read_countersigned_state(staging / RECEIPTS_FOLDER / name)
     if backup_state is None or home_state is None:
         return backup_state is not None
     if home_state.keys.ledger_id == backup_state.keys.ledger_id:
@@ -207,7 +212,7 @@ def _is_home_receipt_older(home: Path, staging: Path, name: str) -> bool:
 
 
 def _read_countersigned_state(file: Path) -> CountersignedState | None:
-    """None as well if it is damaged: then the backup's is better than nothing."""
+    """None if the file is missing or damaged."""
     try:
         return CountersignedState.model_validate_json(file.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -219,7 +224,7 @@ def _is_further_along(run: Path, home_run: Path) -> bool:
 
 
 def _run_progress(run: Path) -> tuple[bool, bool, int, int]:
-    """There, finished, the last checkpoint's round, rounds written down."""
+    """Whether the run exists, whether it finished, the round of its last checkpoint, its number of recorded rounds."""
     checkpoints = sorted((run / "checkpoint").glob("round-*.safetensors"))
     try:
         rounds = len(load_round_records(run / "rounds.jsonl"))
@@ -230,7 +235,7 @@ def _run_progress(run: Path) -> tuple[bool, bool, int, int]:
 
 
 def _last_event_time(file: Path) -> str:
-    """When something was last written into its journal; empty if it is not there, or damaged."""
+    """Time of the database's last event; empty if the file is missing or damaged."""
     if not file.is_file():
         return ""
     try:
@@ -243,13 +248,15 @@ def _last_event_time(file: Path) -> str:
 
 
 def _void_logins_and_invitations(file: Path, manifest: dict[str, Any]) -> None:
-    """Invitations may have been used since, and browsers logged out: neither counts any more."""
+    """Since the backup, invitations may have been used and users may have logged out."""
     database = Database(f"sqlite:///{file}")
     try:
         with database.write_session() as session:
             session.execute(delete(LoginRow))
             session.execute(delete(InvitationRow).where(InvitationRow.used.is_(None)))
-            session.add(EventRow(time=utc_now(), actor="restore", action="restored", details={"created": manifest["created"]}))
+            session.add(
+                EventRow(time=utc_now(), actor="restore", action="restored", details={"created": manifest["created"]})
+            )
     finally:
         database.close()
 
@@ -260,7 +267,7 @@ def _move_file(staging: Path, home: Path, name: Path) -> Path:
 
 
 def _move_run(staging: Path, home: Path, run: str) -> list[Path]:
-    """As a whole: half of one and half of another could not go on. What was there is put back if that fails."""
+    """Replaces the whole run folder, because a mixture of two could not resume. The old one is put back on failure."""
     source, target = staging / RUNS_FOLDER / run, home / RUNS_FOLDER / run
     replaced = staging / f"replaced-{run}"
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""The coordinator's tables, and how they are opened. SQLite by default; any database that SQLAlchemy knows will do.
+"""The coordinator's tables and transactions. SQLite by default; any database that SQLAlchemy supports works.
 
-Tokens, credentials and sessions stand here only as SHA-256: they are 256 random bits, which no dictionary holds.
+Tokens, credentials and session cookies are stored as SHA-256 without salt: they have 256 random bits, so that dictionary
+attacks do not apply.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ WRITE_OPTION = "hemofed_writes"
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """As text of one length, so that the database orders times rightly whatever it is."""
+    """Times as UTC text of constant length, which every database sorts correctly."""
 
     impl = String(32)
     cache_ok = True
@@ -46,7 +47,7 @@ class UserRow(TableBase):
 
 
 class LoginRow(TableBase):
-    """A browser's session."""
+    """A browser session."""
 
     __tablename__ = "logins"
     cookie: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256
@@ -65,7 +66,7 @@ class SiteRow(TableBase):
     status: Mapped[dict[str, Any]] = mapped_column(default=dict)
     last_seen: Mapped[datetime | None] = mapped_column(default=None)
     left: Mapped[datetime | None] = mapped_column(default=None)
-    removed: Mapped[bool] = mapped_column(default=False)  # by the lead: another key may take the name
+    removed: Mapped[bool] = mapped_column(default=False)  # by the lead: a site with another key may take the name
 
 
 class InvitationRow(TableBase):
@@ -84,7 +85,7 @@ class RunRow(TableBase):
     name: Mapped[str] = mapped_column(String(80))
     strategy: Mapped[str] = mapped_column(String(80))
     rounds: Mapped[int]
-    digest: Mapped[str] = mapped_column(String(64))  # of the offer, which approvals name
+    digest: Mapped[str] = mapped_column(String(64))  # of the offer; approvals refer to it
     min_sites: Mapped[int]
     created_by: Mapped[str] = mapped_column(String(48))
     state: Mapped[str] = mapped_column(String(16))
@@ -97,14 +98,14 @@ class RunRow(TableBase):
 
     @property
     def sites(self) -> list[str]:
-        """In the order that the strategy knows them."""
+        """Names in the order of the strategy."""
         return [run_site.site for run_site in self.run_sites]
 
 
 class RunSiteRow(TableBase):
-    """A site of a run, by the key that the offer names."""
+    """A site of a run, with the agent's public key from the offer."""
 
-    __tablename__ = "members"
+    __tablename__ = "run_sites"
     run: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     site: Mapped[str] = mapped_column(ForeignKey("sites.name"), primary_key=True)
     position: Mapped[int]
@@ -112,27 +113,27 @@ class RunSiteRow(TableBase):
 
 
 class ApprovalRow(TableBase):
-    """The last approval and the last withdrawal that a site has told of; the later one holds."""
+    """The last approval and the last revocation that a site reported; the later one counts."""
 
     __tablename__ = "approvals"
     run: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     site: Mapped[str] = mapped_column(ForeignKey("sites.name"), primary_key=True)
-    key: Mapped[str] = mapped_column(String(64))  # the agent's that told of it
+    key: Mapped[str] = mapped_column(String(64))  # public key of the agent that reported it
     officer: Mapped[str] = mapped_column(String(80))  # fingerprint
     approved_at: Mapped[datetime]
     expires: Mapped[datetime | None]
-    withdrawn_at: Mapped[datetime | None] = mapped_column(default=None)
+    revoked_at: Mapped[datetime | None] = mapped_column(default=None)
 
     def is_valid(self, now: datetime) -> bool:
-        return not self.is_withdrawn and (self.expires is None or now < self.expires)
+        return not self.is_revoked and (self.expires is None or now < self.expires)
 
     @property
-    def is_withdrawn(self) -> bool:
-        return self.withdrawn_at is not None and self.withdrawn_at >= self.approved_at
+    def is_revoked(self) -> bool:
+        return self.revoked_at is not None and self.revoked_at >= self.approved_at
 
 
 class ReceiptRow(TableBase):
-    """A ledger's head that the coordinator has countersigned; the receipts themselves are files."""
+    """A ledger head that the coordinator has countersigned. The receipts themselves are files in HOME/receipts."""
 
     __tablename__ = "receipts"
     site: Mapped[str] = mapped_column(String(48), primary_key=True)
@@ -143,7 +144,7 @@ class ReceiptRow(TableBase):
 
 
 class EventRow(TableBase):
-    """Who did what: only ever added to."""
+    """Journal of who did what. Rows are only added."""
 
     __tablename__ = "events"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
@@ -154,11 +155,11 @@ class EventRow(TableBase):
 
 
 class Database:
-    """Rows that leave a transaction are copies: changing them changes nothing here."""
+    """Rows returned from a transaction are detached: changing them does not change the database."""
 
     def __init__(self, url: str) -> None:
         is_sqlite = make_url(url).get_backend_name() == "sqlite"
-        # an error's text would else hold what was to be written
+        # hide_parameters: error messages would otherwise contain the values of the statement
         self._engine = create_engine(
             url, hide_parameters=True, connect_args={"timeout": BUSY_TIMEOUT_SECONDS} if is_sqlite else {}
         )
@@ -174,7 +175,7 @@ class Database:
 
     @contextlib.contextmanager
     def write_session(self) -> Iterator[Session]:
-        """One transaction; no other writer is in it."""
+        """One transaction, exclusive of other writers."""
         with Session(self._write_engine, expire_on_commit=False) as session, session.begin():
             yield session
 
@@ -183,11 +184,11 @@ class Database:
 
 
 def _configure_sqlite(engine: Engine) -> None:
-    """SQLite: readers beside one writer, references that hold, and a writer that waits instead of failing half-way."""
+    """WAL for readers next to a writer, enforced foreign keys, and writers that wait for each other at BEGIN."""
 
     @event.listens_for(engine, "connect")
     def set_pragmas(connection: Any, record: object) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN comes too late: see `begin`
+        connection.isolation_level = None  # the driver would begin only at the first write; see begin_transaction
         for pragma in (
             "journal_mode=WAL",
             "synchronous=FULL",

@@ -1,4 +1,4 @@
-"""What the coordinator remembers: sites, runs, approvals, receipts and a journal. Every method is one transaction."""
+"""The coordinator's database: sites, runs, approvals, receipts and a journal. Every method is one transaction."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from privacy.ledger.records import LedgerReceipt
 
 
 class CoordinatorStore:
+    """`url`: of SQLAlchemy, such as sqlite:///PATH."""
+
     def __init__(self, url: str, clock: Clock = utc_now) -> None:
         self.clock = clock
         self._database = Database(url)
@@ -44,7 +46,10 @@ class CoordinatorStore:
             row.last_seen, row.status, row.version = self.clock(), dict(status), version or row.version
 
     def record_departure(self, site: str, actor: str = "", removed: bool = False) -> bool:
-        """Its credential is void from now on. `removed` by the lead, the name is free for another key."""
+        """Voids the site's credential. `removed`: by the lead, so that a site with another key may take the name.
+
+        False if nothing changed.
+        """
         now = self.clock()
         with self._database.write_session() as session:
             row = session.get(SiteRow, site)
@@ -57,7 +62,7 @@ class CoordinatorStore:
     # runs
 
     def list_runs(self) -> list[RunRow]:
-        """The newest first."""
+        """Newest first."""
         with self._database.read_session() as session:
             return list(session.scalars(select(RunRow).order_by(RunRow.created.desc(), RunRow.id)))
 
@@ -106,7 +111,7 @@ class CoordinatorStore:
     def set_run_state(
         self, id: str, state: LifecycleState, reason: str = "", expected_states: Collection[str] | None = None
     ) -> bool:
-        """`only`: unless the run is in one of these states any more, because a lead was quicker, nothing is changed."""
+        """False, without a change, if the run is not in one of `expected_states`, for example because a lead acted first."""
         with self._database.write_session() as session:
             run = _require_run(session, id)
             if expected_states is not None and run.state not in expected_states:
@@ -117,7 +122,7 @@ class CoordinatorStore:
     def apply_action(
         self, id: str, action: str, actor: str, on_change: Callable[[RunRow], None] = lambda run: None
     ) -> RunRow:
-        """What a lead asks for. `tell` the run's process before anybody sees the new state."""
+        """Applies a lead's action (see run_states.py). `on_change` is called before the new state becomes visible."""
         with self._database.write_session() as session:
             run = _require_run(session, id)
             next_state = RUN_ACTIONS[action].next_state(action, id, run.state)
@@ -125,8 +130,8 @@ class CoordinatorStore:
                 approved_sites = _approved_sites(session, run, self.clock())
                 if len(approved_sites) < run.min_sites:
                     raise InvalidStateError(
-                        f"{id} needs the approval of {run.min_sites} sites and has {len(approved_sites)}; wait for more officers, or "
-                        "offer it anew with a smaller `fewest`"
+                        f"{id} needs the approval of {run.min_sites} sites and has {len(approved_sites)}; wait for more "
+                        "approvals, or offer the study again with a smaller min_sites"
                     )
             if action == "resume" and next_state is not None and run.started is None:
                 next_state = "offered"
@@ -154,7 +159,10 @@ class CoordinatorStore:
     def record_approval(
         self, run: str, site: str, digest: str, approved_at: datetime, expires: datetime | None, officer: str
     ) -> bool:
-        """Whether it is for this run as offered to this site. Told again, it changes nothing; all there, the run begins."""
+        """Records an approval; the last missing one starts the run. An approval that is known changes nothing.
+
+        False if it is not for this run as it was offered to this site.
+        """
         with self._database.write_session() as session:
             offered_run, run_site = session.get(RunRow, run), session.get(RunSiteRow, (run, site))
             site_row = _require_site(session, site)
@@ -162,28 +170,28 @@ class CoordinatorStore:
                 return False
             row = session.get(ApprovalRow, (run, site))
             if row is None or row.approved_at < approved_at:
-                approval_fields = {"key": site_row.key, "officer": officer, "approved_at": approved_at, "expires": expires}
-                session.merge(ApprovalRow(run=run, site=site, **approval_fields))
+                fields = {"key": site_row.key, "officer": officer, "approved_at": approved_at, "expires": expires}
+                session.merge(ApprovalRow(run=run, site=site, **fields))
                 _record_event(session, self.clock(), site, "approved", run=run, officer=officer)
                 session.flush()
-            if offered_run.state == "offered" and _approved_sites(session, offered_run, self.clock()) == set(
-                offered_run.sites
-            ):
+            approved_sites = _approved_sites(session, offered_run, self.clock())
+            if offered_run.state == "offered" and approved_sites == set(offered_run.sites):
                 self._change_state(session, offered_run, "starting", "coordinator", "")
         return True
 
-    def record_withdrawal(self, run: str, site: str, withdrawn_at: datetime) -> bool:
+    def record_revocation(self, run: str, site: str, revoked_at: datetime) -> bool:
+        """False if the site has not approved the run."""
         with self._database.write_session() as session:
             row = session.get(ApprovalRow, (run, site))
             if row is None:
                 return False
-            if row.withdrawn_at is None or row.withdrawn_at < withdrawn_at:
-                row.withdrawn_at = withdrawn_at
-                _record_event(session, self.clock(), site, "approval withdrawn", run=run)
+            if row.revoked_at is None or row.revoked_at < revoked_at:
+                row.revoked_at = revoked_at
+                _record_event(session, self.clock(), site, "approval revoked", run=run)
         return True
 
     def approved_sites(self, run: str) -> set[str]:
-        """Sites whose approval is there, has not expired and was not withdrawn, and which have not left."""
+        """Sites with an approval that has not expired and was not revoked, and that have not left."""
         with self._database.read_session() as session:
             return _approved_sites(session, _require_run(session, run), self.clock())
 
@@ -210,6 +218,7 @@ class CoordinatorStore:
             _record_event(session, self.clock(), actor, action, **details)
 
     def list_events(self, count: int = 200) -> list[EventRow]:
+        """The last events, oldest first."""
         with self._database.read_session() as session:
             return list(session.scalars(select(EventRow).order_by(EventRow.id.desc()).limit(count)))[::-1]
 
@@ -230,13 +239,13 @@ def _approved_sites(session: Session, run: RunRow, now: datetime) -> set[str]:
 
 def _require_run(session: Session, id: str) -> RunRow:
     if (run := session.get(RunRow, id)) is None:
-        raise RunFolderError(f"there is no run {id!r}; `hemofed coordinator status` lists them")
+        raise RunFolderError(f"there is no run {id!r}; `hemofed coordinator status` lists the runs")
     return run
 
 
 def _require_site(session: Session, name: str) -> SiteRow:
     if (site := session.get(SiteRow, name)) is None:
-        raise RunFolderError(f"no site {name!r} is enrolled; `hemofed coordinator invite` asks one to join")
+        raise RunFolderError(f"no site {name!r} is enrolled; invite it with `hemofed coordinator invite {name}`")
     return site
 
 

@@ -1,4 +1,4 @@
-"""The service as a whole: which route is for whom, and how errors are told."""
+"""The FastAPI application: the table of routes with their roles, and error responses."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def health() -> dict[str, bool]:
 
 def dashboard_page() -> FileResponse:
     if not (WEB_FOLDER / "index.html").is_file():
-        raise HTTPException(404, "this installation has no dashboard; the API is described at /api/openapi.json")
+        raise HTTPException(404, "this installation has no dashboard; use the API, see /api/openapi.json")
     return FileResponse(WEB_FOLDER / "index.html", headers={"cache-control": "no-cache"})
 
 
 def ca_certificate(request: Request) -> PlainTextResponse:
-    """Known by the fingerprint that an invitation carries; everything else is then checked with it."""
+    """The federation's CA certificate. A new site verifies it by the fingerprint in its invitation."""
     return PlainTextResponse(request.app.state.context.authority.pem)
 
 
@@ -52,7 +52,7 @@ def openapi_schema(request: Request) -> dict[str, Any]:
     return schema
 
 
-# method, path, who may, what answers: there is no other way in
+# method, path, required role, endpoint: the complete list of routes
 ROUTES: tuple[tuple[str, str, RequiredRole, Callable[..., Any]], ...] = (
     ("GET", "/", "anyone", dashboard_page),
     ("GET", "/health", "anyone", health),
@@ -98,7 +98,10 @@ def create_app(
     log: JsonLog | None = None,
     resolve_address: AddressResolver = lambda host, port: host,
 ) -> FastAPI:
-    """`app.state.context.event_stream.close()` lets go of listeners before the server shuts down."""
+    """Call `app.state.context.event_stream.close()` before the server shuts down: it ends open event streams.
+
+    The callbacks are described in context.py.
+    """
     app = FastAPI(
         title="hemofed coordinator", version=version("hemofed"), openapi_url=None, docs_url=None, redoc_url=None
     )
@@ -143,7 +146,7 @@ def _handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """Names the fields, never what stood in them: that may be a token."""
+    """Names the invalid fields but not their values, which may be tokens."""
     assert isinstance(error, RequestValidationError)
     problems = [f"{'.'.join(str(part) for part in e['loc'][1:]) or 'the body'}: {e['msg']}" for e in error.errors()]
     return _error_response(request, 422, "; ".join(problems))
@@ -156,13 +159,14 @@ def _handle_hemofed_error(request: Request, error: Exception) -> Response:
 def _handle_unexpected_error(request: Request, error: Exception) -> Response:
     frames = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)[-6:]]
     return _error_response(
-        request, 500, f"the service failed ({type(error).__name__}); its log says more", why=repr(error), where=frames
+        request, 500, f"the service failed ({type(error).__name__}); see its log", why=repr(error), where=frames
     )
 
 
 def _error_response(
     request: Request, status: int, text: str, headers: dict[str, str] | None = None, **log_fields: Any
 ) -> Response:
+    """Logs the error with the caller and answers {"error": text}."""
     context: ServiceContext = request.app.state.context
     caller = getattr(request.state, "caller", None)
     context.log.write_event(

@@ -1,4 +1,4 @@
-"""Who asks, and whether they may. Every route names its role (app.py); nothing is served to whom it does not name."""
+"""Authentication and authorization of requests. Every route requires a role (app.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.service.storage.accounts import USER_ROLES, AccountStore
 from pipeline.service.web.context import ServiceContext
 
 SESSION_COOKIE = "hemofed"
-CSRF_HEADER = "x-hemofed"
+CSRF_HEADER = "x-hemofed"  # pages of other origins cannot send it
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 RequiredRole = Literal["anyone", "viewer", "officer", "lead", "site"]
 
@@ -24,7 +24,7 @@ class AuthenticatedCaller:
     role: RequiredRole
 
 
-# for the OpenAPI page only: `gate` reads the headers itself
+# for the OpenAPI schema only: `_authenticate` reads the headers itself
 SITE_SCHEME = Depends(HTTPBearer(auto_error=False, scheme_name="credential of a site"))
 USER_SCHEMES = (
     Depends(HTTPBearer(auto_error=False, scheme_name="token")),
@@ -40,7 +40,7 @@ SECURITY_SCHEMES = {
 
 
 def require_role(role: RequiredRole) -> Callable[[Request], None]:
-    """A dependency that lets through whoever the route is for; endpoints read who it is with `Who`."""
+    """A dependency that rejects callers without the role. Endpoints get the caller as `CurrentCaller`."""
 
     def authorize(request: Request) -> None:
         context: ServiceContext = request.app.state.context
@@ -61,7 +61,7 @@ CurrentCaller = Annotated[AuthenticatedCaller, Depends(get_caller)]
 
 
 def is_still_authorized(request: Request) -> bool:
-    """Whether who opened a stream may go on reading it: tokens are revoked, sessions end."""
+    """Whether the caller of an open stream may still read it: tokens are revoked and sessions expire."""
     try:
         _authenticate(request, "viewer", request.app.state.context.store.accounts)
     except HTTPException:
@@ -74,25 +74,25 @@ def _authenticate(request: Request, role: RequiredRole, accounts: AccountStore) 
     if role == "site":
         site = accounts.find_site(token) if token else None
         if site is None:
-            raise _unauthorized("this needs a site's credential; enrol with an invitation: `hemofed site join`")
+            raise _unauthorized("this needs a site's credential; enrol with `hemofed site join` and an invitation")
         return AuthenticatedCaller(site.name, "site")
     user = accounts.find_user(token) if token else accounts.find_login_user(cookie) if cookie else None
     if user is None:
-        raise _unauthorized("this needs a token or a login; the lead hands out tokens: `hemofed coordinator users`")
+        raise _unauthorized("this needs a token or a login; ask the lead for one (`hemofed coordinator users`)")
     if not token and request.method not in SAFE_METHODS:
         _check_origin(request)
     request.state.caller = AuthenticatedCaller(user.name, user.role)  # type: ignore[arg-type]
     if _role_rank(user.role) < _role_rank(role):
-        raise HTTPException(403, f"{user.name} is {user.role}, and this is for {role}; ask the study lead")
+        raise HTTPException(403, f"{user.name} has the role {user.role}, but this needs {role}; ask the study lead")
     caller: AuthenticatedCaller = request.state.caller
     return caller
 
 
 def _check_origin(request: Request) -> None:
-    """Another site's page can make a browser send its cookie, but neither this header nor JSON without our leave."""
+    """CSRF protection: pages of other origins can make a browser send its cookie, but neither this header nor JSON."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.headers.get(CSRF_HEADER) != "1" and content_type != "application/json":
-        raise HTTPException(403, "a browser's request needs the header `X-Hemofed: 1` or a JSON body")
+        raise HTTPException(403, "a request with a session cookie needs the header `X-Hemofed: 1` or a JSON body")
 
 
 def _bearer_token(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""What the service's routes share."""
+"""Objects that all routes of the service share."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pipeline.service.web.server_sent_events import EventStream
 if TYPE_CHECKING:
     from pipeline.study.schema import Study
 
-RegisteredSites = Callable[[], set[str] | None]  # sites that FLARE's server knows; None: it cannot be asked just now
-StudyCheck = Callable[["Study"], None]  # refuses what hospitals cannot run
-AddressResolver = Callable[[str, int], str]  # the far end of a connection that came through the front
+RegisteredSites = Callable[[], set[str] | None]  # sites known to FLARE's server; None if it does not answer
+StudyCheck = Callable[["Study"], None]  # raises if the study can only be simulated
+AddressResolver = Callable[[str, int], str]  # the TLS router's host and port -> the client's address
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ServiceContext:
     store: CoordinatorStore
     log: JsonLog
     authority: CertificateAuthority
-    public_key: str  # the coordinator's public key
+    public_key: str  # of the coordinator, hex
     run_files: RunFiles
     serializers: ApiSerializers
     event_stream: EventStream

@@ -1,4 +1,4 @@
-"""What stands before every route: a limit on bodies, headers for browsers, and a brake on wrong tokens."""
+"""Middleware of all routes: limits the size of bodies and sets security headers; and a limiter of wrong tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.ops.body_limit import limit_body
 
 MAX_BODY_BYTES = 2_000_000
-BODY_TOO_LARGE_TEXT = f"a request may have {MAX_BODY_BYTES // 1_000_000} MB"
+BODY_TOO_LARGE_TEXT = f"the request is too large; at most {MAX_BODY_BYTES // 1_000_000} MB are allowed"
 SECURITY_HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -24,13 +24,13 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
 }
 UNCACHED_PREFIXES = ("/api/", "/site/")
-# a report has its style and pictures within it, and no script
+# reports contain their styles and images, and no scripts
 REPORT_CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'"
 
 
 @dataclass(frozen=True)
 class BodyLimitMiddleware:
-    """Bodies are counted as they come: a length that is not told, or a lie, helps nobody."""
+    """Rejects bodies over `MAX_BODY_BYTES` while they arrive, whatever Content-Length says."""
 
     app: ASGIApp
 
@@ -43,6 +43,8 @@ class BodyLimitMiddleware:
 
 @dataclass(frozen=True)
 class SecurityHeadersMiddleware:
+    """Adds `SECURITY_HEADERS`, and forbids caching of API responses."""
+
     app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,10 +66,10 @@ class SecurityHeadersMiddleware:
 
 @dataclass
 class AuthFailureLimiter:
-    """Wrong tokens by address. Too many are not even written down any more, so that nobody fills the disk with them.
+    """Counts wrong tokens by address. Excess failures are not recorded, so that they cannot fill the disk.
 
-    A right token is always let in: behind the front, or a hospital's proxy, many share one address, and 256 random bits
-    are not found by trying.
+    A valid token is always accepted: behind a hospital's proxy many clients share one address, and 256 random bits cannot
+    be guessed.
     """
 
     max_failures: int = 10
@@ -77,7 +79,7 @@ class AuthFailureLimiter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record_failure(self, address: str) -> bool:
-        """Whether there were too many."""
+        """True if the address has had too many failures within the window."""
         now = self.clock()
         with self._lock:
             for stale_address in [

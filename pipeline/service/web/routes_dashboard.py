@@ -1,4 +1,4 @@
-"""What people may ask: runs, sites, approvals, users, the log. Which role each needs stands in app.py."""
+"""Routes of the dashboard and of `hemofed coordinator`: runs, sites, approvals, users, log. app.py has the required roles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LoginRequest(RequestBody):
 
 class OfferRunRequest(RequestBody):
     study: str = Field(max_length=200_000)
-    sites: list[SiteName] | None = None  # all that are enrolled
+    sites: list[SiteName] | None = None  # None: all enrolled sites
     min_sites: int | None = Field(None, ge=1, le=100_000)
 
 
@@ -49,9 +49,8 @@ class AddUserRequest(RequestBody):
 def login(body: LoginRequest, request: Request, response: Response, context: ContextDep) -> ResponseJson:
     user = context.store.accounts.find_user(body.token)
     if user is None:
-        reject_credentials(
-            context, request, "login refused", "somebody", HTTPException(401, "the token is wrong or was revoked")
-        )
+        error = HTTPException(401, "the token is wrong or was revoked; ask the study lead for a new one")
+        reject_credentials(context, request, "login refused", "unknown", error)
     response.set_cookie(
         SESSION_COOKIE,
         context.store.accounts.create_login(user),
@@ -155,7 +154,7 @@ def list_users(context: ContextDep) -> list[ResponseJson]:
 def add_user(body: AddUserRequest, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
     token = context.store.accounts.add_user(body.name, body.role, caller.name)
     if token is None:
-        raise HTTPException(409, f"there is a user {body.name}; revoke it first, or choose another name")
+        raise HTTPException(409, f"the user {body.name} exists; revoke it first, or choose another name")
     context.log.write_event("user added", user=caller.name, name=body.name, role=body.role)
     return {"name": body.name, "role": body.role, "token": token}
 
@@ -184,7 +183,7 @@ def require_run(context: ServiceContext, id: str) -> ResponseJson:
 def reject_credentials(
     context: ServiceContext, request: Request, action: str, actor: str, error: HTTPException
 ) -> NoReturn:
-    """Writes down who failed to get in, unless there were so many that writing would be the harm."""
+    """Records the failure and raises `error`, or 429 without a record after too many failures from one address."""
     address = context.client_address(request)
     if context.auth_failures.record_failure(address):
         raise HTTPException(429, "too many wrong tokens; wait five minutes", {"Retry-After": "300"})

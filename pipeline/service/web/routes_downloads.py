@@ -1,4 +1,4 @@
-"""Files of runs, and their live streams."""
+"""Routes for files of runs and for event streams."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def list_files(id: RunIdPath, context: ContextDep) -> list[ResponseJson]:
 
 
 def download_file(id: RunIdPath, path: str, context: ContextDep) -> FileResponse:
-    """Only what is listed. A page of ours is shown, in a sandbox; the rest is saved."""
+    """Sends a listed file. The browser shows reports and plots in a sandbox and saves all other files."""
     require_run(context, id)
     kind = context.run_files.list_files(id).get(path)
     if kind is None:
-        raise HTTPException(404, f"{id} has no file {path!r} to download")
+        raise HTTPException(404, f"{id} has no downloadable file {path!r}; /api/runs/{id}/files lists them")
     file_path = context.home.runs_folder / id / path
     is_inline = kind in ("report", "plot")
     return FileResponse(
@@ -52,12 +52,10 @@ def stream_run_events(
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[int, Query(ge=-1)] = -1,
 ) -> StreamingResponse:
+    """Events of a run after a round, which a reconnecting browser sends as Last-Event-ID."""
     require_run(context, id)
-    after_round = (
-        int(last_event_id)
-        if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit()
-        else after
-    )
+    has_event_id = last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit()
+    after_round = int(last_event_id) if last_event_id is not None and has_event_id else after
     stream = context.event_stream.stream_run(
         lambda: require_run(context, id),
         lambda: context.run_files.load_rounds(id),

@@ -1,4 +1,4 @@
-"""What sites' agents say and ask: enrolment, the beat, models of finished runs, farewell."""
+"""Routes of the sites' agents: enrolment, heartbeat, models of finished runs, leaving."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 
 from pipeline.core.errors import KeyFileError
 from pipeline.service.runtime.run_states import TERMINAL_STATES
-from pipeline.service.storage.accounts import EnrolmentRefusal, EnrolmentRequest
+from pipeline.service.storage.accounts import INVALID_INVITATION_TEXT, EnrolmentRefusal, EnrolmentRequest
 from pipeline.service.web.auth import CurrentCaller
 from pipeline.service.web.context import ContextDep, ServiceContext
 from pipeline.service.web.routes_dashboard import RunIdPath, TokenText, reject_credentials
@@ -21,12 +21,12 @@ from pipeline.service.web.serializers import ResponseJson, format_time
 from pipeline.study.offer import HexDigest32, RunName, SiteName
 from privacy.ledger import keys
 
-MAX_STATUS_BYTES = 64_000  # bytes of JSON
+MAX_STATUS_BYTES = 64_000  # as JSON
 VersionText = Annotated[str, StringConstraints(max_length=40)]
 
 
 class AgentPayload(BaseModel):
-    """An agent of a later version may say more; it is not heard."""
+    """Unknown fields, which an agent of a later version may send, are ignored."""
 
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
@@ -38,10 +38,10 @@ class EnrolmentPayload(AgentPayload):
     officer: HexDigest32
     csr: str = Field(max_length=20_000)
     version: VersionText
-    proof: str = Field(pattern=r"^[0-9a-f]{128}$")
+    proof: str = Field(pattern=r"^[0-9a-f]{128}$")  # signature of `signed_statement`
 
     def signed_statement(self) -> dict[str, str]:
-        """What the agent signs: that it holds its key, for this name, invitation and request."""
+        """What the agent signs to prove that it holds its key, bound to this name, invitation and CSR."""
         return {"site": self.site, "token_sha256": _sha256_hex(self.token), "csr_sha256": _sha256_hex(self.csr)}
 
 
@@ -53,7 +53,7 @@ class ApprovalNotice(AgentPayload):
     officer: str = Field("", max_length=80)
 
 
-class WithdrawalNotice(AgentPayload):
+class RevocationNotice(AgentPayload):
     run: RunName
     offer: HexDigest32
     at: AwareDatetime
@@ -63,27 +63,25 @@ class HeartbeatPayload(AgentPayload):
     version: VersionText
     status: dict[str, Any] = {}
     approvals: list[ApprovalNotice] = Field([], max_length=1000)
-    withdrawn: list[WithdrawalNotice] = Field([], max_length=1000)
-    held_offers: list[HexDigest32] = Field(
-        [], max_length=10_000
-    )  # offers that the agent holds and need not be sent again
+    revoked: list[RevocationNotice] = Field([], max_length=1000)
+    held_offers: list[HexDigest32] = Field([], max_length=10_000)  # digests of offers that need not be sent again
 
     @field_validator("status")
     @classmethod
     def _check_status_size(cls, status: dict[str, Any]) -> dict[str, Any]:
         if len(json.dumps(status)) > MAX_STATUS_BYTES:
-            raise ValueError(f"a status may have {MAX_STATUS_BYTES} bytes")
+            raise ValueError(f"the status is too large; at most {MAX_STATUS_BYTES} bytes are allowed")
         return status
 
 
 def enrol_site(body: EnrolmentPayload, request: Request, context: ContextDep) -> ResponseJson:
-    """Whatever can fail is done before the invitation is used up."""
+    """Does everything that can fail before it uses the invitation up."""
     accounts, refusal_action = context.store.accounts, "enrolment refused"
     if not accounts.is_invited(body.token, body.site):
-        text = "the invitation is wrong, used, expired or for another name; ask the lead for a new one"
-        reject_credentials(context, request, refusal_action, body.site, HTTPException(403, text))
+        error = HTTPException(403, INVALID_INVITATION_TEXT)
+        reject_credentials(context, request, refusal_action, body.site, error)
     if not keys.is_valid_signature(body.key, "possession", body.signed_statement(), body.proof):
-        text = "the proof is not signed by the agent's key; let `hemofed site join` make it"
+        text = "the proof is not signed with the agent's key; enrol with `hemofed site join`"
         reject_credentials(context, request, refusal_action, body.site, HTTPException(403, text))
     try:
         certificate = context.authority.sign_request(body.csr, body.site)
@@ -104,6 +102,7 @@ def enrol_site(body: EnrolmentPayload, request: Request, context: ContextDep) ->
 
 
 def handle_heartbeat(body: HeartbeatPayload, caller: CurrentCaller, context: ContextDep) -> ResponseJson:
+    """Records status, approvals and revocations; returns new offers, the states of the site's runs, and their models."""
     store = context.store
     store.record_heartbeat(caller.name, body.status, body.version)
     known_approvals = {(row.run, row.approved_at) for row in store.list_approvals() if row.site == caller.name}
@@ -112,13 +111,13 @@ def handle_heartbeat(body: HeartbeatPayload, caller: CurrentCaller, context: Con
             is_accepted = store.record_approval(
                 approval.run, caller.name, approval.offer, approval.at, approval.expires, approval.officer
             )
-            log_event = "approved" if is_accepted else "approval ignored: it is for another offer"
+            log_event = "approved" if is_accepted else "approval ignored: it is for a different offer"
             context.log.write_event(log_event, "info" if is_accepted else "warning", site=caller.name, run=approval.run)
     site_runs = [run for run in store.list_runs() if caller.name in run.sites]
     digests = {run.id: run.digest for run in site_runs}
-    for withdrawal in body.withdrawn:
-        if digests.get(withdrawal.run) == withdrawal.offer:
-            store.record_withdrawal(withdrawal.run, caller.name, withdrawal.at)
+    for revocation in body.revoked:
+        if digests.get(revocation.run) == revocation.offer:
+            store.record_revocation(revocation.run, caller.name, revocation.at)
     new_runs = [run for run in site_runs if run.state not in TERMINAL_STATES and run.digest not in body.held_offers]
     approved_runs = _approved_runs(context, caller.name)
     registered_sites = context.registered_sites()
@@ -147,7 +146,7 @@ def leave_federation(caller: CurrentCaller, context: ContextDep) -> ResponseJson
 
 
 def _approved_runs(context: ServiceContext, site: str) -> set[str]:
-    """Runs that its officer approved, even if that has lapsed since."""
+    """Runs that the site's officer has approved, even if the approval has expired or was revoked since."""
     return {row.run for row in context.store.list_approvals() if row.site == site}
 
 

@@ -1,4 +1,4 @@
-"""Runs, sites and approvals as the API shows them."""
+"""Runs, sites, approvals and users as JSON of the API."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ ResponseJson = dict[str, Any]
 
 @dataclass(frozen=True)
 class ApiSerializers:
+    """Reads the database and the run folders, and returns JSON."""
+
     store: CoordinatorStore
     run_files: RunFiles
 
@@ -47,9 +49,9 @@ class ApiSerializers:
         ]
 
     def list_approvals(self) -> list[ResponseJson]:
-        """Of a run that is over nobody waits for an approval any more."""
+        """One item per site and run; runs that have ended have no pending approvals."""
         approval_by_site, now = _index_approvals(self.store.list_approvals()), self.store.clock()
-        items = [
+        return [
             {
                 "run": run.id,
                 "site": site,
@@ -62,7 +64,6 @@ class ApiSerializers:
             for row in [approval_by_site.get((run.id, site))]
             if row is not None or run.state not in TERMINAL_STATES
         ]
-        return items
 
     def _serialize_runs(self, runs: Iterable[RunRow]) -> list[ResponseJson]:
         approval_by_site, now = _index_approvals(self.store.list_approvals()), self.store.clock()
@@ -98,7 +99,7 @@ class ApiSerializers:
         }
 
     def _headline_score(self, run: str, rounds: list[ResponseJson]) -> ResponseJson | None:
-        """Of the test, once it was looked at; else of the last round that was judged."""
+        """The main metric: of the test split after the run, before that of the last round that was evaluated."""
         results = self.run_files.load_json(run, "results.json") or {}
         records = [{"metrics": {"test": results.get("test")}}, *reversed(rounds)]
         for record in records:
@@ -123,7 +124,7 @@ def serialize_user(user: UserRow) -> ResponseJson:
 def approval_state(row: ApprovalRow | None, now: datetime) -> str:
     if row is None:
         return "pending"
-    return "withdrawn" if row.is_withdrawn else "approved" if row.is_valid(now) else "expired"
+    return "revoked" if row.is_revoked else "approved" if row.is_valid(now) else "expired"
 
 
 def is_connected(site: SiteRow, now: datetime) -> bool:
@@ -139,7 +140,7 @@ def _serialize_run_site(row: ApprovalRow | None, site: SiteRow, now: datetime) -
         "site": site.name,
         "approved": format_time(row.approved_at) if row else None,
         "expires": format_time(row.expires) if row else None,
-        "withdrawn": format_time(row.withdrawn_at) if row and row.is_withdrawn else None,
+        "revoked": format_time(row.revoked_at) if row and row.is_revoked else None,
         "connected": is_connected(site, now),
         "last_seen": format_time(site.last_seen),
     }

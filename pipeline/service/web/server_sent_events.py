@@ -1,4 +1,4 @@
-"""Server-sent events: what changes is sent once, in order, to whoever listens."""
+"""Server-sent events: every change is sent once, in order, to each open stream."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from starlette.concurrency import run_in_threadpool
 
 from pipeline.service.runtime.run_states import TERMINAL_STATES
 
-POLL_SECONDS = 0.5  # seconds
+POLL_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 10.0
-KEEP_ALIVE_COMMENT = ": still here\n\n"
+KEEP_ALIVE_COMMENT = ": keep-alive\n\n"
 StateReader = Callable[[], Any]
 
 
 @dataclass
 class EventStream:
-    """`close` ends all of them: a server that shuts down would else wait for its listeners."""
+    """Source of all streams. `close` ends them, because a server waits for open responses when it shuts down."""
 
     poll_seconds: float = POLL_SECONDS
     keep_alive_seconds: float = KEEP_ALIVE_SECONDS
@@ -31,7 +31,7 @@ class EventStream:
         self.is_closed = True
 
     async def stream_changes(self, readers: dict[str, StateReader], is_authorized: StateReader) -> AsyncIterator[str]:
-        """Each of several things, whenever it has changed."""
+        """An event for each of `readers` (event name -> function that returns the data) whenever its data changed."""
         last_texts: dict[str, str] = {}
 
         def collect_events() -> list[str]:
@@ -50,18 +50,18 @@ class EventStream:
         after_round: int,
         is_authorized: StateReader,
     ) -> AsyncIterator[str]:
-        """A run until it is over. `after`: the last round that the listener has."""
+        """Events `run`, `round`, `live` and finally `end` of a run. `after_round`: the last round that the client has."""
         last_sent = {"round": after_round, "run": "", "live": "null", "over": False}
 
         def collect_events() -> list[str]:
             run_view = read_run()
             live_text = _to_json(run_view.get("live"))
             run_text = _to_json(run_view | {"live": None})
-            # the state is read before the rounds: when it says that all is over, no round comes any more
+            # the state is read before the rounds: if the run has ended, no more rounds can follow
             new_records = [record for record in read_rounds() if record["round"] > last_sent["round"]]
             state_events = [_format_event("run", _to_json(run_view))] if run_text != last_sent["run"] else []
             round_events = [_format_event("round", _to_json(record), record["round"]) for record in new_records]
-            # who comes hears first what the run is; later a round is told before what it led to
+            # a new client gets the run first; later a round comes before the change of state that it caused
             events = [*round_events, *state_events] if last_sent["run"] else [*state_events, *round_events]
             events += [_format_event("live", live_text)] if live_text != last_sent["live"] else []
             is_over = run_view["state"] in TERMINAL_STATES
@@ -79,7 +79,7 @@ class EventStream:
     async def _stream_paced(
         self, collect_events: Callable[[], list[str]], is_authorized: StateReader, is_over: Callable[[], bool]
     ) -> AsyncIterator[str]:
-        """Who is not welcome any more hears nothing more."""
+        """Polls for events, sends keep-alives, and ends when the caller is no longer authorized."""
         last_sent_time = last_checked_time = time.monotonic()
         while not self.is_closed:
             for text in await run_in_threadpool(collect_events):

@@ -1,4 +1,4 @@
-"""Attacks beside the bound. A result below it is consistent with the promise, and never proof of it."""
+"""Attacks compared with the promised bound. A result below it is consistent with the promise and never proves it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from privacy.audit.document.figures import AttackGauge, plot_attack_gauges
 from privacy.audit.interpretation import auc_bound
 
 Json = Mapping[str, Any]
-NO_BOUND_TEXT = "Nothing was promised, so there is no bound to hold these results against."
+CHAPTER_TITLE = "Attacks compared with the bound"
+NO_BOUND_TEXT = "Nothing was promised, so there is no bound to compare these results with."
 BOUND_TEXT = (
     "A result below its bound is consistent with the promise and does not prove it: other attacks may do better. A result "
     "above it would refute the promise."
@@ -30,57 +31,48 @@ BOUND_TEXT = (
 def build_attack_chapter(facts: Json, run_folder: Path) -> ReportChapter:
     attack_results = facts["attacks"]
     if not attack_results:
-        text = "No attack has been tried on this run. The option --attack of `hemofed audit` tries them and fills this chapter."
-        return ReportChapter("Attacks beside the bound", [TextBlock([text])])
+        text = "No attack has been tried on this run. `hemofed audit` with the option --attack tries them and fills this chapter."
+        return ReportChapter(CHAPTER_TITLE, [TextBlock([text])])
     has_promise = facts["headline"] or facts["protection"]["client_level_dp"]
     blocks: list[ReportBlock] = [TextBlock([BOUND_TEXT if has_promise else NO_BOUND_TEXT])]
-    if gauge_list := list(attack_gauges(facts)):
-        blocks.append(
-            FigureBlock(
-                "attacks",
-                plot_attack_gauges(gauge_list),
-                "What attacks found, between chance and what the promise allows.",
-            )
-        )
-    blocks.append(
-        TableBlock(
-            [
-                TableColumn("Attack"),
-                TableColumn("Found", is_text=True),
-                TableColumn("Bound of the promise"),
-                TableColumn("Reading"),
-            ],
-            list(_attack_rows(facts)),
-            column_shares=(0.17, 0.45, 0.2, 0.18),
-        )
-    )
-    if summaries := [
-        str(attack_results[name]["words"])
-        for name in attack_results
-        if isinstance(attack_results[name], Mapping) and attack_results[name].get("words")
-    ]:
+    if gauges := list(attack_gauges(facts)):
+        caption = "Results of the attacks, between chance and the promised bound."
+        blocks.append(FigureBlock("attacks", plot_attack_gauges(gauges), caption))
+    columns = [
+        TableColumn("Attack"),
+        TableColumn("Found", is_text=True),
+        TableColumn("Promised bound"),
+        TableColumn("Interpretation"),
+    ]
+    blocks.append(TableBlock(columns, list(_attack_rows(facts)), column_shares=(0.17, 0.45, 0.2, 0.18)))
+    summaries = [
+        str(result["summary"])
+        for result in attack_results.values()
+        if isinstance(result, Mapping) and result.get("summary")
+    ]
+    if summaries:
         blocks.append(TextBlock(summaries))
-    return ReportChapter(
-        "Attacks beside the bound", [*blocks, *_attack_images(attack_results, run_folder)], starts_new_page=True
-    )
+    return ReportChapter(CHAPTER_TITLE, [*blocks, *_attack_images(attack_results, run_folder)], starts_new_page=True)
 
 
 def promised_auc_bound(facts: Json, unit: str | None) -> float | None:
-    """The most that an attack on these units may reach. A promise to single images bounds nothing of people."""
+    """The largest AUC that the promise allows an attack on these units; None if it bounds nothing for them.
+
+    A promise to single images bounds nothing for persons.
+    """
     headline, client_level_dp = facts["headline"], facts["protection"]["client_level_dp"]
     if headline and headline["epsilon"] and (headline["unit"] != "example" or unit in (None, "example")):
         return auc_bound(headline["epsilon"], headline["delta"])
-    return (
-        auc_bound(client_level_dp["spent"], client_level_dp["delta"])
-        if client_level_dp and client_level_dp["spent"]
-        else None
-    )
+    if client_level_dp and client_level_dp["spent"]:
+        return auc_bound(client_level_dp["spent"], client_level_dp["delta"])
+    return None
 
 
 def attack_gauges(facts: Json) -> Iterator[AttackGauge]:
+    """The attacks for which the run promises a bound."""
     attack_results = facts["attacks"] or {}
     if (result := attack_results.get("membership")) and (bound := promised_auc_bound(facts, result.get("unit"))):
-        low, high = result.get("low", result["auc"]), result.get("high", result["auc"])
+        low, high = result.get("auc_low", result["auc"]), result.get("auc_high", result["auc"])
         yield AttackGauge(
             name="Membership",
             chance_level=0.5,
@@ -104,61 +96,55 @@ def attack_gauges(facts: Json) -> Iterator[AttackGauge]:
 
 
 def refuted_promises(facts: Json) -> Iterator[str]:
+    """A problem for each attack whose result is above its bound."""
     for gauge in attack_gauges(facts):
         if gauge.low > gauge.bound:
-            yield f"the attack “{gauge.name.lower()}” finds more than the promise allows ({gauge.summary})"
+            yield f"the attack “{gauge.name.lower()}” exceeds the promised bound ({gauge.summary})"
 
 
 def _attack_rows(facts: Json) -> Iterator[list[str]]:
     attack_results = facts["attacks"]
-    refuted_attacks = {result.name for result in attack_gauges(facts) if result.low > result.bound}
+    refuted_attacks = {gauge.name for gauge in attack_gauges(facts) if gauge.low > gauge.bound}
 
-    def format_reading(name: str, has_bound: bool) -> str:
-        return (
-            "no bound"
-            if not has_bound
-            else "refutes the promise"
-            if name in refuted_attacks
-            else "consistent with the promise"
-        )
+    def interpret(name: str, has_bound: bool) -> str:
+        if not has_bound:
+            return "no bound"
+        return "refutes the promise" if name in refuted_attacks else "consistent with the promise"
 
     if result := attack_results.get("membership"):
         bound = promised_auc_bound(facts, result.get("unit"))
-        interval_text = f" ({result['low']:.3f} to {result['high']:.3f})" if {"low", "high"} <= set(result) else ""
+        interval_text = (
+            f" ({result['auc_low']:.3f} to {result['auc_high']:.3f})" if {"auc_low", "auc_high"} <= set(result) else ""
+        )
         counts_text = (
-            f"; {result['members']:,} members, {result['others']:,} others"
-            if {"members", "others"} <= set(result)
+            f"; {result['num_members']:,} members, {result['num_nonmembers']:,} nonmembers"
+            if {"num_members", "num_nonmembers"} <= set(result)
             else ""
         )
         unit_text = f", by {result['unit']}" if result.get("unit") else ""
         finding = f"AUC {result['auc']:.3f}{interval_text}{unit_text}; 0.5 is chance{counts_text}"
-        yield [
-            "Membership: who was trained on?",
-            finding,
-            f"AUC {_format_auc(bound)}" if bound else "none",
-            format_reading("Membership", bool(bound)),
-        ]
+        bound_text = f"AUC {_format_auc(bound)}" if bound else "none"
+        yield ["Membership: who was in the training data?", finding, bound_text, interpret("Membership", bool(bound))]
     if result := attack_results.get("canaries"):
         guess_text = (
-            f"; {result['correct']} of {result['guesses']} guesses right, {result['m']} planted"
-            if {"correct", "guesses", "m"} <= set(result)
+            f"; {result['num_correct']} of {result['num_guesses']} guesses right, {result['num_canaries']} canaries"
+            if {"num_correct", "num_guesses", "num_canaries"} <= set(result)
             else ""
         )
         confidence_text = f" with {100 * result['confidence']:g} % confidence" if result.get("confidence") else ""
         promised_epsilon = result.get("epsilon_promised")
         delta_text = f" at delta {result['delta']:g}" if result.get("delta") else ""
-        max_text = f"; with every guess right {format_epsilon(result['most'])}" if result.get("most") else ""
+        max_epsilon_low = result.get("max_epsilon_low")
+        max_text = f"; with every guess right {format_epsilon(max_epsilon_low)}" if max_epsilon_low else ""
         finding = f"epsilon at least {format_epsilon(result['epsilon_low'])}{confidence_text}{guess_text}{max_text}"
-        yield [
-            "Canaries: were planted examples trained on?",
-            finding,
-            f"epsilon {format_epsilon(promised_epsilon)}{delta_text}" if promised_epsilon else "none",
-            format_reading("Canaries", bool(promised_epsilon)),
-        ]
+        bound_text = f"epsilon {format_epsilon(promised_epsilon)}{delta_text}" if promised_epsilon else "none"
+        question = "Canaries: were planted examples in the training data?"
+        yield [question, finding, bound_text, interpret("Canaries", bool(promised_epsilon))]
     if result := attack_results.get("inversion"):
         cases = result.get("cases") or ()
-        finding = "; ".join(f"{c['name']}: {_format_similarity(c)}" for c in cases) or "see the pictures"
-        yield ["Inversion: can images be rebuilt from updates?", finding, "none on likeness", "for the eye"]
+        finding = "; ".join(f"{c['name']}: {_format_similarity(c)}" for c in cases) or "see the images"
+        question = "Inversion: can images be reconstructed from updates?"
+        yield [question, finding, "none for similarity", "compare the images"]
 
 
 def _format_similarity(case: Json) -> str:
@@ -173,11 +159,11 @@ def _format_auc(value: float) -> str:
 
 
 def _attack_images(attack_results: Json, run_folder: Path) -> Iterator[ImageBlock]:
-    """Only what lies in the run folder."""
+    """Only PNG files inside the run folder: attacks.json must not name any other file."""
     for name, result in attack_results.items():
-        if not isinstance(result, Mapping) or not result.get("picture"):
+        if not isinstance(result, Mapping) or not result.get("image"):
             continue
-        file = (run_folder / str(result["picture"])).resolve()
+        file = (run_folder / str(result["image"])).resolve()
         if file.is_file() and file.suffix == ".png" and file.is_relative_to(run_folder.resolve()):
-            note = "The original, and what was found of it in updates." if name == "inversion" else ""
+            note = "The original, and its reconstructions from updates." if name == "inversion" else ""
             yield ImageBlock(name.capitalize(), file.read_bytes(), str(result.get("caption") or note))

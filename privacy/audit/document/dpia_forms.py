@@ -23,9 +23,9 @@ PLACEHOLDER = "[to be filled in]"
 
 def build_dpia_chapter(facts: Json) -> ReportChapter:
     intro = (
-        "The texts below are drafts with this run's own facts, to be carried over and completed; where only the hospital "
-        f"knows, they say {PLACEHOLDER}. They are no legal advice: whether the processing is lawful, and whether the model is "
-        "personal data, the controller decides with its data protection officer (for models see EDPB Opinion 28/2024)."
+        "The texts below are drafts with the facts of this run, to be copied and completed; where only the hospital has the "
+        f"information, they say {PLACEHOLDER}. They are not legal advice: the controller decides with its data protection officer "
+        "whether the processing is lawful, and whether the model is personal data (for models see EDPB Opinion 28/2024)."
     )
     return ReportChapter(
         "Text for the impact assessment and the record of processing",
@@ -40,7 +40,7 @@ def build_dpia_chapter(facts: Json) -> ReportChapter:
 
 def _assessment_rows(facts: Json) -> Iterator[tuple[str, str]]:
     study, sites_text = facts["study"], format_count(len(facts["sites"]), "site")
-    size_text = f" with {format_integer(study['parameters'])} parameters" if study["parameters"] else ""
+    size_text = f" with {format_integer(study['num_parameters'])} parameters" if study["num_parameters"] else ""
     classes_text = (
         f" into {format_count(len(study['classes']), 'class').replace('classs', 'classes')}" if study["classes"] else ""
     )
@@ -48,17 +48,17 @@ def _assessment_rows(facts: Json) -> Iterator[tuple[str, str]]:
         "(a) Description and purposes",
         (
             f"Study {study['name']} trains a classifier ({study['model']}{size_text}) that sorts images of blood cells{classes_text}. In "
-            f"{format_count(facts['rounds'], 'round')}, {sites_text} received the common model, trained it on their own images and "
-            f"returned what it had changed ({study['strategy']}). Images and labels stay at the site that holds them. What "
+            f"{format_count(facts['rounds'], 'round')}, {sites_text} received the global model, trained it on their own images and "
+            f"returned model updates ({study['strategy']}). Images and labels stay at the site that holds them. What "
             f"leaves it is listed under “What left the sites”. Purpose: {PLACEHOLDER}. Legal basis (Art. 6 and 9): {PLACEHOLDER}."
         ),
     )
     yield (
         "(b) Necessity and proportionality",
         (
-            f"A model from one site alone would be trained on fewer {data_subjects(facts)} and fewer scanners. Sending updates in "
-            "place of images gives away less, and the budget of each site limits how much in all. Why the purpose cannot be "
-            f"reached with less, and for how long data are needed: {PLACEHOLDER}. Information of data subjects: {PLACEHOLDER}."
+            f"A model from one site alone would be trained on fewer {data_subjects(facts)} and fewer scanners. Sending updates "
+            "instead of images discloses less, and the budget of each site limits the total. Why the purpose cannot be reached "
+            f"with less, and how long the data are needed: {PLACEHOLDER}. Information of data subjects: {PLACEHOLDER}."
         ),
     )
     yield "(c) Risks to data subjects", " ".join(_risk_sentences(facts))
@@ -71,14 +71,14 @@ def _assessment_rows(facts: Json) -> Iterator[tuple[str, str]]:
 def _risk_sentences(facts: Json) -> Iterator[str]:
     promise = facts["headline"] or facts["protection"]["client_level_dp"]
     yield (
-        "From updates or models somebody may find out that a person was in the training data (membership), what a person's "
-        "image shows (reconstruction), or something about a person that the model has learned of people alike."
+        "From updates or models, someone may find out that a person was in the training data (membership), what a person's "
+        "image shows (reconstruction), or something about a person that the model has learned about similar people."
     )
     if promise and promise["factor"] > 1:
         epsilon = promise["epsilon"] if facts["headline"] else promise["spent"]
         yield (
-            f"For the first two, odds change by at most a factor of {format_factor(promise['factor'])} (epsilon {format_epsilon(epsilon)}, delta "
-            f"{promise['delta']:g}); from {format_share(promise['prior'])}, a belief rises to at most {format_share(promise['belief'])}."
+            f"For the first two, the odds change by at most a factor of {format_factor(promise['factor'])} (epsilon {format_epsilon(epsilon)}, delta "
+            f"{promise['delta']:g}); a belief of {format_share(promise['prior'])} rises to at most {format_share(promise['belief'])}."
         )
     else:
         yield "No bound limits the first two."
@@ -96,23 +96,26 @@ def _measure_sentences(facts: Json) -> Iterator[str]:
         yield f"Differential privacy at the site, with the {privacy_unit_name(facts)} as unit. {describe_mechanism(facts)}."
         if budgets:
             yield (
-                f"Each site's budget (epsilon {format_range(budgets)}) is set by its officer and kept in a ledger that is signed, "
-                "chained, and countersigned by the coordinator before every training; without budget or receipt the site "
-                "does not train."
+                f"Each site's budget (epsilon {format_range(budgets)}) is set by its officer and recorded in a ledger that is "
+                "signed, chained, and countersigned by the coordinator before every training; without budget or receipt the "
+                "site does not train."
             )
     if client_level_dp := protection["client_level_dp"]:
         yield (
-            f"Differential privacy at the coordinator, with the site as unit: updates are clipped to {client_level_dp['clip']:g} and "
-            f"Gaussian noise of {client_level_dp['noise']:.3g} times that is added to their sum. The coordinator must be trusted."
+            f"Differential privacy at the coordinator, with the site as unit: updates are clipped to {client_level_dp['max_update_norm']:g} and "
+            f"Gaussian noise of {client_level_dp['noise_multiplier']:.3g} times this bound is added to their sum. The coordinator must be trusted."
         )
     if secure_aggregation := protection["secure_aggregation"]:
         yield (
-            f"Secure sums (Bonawitz et al. 2017): the coordinator can read only sums over at least {secure_aggregation['threshold']} of "
-            f"{secure_aggregation['asked']} sites."
+            f"Secure aggregation (Bonawitz et al. 2017): the coordinator can read only sums over at least {secure_aggregation['threshold']} of "
+            f"{secure_aggregation['num_sampled_clients']} sites."
         )
     if not (protection["dp_sgd"] or protection["client_level_dp"] or protection["secure_aggregation"]):
         yield "Images stay at the sites. Nothing else protects what leaves them: neither noise nor masks."
-    yield "Withdrawal: a person who withdraws is left out of all further training and scoring; released models stay as they are."
+    yield (
+        "Withdrawal: a person who withdraws is excluded from all further training and evaluation; released models stay as they "
+        "are."
+    )
 
 
 def _processing_record_rows(facts: Json) -> Iterator[tuple[str, str]]:
@@ -120,22 +123,22 @@ def _processing_record_rows(facts: Json) -> Iterator[tuple[str, str]]:
     yield "(a) Controller", f"Controller, joint controllers, representative, data protection officer: {PLACEHOLDER}."
     yield (
         "(b) Purposes",
-        f"Training and evaluation of a classifier of blood cells (study {study['name']}, plan {study['hash'][:16]}). {PLACEHOLDER}.",
+        f"Training and evaluation of a classifier of blood cells (study {study['name']}, hash {study['hash'][:16]}). {PLACEHOLDER}.",
     )
     yield (
         "(c) Data subjects and data",
         (
             f"{data_subjects(facts).capitalize()} whose blood smears were imaged: {_describe_amounts(facts)}. Images of cells, their labels"
-            f"{' (' + join_names(study['classes'][:12]) + ')' if study['classes'] else ''}, and a key that says whose each image is; "
+            f"{' (' + join_names(study['classes'][:12]) + ')' if study['classes'] else ''}, and a key that says whose image each one is; "
             f"health data in the sense of Art. 9. Further categories: {PLACEHOLDER}."
         ),
     )
     yield (
         "(d) Recipients",
         (
-            f"The coordinator of the study ({PLACEHOLDER}) and the other sites ({len(facts['sites']) - 1}), who get model updates or "
-            f"models and the figures listed under “What left the sites”; those who are given the model: {PLACEHOLDER}. Images are "
-            "given to nobody."
+            f"The coordinator of the study ({PLACEHOLDER}) and the other sites ({len(facts['sites']) - 1}), who receive model updates or "
+            f"models and the figures listed under “What left the sites”; those who receive the model: {PLACEHOLDER}. Images are "
+            "not given to anyone."
         ),
     )
     yield (
@@ -146,7 +149,7 @@ def _processing_record_rows(facts: Json) -> Iterator[tuple[str, str]]:
         "(f) Time limits",
         (
             f"Images: {PLACEHOLDER}. The last update that a site sent stays in its outbox until the next one replaces it. The ledger "
-            "is kept as long as the data set is used, for what was spent cannot be taken back."
+            "is kept as long as the data set is used, because what was spent cannot be refunded."
         ),
     )
     yield (
@@ -156,21 +159,24 @@ def _processing_record_rows(facts: Json) -> Iterator[tuple[str, str]]:
 
 
 def _describe_amounts(facts: Json) -> str:
-    """Of every site where they are few, else their span."""
+    """The images of each site, or for more than 8 sites the range."""
     site_data = facts["data"]["examples_by_site"]
     images = {
         site: sum(sum(counts.get(split) or ()) for split in ("train", "val", "test"))
         for site, counts in site_data.items()
     }
-    training_units = {
-        site: site_facts["privacy_plan"]["units"] for site, site_facts in facts["sites"].items() if site_facts["privacy_plan"]
-    }
     if not images:
         return PLACEHOLDER
     person = (facts["data_subject"] or {}).get("unit")
-    num_units = training_units if person and facts["headline"] and facts["headline"]["unit"] == person else {}
+    num_units: dict[str, int] = {}
+    if person and facts["headline"] and facts["headline"]["unit"] == person:
+        num_units = {
+            site: site_facts["privacy_plan"]["num_units"]
+            for site, site_facts in facts["sites"].items()
+            if site_facts["privacy_plan"]
+        }
     if len(images) > 8:
-        return f"{format_range(list(map(float, images.values())), ',.0f')} images a site"
+        return f"{format_range(list(map(float, images.values())), ',.0f')} images per site"
     return "; ".join(
         f"{site} {images[site]:,} images"
         + (f" (training: {format_count(num_units[site], str(person))})" if site in num_units else "")

@@ -1,4 +1,4 @@
-"""What an audit draws: budgets, how they were spent round by round, and attacks beside the bound."""
+"""Figures of the audit report: budgets, spending round by round, and attacks compared with the promised bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPENT_COLOR, LIMIT_COLOR, BUDGET_COLOR = PALETTE[0], PALETTE[3], PALETTE[8]
 
 @apply_figure_style()
 def plot_budgets(sites: Mapping[str, Json]) -> Figure:
-    """A bar a site: what was spent, of its budget."""
+    """One bar per site: epsilon spent, and its budget."""
     names = list(sites)[:MAX_BARS]
     figure, axes = new_figure((FULL_WIDTH_INCHES[0], 1.15 + 0.27 * len(names)))
     positions = range(len(names))
@@ -54,11 +54,11 @@ def plot_budgets(sites: Mapping[str, Json]) -> Figure:
 
 @apply_figure_style()
 def plot_spending(site: Json) -> Figure:
-    """Epsilon spent in all after each round of this study, and the budget."""
+    """Total epsilon spent after each round of this study, and the budget."""
     figure, axes = new_figure(HALF_WIDTH_INCHES)
-    rounds = [0, *(point["turn"] for point in site["curve"])]
+    rounds = [0, *(point["round"] for point in site["curve"])]
     spent = [site["spent_before"], *(point["epsilon"] for point in site["curve"])]
-    axes.step([*rounds, rounds[-1] + 0.5], [*spent, spent[-1]], where="post", color=SPENT_COLOR, label="spent in all")
+    axes.step([*rounds, rounds[-1] + 0.5], [*spent, spent[-1]], where="post", color=SPENT_COLOR, label="total spent")
     if len(rounds) <= MAX_MARKED_ROUNDS:
         axes.plot(rounds[1:], spent[1:], "o", color=SPENT_COLOR, markersize=4)
     axes.axhline(float(site["budget"]["epsilon"]), color=LIMIT_COLOR, linestyle="--", linewidth=1.3, label="budget")
@@ -71,7 +71,7 @@ def plot_spending(site: Json) -> Figure:
 
 @dataclass(frozen=True)
 class AttackGauge:
-    """An attack's result on the scale from chance to what the promise allows."""
+    """An attack's result on the scale from chance to the promised bound."""
 
     name: str
     chance_level: float
@@ -82,6 +82,7 @@ class AttackGauge:
     summary: str
 
     def to_scale(self, value: float) -> float:
+        """0 at chance, 1 at the bound."""
         return (value - self.chance_level) / max(self.bound - self.chance_level, 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""A run's whole audit: the officer's page, what left the sites, attacks, forms, budgets, sites, fingerprints."""
+"""The audit report: the officer's page, disclosures, attacks, drafts for the DPIA, budgets, sites, fingerprints."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from privacy.audit.document.officer_page import build_officer_chapter
 from privacy.audit.document.site_chapters import build_site_chapter
 
 Json = Mapping[str, Any]
-MAX_SITE_CHAPTERS = 24  # that get a page of their own; all are in audit.json
+MAX_SITE_CHAPTERS = 24  # with more sites none gets its own chapter; all are in audit.json
 
 
 def build_report(facts: Json, run_folder: Path) -> ReportDocument:
-    """`run`: the folder, where the pictures of attacks lie."""
+    """`run_folder` holds the images of attacks."""
     study = facts["study"]
     notice = "" if facts["ok"] else f"This run is not in order: {_summarize_problems(facts['problems'])}."
     written_at = facts["written"].replace("T", " ").replace("+00:00", " UTC")
-    subtitle = f"Run {facts['run']} · plan {study['hash'][:16]} · written {written_at}"
+    subtitle = f"Run {facts['run']} · study hash {study['hash'][:16]} · written {written_at}"
     chapters = [
         build_officer_chapter(facts),
         _disclosure_chapter(facts),
@@ -51,7 +51,10 @@ def _summarize_problems(problems: list[str]) -> str:
 
 
 def _disclosure_chapter(facts: Json) -> ReportChapter:
-    text = "All that travels from a site, and what a run folder holds besides. Nothing else leaves a site; images never do."
+    text = (
+        "Everything that a site sends, and what a run folder contains in addition. Nothing else leaves a site; images never "
+        "leave it."
+    )
     columns = [
         TableColumn("What"),
         TableColumn("Who learns it", is_text=True),
@@ -59,7 +62,8 @@ def _disclosure_chapter(facts: Json) -> ReportChapter:
         TableColumn("Protected by", is_text=True),
     ]
     rows: list[list[TableCell]] = [
-        [(row["content"], row["detail"]), row["recipient"], row["subjects"], row["mechanism"]] for row in facts["disclosures"]
+        [(row["content"], row["detail"]), row["recipient"], row["subjects"], row["mechanism"]]
+        for row in facts["disclosures"]
     ]
     return ReportChapter(
         "What left the sites",
@@ -73,8 +77,8 @@ def _site_chapters(facts: Json) -> Iterator[ReportChapter]:
     with_budget = {site: site_facts for site, site_facts in sites.items() if site_facts.get("budget")}
     blocks: list[ReportBlock] = []
     if len(with_budget) > 1:
-        caption = "Epsilon spent at each site, of its budget, over all studies on its data."
-        more_text = f" The first {MAX_BARS} sites." if len(with_budget) > MAX_BARS else ""
+        caption = "Epsilon spent at each site over all studies on its data, and its budget."
+        more_text = f" Only the first {MAX_BARS} sites are shown." if len(with_budget) > MAX_BARS else ""
         blocks.append(FigureBlock("budgets", plot_budgets(with_budget), caption + more_text))
     if any(site_facts["ledger"] for site_facts in sites.values()):
         yield ReportChapter("Budgets and ledgers", [*blocks, _overview_table(sites)], starts_new_page=bool(blocks))
@@ -84,30 +88,32 @@ def _site_chapters(facts: Json) -> Iterator[ReportChapter]:
 
 
 def _overview_table(sites: Mapping[str, Json]) -> TableBlock:
-    amount_columns = [TableColumn(title, True) for title in ("Budget", "Spent", "Left", "Rounds", "Sat out")]
+    amount_columns = [TableColumn(title, True) for title in ("Budget", "Spent", "Left", "Rounds", "Declined")]
     rows = [_overview_row(site, site_facts) for site, site_facts in sites.items()]
     widths = (0.22, 0.11, 0.1, 0.1, 0.1, 0.1, 0.1, 0.17)
     return TableBlock(
-        [TableColumn("Site"), TableColumn("Unit"), *amount_columns, TableColumn("Ledger")], rows, column_shares=widths
+        [TableColumn("Site"), TableColumn("Privacy unit"), *amount_columns, TableColumn("Ledger")],
+        rows,
+        column_shares=widths,
     )
 
 
 def _overview_row(site: str, site_facts: Json) -> list[TableCell]:
     ledger, participation, budget = site_facts["ledger"], site_facts["participation"], site_facts.get("budget")
-    ledger_status = "none" if not ledger else "verifies" if ledger["ok"] else "does not verify"
+    ledger_status = "none" if not ledger else "valid" if ledger["ok"] else "not valid"
     amounts = (
         [format_epsilon(budget["epsilon"]), format_epsilon(site_facts["spent"]), format_epsilon(site_facts["left"])]
         if budget
         else ["–"] * 3
     )
-    rounds = [format_integer(len(participation["counted"])), format_integer(len(participation["out_of_budget"]))]
+    rounds = [format_integer(len(participation["accepted"])), format_integer(len(participation["out_of_budget"]))]
     return [site, str(site_facts.get("unit") or "–"), *amounts, *rounds, ledger_status]
 
 
 def _fingerprint_chapter(facts: Json) -> ReportChapter:
     study, software = facts["study"], facts["software"]
     rows = [
-        ("Plan", f"{study['hash']} (SHA-256 of all settings that decide the result)"),
+        ("Study", f"{study['hash']} (SHA-256 of all settings that decide the result)"),
         ("Data", str(facts["data"]["fingerprint"] or "unknown")),
         ("Run with", _format_versions(software["run"]) or "unknown: the run has not finished"),
         ("Audited with", _format_versions(software["audit"])),
@@ -118,7 +124,7 @@ def _fingerprint_chapter(facts: Json) -> ReportChapter:
         ),
     ]
     if secure_aggregation := facts["protection"]["secure_aggregation"]:
-        rows.append(("Keys on the secure sum's roster", _format_versions(secure_aggregation["fingerprints"])))
+        rows.append(("Keys on the roster of secure aggregation", _format_versions(secure_aggregation["fingerprints"])))
     return ReportChapter("Fingerprints of software and data", [question_table(rows)])
 
 

@@ -1,4 +1,4 @@
-"""One site's page: budget, spent, left, round by round; what left it; its ledger, its keys, its approvals."""
+"""The chapter of one site: budget and spending round by round, disclosures, ledger, keys and approvals."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ Json = Mapping[str, Any]
 
 
 def build_site_chapter(number: int, site: str, site_facts: Json, facts: Json) -> ReportChapter:
+    """`number` makes the key of the figure unique in the report."""
     return ReportChapter(f"Site {site}", list(_site_blocks(number, site, site_facts, facts)), starts_new_page=True)
 
 
@@ -34,7 +35,11 @@ def _site_blocks(number: int, site: str, site_facts: Json, facts: Json) -> Itera
     if site_facts.get("budget"):
         yield TileBlock(list(_budget_tiles(site_facts)))
     if site_facts.get("curve"):
-        earlier_text = f"; {format_epsilon(site_facts['spent_before'])} had been spent before" if site_facts["spent_before"] else ""
+        earlier_text = (
+            f"; {format_epsilon(site_facts['spent_before'])} had been spent earlier"
+            if site_facts["spent_before"]
+            else ""
+        )
         caption = f"Epsilon spent on the data of {site} after each round of this study{earlier_text}."
         yield FigureBlock(f"spending-{number}", plot_spending(site_facts), caption)
     if site_facts.get("recomputed"):
@@ -52,38 +57,44 @@ def _budget_tiles(site_facts: Json) -> Iterator[tuple[str, TableCell]]:
     yield "Spent", format_epsilon(site_facts["spent"])
     yield "Left", format_epsilon(site_facts["left"])
     if privacy_plan:
-        yield f"{privacy_plan['privacy_unit']}s trained on".capitalize(), format_integer(privacy_plan["num_units"])
-        yield "Noise", (f"{privacy_plan['noise_multiplier']:.3f}", f"times the clip of {privacy_plan['max_grad_norm']:g}")
-        yield "Chance to be in a step", f"{privacy_plan['sampling_rate']:.3f}"
+        yield f"Training {privacy_plan['privacy_unit']}s", format_integer(privacy_plan["num_units"])
+        noise_text = f"{privacy_plan['noise_multiplier']:.3f}"
+        yield "Noise multiplier", (noise_text, f"times the clipping bound of {privacy_plan['max_grad_norm']:g}")
+        yield "Sampling rate", (f"{privacy_plan['sampling_rate']:.3f}", "probability to be in a step")
 
 
 def _recomputed_table(site_facts: Json) -> TableBlock:
     recomputed = site_facts["recomputed"]
     rows: list[list[TableCell]] = [
-        [("The ledger's own figure", "as written at the last charge"), format_epsilon(site_facts["spent"])],
-        [("The same rule again", f"from the charges alone ({recomputed['accountant']})"), format_epsilon(recomputed["epsilon"])],
-        [("Privacy loss distributions", "of dp_accounting"), format_epsilon(recomputed["pld"])],
-        [("Rényi divergences", "of Opacus, converted here"), format_epsilon(recomputed["rdp"])],
+        [("The ledger's own figure", "as recorded with the last charge"), format_epsilon(site_facts["spent"])],
         [
-            ("Rényi divergences, by others", "dp_accounting's own accountant"),
+            ("The ledger's rule, recomputed", f"from the charges alone ({recomputed['accountant']})"),
+            format_epsilon(recomputed["epsilon"]),
+        ],
+        [("Privacy loss distributions", "by dp_accounting"), format_epsilon(recomputed["pld"])],
+        [("Rényi divergences", "by Opacus, converted here"), format_epsilon(recomputed["rdp"])],
+        [
+            ("Rényi divergences, by other authors", "dp_accounting's own accountant"),
             format_epsilon(recomputed["dp_accounting"]),
         ],
     ]
     agreement = (
-        "They agree" if not recomputed["problems"] else f"They do not agree: {'; '.join(recomputed['problems'])}"
+        "The figures agree"
+        if not recomputed["problems"]
+        else f"The figures do not agree: {'; '.join(recomputed['problems'])}"
     )
-    caption = f"Epsilon of all charges, recomputed. {agreement}; Rényi figures are looser bounds on the same loss."
+    caption = f"Epsilon of all charges, recomputed. {agreement}; Rényi divergences give looser bounds on the same loss."
     if recomputed["accountant"] == RDP_FILTER:
         caption += (
-            " Studies that follow each other, each knowing what came before, need a filter, which proves less: the lower "
-            "figures would hold only had all charges been fixed beforehand."
+            " Studies that follow each other, each planned with knowledge of the earlier ones, need a privacy filter, which "
+            "proves a weaker bound: the lower figures would hold only if all charges had been fixed beforehand."
         )
     return TableBlock([TableColumn("Accountant"), TableColumn("Epsilon", True)], rows, caption, (0.76, 0.24))
 
 
 def _charge_table(charges: Sequence[Json]) -> TableBlock:
-    """Charges alike, one after the other, in one row."""
-    same_keys = ("study", "plan", "noise", "rate", "steps", "mechanism")
+    """One row for consecutive charges that differ only in their round."""
+    same_keys = ("study", "study_hash", "noise_multiplier", "sampling_rate", "steps", "mechanism")
     charge_runs: list[list[Json]] = []
     for charge in charges:
         if charge_runs and all(charge_runs[-1][-1][key] == charge[key] for key in same_keys):
@@ -92,36 +103,30 @@ def _charge_table(charges: Sequence[Json]) -> TableBlock:
             charge_runs.append([charge])
     number_columns = [TableColumn(title, True) for title in ("Noise", "Rate", "Steps each", "Epsilon after")]
     columns = [TableColumn("Study"), TableColumn("Rounds"), TableColumn("Mechanism", is_text=True), *number_columns]
-    caption = "Charges, each made and receipted before the training that it pays for"
-    return TableBlock(
-        columns,
-        [_charge_row(charge_run, len({c["plan"] for c in charges}) > 1) for charge_run in charge_runs],
-        caption,
-        (0.16, 0.13, 0.31, 0.09, 0.09, 0.1, 0.12),
-    )
+    caption = "Charges, each recorded and receipted before the training that it pays for"
+    show_study_hash = len({charge["study_hash"] for charge in charges}) > 1
+    rows = [_charge_row(charge_run, show_study_hash) for charge_run in charge_runs]
+    return TableBlock(columns, rows, caption, (0.16, 0.13, 0.31, 0.09, 0.09, 0.1, 0.12))
 
 
 def _charge_row(charge_run: Sequence[Json], show_study_hash: bool) -> list[TableCell]:
     first, last = charge_run[0], charge_run[-1]
-    rounds_span = str(first["turn"]) if len(charge_run) == 1 else f"{first['turn']} to {last['turn']}"
-    rounds_text = (
-        rounds_span
-        if len(charge_run) == last["turn"] - first["turn"] + 1
-        else f"{rounds_span} ({len(charge_run)} times)"
-    )
+    rounds_text = str(first["round"]) if len(charge_run) == 1 else f"{first['round']} to {last['round']}"
+    if len(charge_run) != last["round"] - first["round"] + 1:
+        rounds_text += f" ({len(charge_run)} times)"
     numbers = [
-        f"{first['noise']:.3f}",
-        f"{first['rate']:.3f}",
+        f"{first['noise_multiplier']:.3f}",
+        f"{first['sampling_rate']:.3f}",
         format_integer(first["steps"]),
-        format_epsilon(last["epsilon"]),
+        format_epsilon(last["total_epsilon"]),
     ]
-    study = (first["study"], f"plan {first['plan'][:8]}") if show_study_hash else first["study"]
+    study = (first["study"], f"hash {first['study_hash'][:8]}") if show_study_hash else first["study"]
     return [study, rounds_text, first["mechanism"], *numbers]
 
 
 def _disclosure_table(site_facts: Json, facts: Json) -> TableBlock:
     participation = site_facts["participation"]
-    counts = dict.fromkeys(("update", "weight", "work", "loss", "group"), len(participation["counted"]))
+    counts = dict.fromkeys(("update", "weight", "work", "loss", "group"), len(participation["accepted"]))
     counts["excuse"] = len(participation["out_of_budget"])
     counts["profile"] = 2
     at_end = {"test": 1} if facts["released"] else {}
@@ -143,8 +148,8 @@ def _disclosure_table(site_facts: Json, facts: Json) -> TableBlock:
 def _ledger_answers(site_facts: Json) -> Iterator[tuple[str, str]]:
     ledger = site_facts["ledger"]
     if ledger["ok"]:
-        end_text = "it ends where the coordinator last signed for it"
-        open_end_text = "the coordinator holds no receipt of it, so that a cut end would not be seen"
+        end_text = "it ends where the coordinator last countersigned it"
+        open_end_text = "the coordinator holds no receipt for it, so a missing end would not be noticed"
         yield (
             "Verification",
             f"{ledger['entries']} entries, chained and signed; {end_text if ledger['anchored'] else open_end_text}",
@@ -154,7 +159,7 @@ def _ledger_answers(site_facts: Json) -> Iterator[tuple[str, str]]:
     yield "Last entry", f"{ledger['head']} ({ledger['to']})"
     if receipt := ledger["receipt"]:
         yield "Last receipt", f"for entry {receipt['index']}, {receipt['time']}, by coordinator {receipt['key']}"
-    simulated = " (simulated: the officer's key lies beside the agent's)" if ledger["officer_is_here"] else ""
+    simulated = " (simulated: the officer's key is stored next to the agent's)" if ledger["officer_is_here"] else ""
     yield "Keys", f"agent {ledger['agent']}, officer {ledger['officer']}{simulated}"
     yield (
         "Approvals",
@@ -162,19 +167,19 @@ def _ledger_answers(site_facts: Json) -> Iterator[tuple[str, str]]:
         or f"none recorded{' (a simulation)' if simulated else ''}",
     )
     for dataset in (site_facts.get("data") or ())[-1:]:
-        amount_text = f"{format_count(dataset['examples'], 'training image')} of {format_count(dataset['units'], str(site_facts['unit']))}"
-        yield "Data", f"{ledger['dataset_id']}: {amount_text}, fingerprint {dataset['fingerprint']}"
+        examples_text = format_count(dataset["num_examples"], "training image")
+        units_text = format_count(dataset["num_units"], str(site_facts["unit"]))
+        yield "Data", f"{ledger['dataset_id']}: {examples_text} of {units_text}, fingerprint {dataset['fingerprint']}"
     if refusals := site_facts.get("refusals"):
         last_refusal = refusals[-1]
-        yield (
-            "Refused",
-            f"{format_count(len(refusals), 'time')}; last: {last_refusal['study']}, round {last_refusal['turn']}: {last_refusal['reason']}",
-        )
+        refusals_text = format_count(len(refusals), "time")
+        last_text = f"{last_refusal['study']}, round {last_refusal['round']}: {last_refusal['reason']}"
+        yield "Charges refused", f"{refusals_text}; last: {last_text}"
     if site_facts.get("num_withdrawn"):
-        yield "Withdrawals", f"{format_count(site_facts['num_withdrawn'], 'unit')}, left out since"
+        yield "Withdrawals", f"{format_count(site_facts['num_withdrawn'], 'unit')}, excluded since"
 
 
 def _describe_approval(approval: Json) -> str:
-    action = "approved" if approval["kind"] == StudyApproved.kind else "withdrew approval of"
+    action = "approved" if approval["kind"] == StudyApproved.kind else "revoked the approval of"
     signer = f"officer {approval['officer']}" if approval["officer"] else "the agent"
-    return f"{approval['time']}: {signer} {action} plan {approval['plan'][:16]}"
+    return f"{approval['time']}: {signer} {action} study {approval['study_hash'][:16]}"

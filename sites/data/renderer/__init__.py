@@ -1,2 +1,2 @@
-"""A procedural renderer of blood smears. No image is copied: colors, sizes and shapes are numbers, set after
-figures measured on a public set (Chula RBC-12, folds 1 to 3) and after its look."""
+"""A procedural renderer of blood smears, which copies no image. Colours, sizes and shapes are random numbers whose
+distributions were set from measurements on a public data set (Chula-RBC-12, folds 1 to 3) and by eye."""

@@ -1,6 +1,7 @@
-"""How a cell of a type looks inside: its size, how dense it is, the pallor and what lies in it.
+"""The size of a cell of each type, and how it looks inside: density, central pallor and mottling.
 
-Sizes are radii in pixels of circles of the same area, as measured on labelled cells of a public data set (see __init__.py).
+A size is the radius in pixels of the circle with the same area, measured on labelled cells of a public data set (see
+__init__.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from numpy.random import Generator
 
 from sites.data.renderer.polygons import sample_uniform
 
-RADIUS_PIXELS: dict[str, tuple[float, float]] = {  # median, spread of the logarithm
+RADIUS_PIXELS: dict[str, tuple[float, float]] = {  # median, standard deviation of the logarithm
     "normal": (19.5, 0.09),
     "macrocyte": (24.4, 0.07),
     "microcyte": (15.6, 0.10),
@@ -21,7 +22,7 @@ RADIUS_PIXELS: dict[str, tuple[float, float]] = {  # median, spread of the logar
     "ovalocyte": (18.6, 0.11),
     "teardrop": (17.2, 0.15),
     "burr": (18.6, 0.11),
-    "schistocyte": (19.5, 0.15),  # times that of the outline
+    "schistocyte": (19.5, 0.15),  # multiplies the outline, which is smaller than the unit circle
     "hypochromia": (19.8, 0.12),
     "elliptocyte": (17.5, 0.13),
 }
@@ -29,22 +30,23 @@ RADIUS_PIXELS: dict[str, tuple[float, float]] = {  # median, spread of the logar
 
 @dataclass(frozen=True)
 class CellAppearance:
-    density: float = 1.0
+    density: float = 1.0  # haemoglobin, compared with an average cell
     edge_width: float = 1.3  # pixels from the outline to full thickness
-    pallor_depth: float = 0.5  # how much of the thickness the pallor takes
-    pallor_start: float = 0.3  # the pallor begins and is full at these shares of the way to the middle
+    pallor_depth: float = 0.5  # fraction of the thickness that the pallor removes
+    pallor_start: float = 0.3  # the pallor begins and is complete at these fractions of the way from edge to centre
     pallor_full: float = 0.9
-    bump: float = 0.0  # haemoglobin back in the middle, as in a target
+    bump: float = 0.0  # haemoglobin in the middle of the pallor, as in a target cell
     bump_size: float = 0.35
-    slit: float = 0.0  # a slit-shaped pallor (or, below 0, a bar or fold)
+    slit: float = 0.0  # depth of a slit-shaped pallor; negative: a bar or fold
     slit_length: float = 0.5
     slit_width: float = 0.15
-    pallor_offset: float = 0.15  # how far the pallor is off the middle
-    mottle: float = 0.06
-    mottle_pitch: int = 8  # pixels between the knots of its mottling
+    pallor_offset: float = 0.15  # how far the pallor is off centre
+    mottle: float = 0.06  # amplitude of the mottling
+    mottle_pitch: int = 8  # pixels between the knots of the mottling
 
 
 def sample_appearance(cell_type: str, rng: Generator) -> CellAppearance:
+    """12 % of the cells have finer mottling."""
     appearance = APPEARANCE_BY_TYPE[cell_type](rng)
     return (
         replace(appearance, mottle=sample_uniform(rng, 0.04, 0.15), mottle_pitch=4)
@@ -131,7 +133,7 @@ def oval_appearance(rng: Generator) -> CellAppearance:
 
 
 def schistocyte_appearance(rng: Generator) -> CellAppearance:
-    """Some are dense, many keep a pallor, some are faint or folded."""
+    """Some are dense, many have a pallor, some are faint or folded."""
     density, chance = sample_uniform(rng, 0.6, 1.3), rng.random()
     if chance < 0.4:
         return CellAppearance(

@@ -1,4 +1,4 @@
-"""The types of red cells and their outlines, about the origin, with the area of the unit circle."""
+"""The types of red cells and their outlines, centred on the origin and with the area of the unit circle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CELL_TYPES = (
 
 
 def sample_outline(cell_type: str, rng: Generator) -> CellOutline:
-    """Of a cell of the type `kind`, turned at random. A fragment is smaller than the unit circle."""
+    """A random outline of a cell of this type, randomly rotated. Schistocytes are smaller than the unit circle."""
     if cell_type == "schistocyte":
         return rotate_outline(schistocyte_outline(rng), sample_uniform(rng, 0, 2 * np.pi))
     shape = OUTLINE_BY_TYPE[cell_type](rng)
@@ -78,7 +78,7 @@ def teardrop_outline(rng: Generator) -> CellOutline:
             sample_uniform(rng, 0.4, 1.3),
             sample_uniform(rng, 0.2, 0.5),
         )
-    else:  # tapering
+    else:  # a body that tapers into the tail
         front_weight = (1 + np.cos(ANGLES)) / 2
         x = np.cos(ANGLES) + sample_uniform(rng, 0.3, 1.1) * front_weight ** sample_uniform(rng, 2, 6)
         y = np.sin(ANGLES) * (np.sin(ANGLES / 2) ** sample_uniform(rng, 0.3, 1.3) * 0.88 + 0.1)
@@ -87,11 +87,13 @@ def teardrop_outline(rng: Generator) -> CellOutline:
 
 
 def burr_outline(rng: Generator) -> CellOutline:
-    count = int(rng.integers(8, 24))
-    spicule_angles = (np.arange(count) + rng.uniform(-0.35, 0.35, count)) * 2 * np.pi / count
-    height = sample_uniform(rng, 0.08, 0.26) * rng.uniform(0.3, 1.2, count) * (12 / max(count, 12)) ** 0.5
+    num_spicules = int(rng.integers(8, 24))
+    jitter = rng.uniform(-0.35, 0.35, num_spicules)
+    spicule_angles = (np.arange(num_spicules) + jitter) * 2 * np.pi / num_spicules
+    height = sample_uniform(rng, 0.08, 0.26) * rng.uniform(0.3, 1.2, num_spicules) * (12 / max(num_spicules, 12)) ** 0.5
+    # (vertices, spicules): angular distance, in widths of a spicule
     gap = np.abs((ANGLES[:, None] - spicule_angles + np.pi) % (2 * np.pi) - np.pi) * (
-        count / (2 * np.pi * sample_uniform(rng, 0.2, 0.36))
+        num_spicules / (2 * np.pi * sample_uniform(rng, 0.2, 0.36))
     )
     spicules = np.exp(-gap * np.sqrt(gap)) @ height
     return stretch_outline(rough_circle(rng, 0.03) * (1 + spicules)[:, None], 1 + abs(rng.normal(0, 0.12)))

@@ -1,4 +1,4 @@
-"""A whole field of view: cells are scattered, drawn into layers of dye and seen through the microscope."""
+"""Renders a field of view: cells are scattered, drawn into layers of dye, and imaged by a simulated microscope."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from sites.data.renderer.rasterize import AZURE_LAYER, HEMOGLOBIN_LAYER, add_pat
 from sites.data.renderer.stain_optics import develop_image, perturb_stain
 
 FIELD_WIDTH, FIELD_HEIGHT = 640, 480
-BORDER_PIXELS = 72  # drawn beyond the border, so that cells may cross it
-CROP_PIXELS = 72  # pixels about a label point that make a cell's picture
-CENTER_INSET_PIXELS = 13  # labelled cells have their middle so far inside
+BORDER_PIXELS = 72  # rendered beyond the border, so that cells may cross it
+CROP_PIXELS = 72  # side of the crop around a label point
+CENTER_INSET_PIXELS = 13  # the centres of labelled cells are at least this far inside
 
 
 @dataclass(frozen=True)
 class RenderedField:
-    """What one photograph shows. The first `len(points)` cells are labelled; others may lie about, as in real ones."""
+    """A rendered image and its n labelled cells. The image also shows unlabelled ones, as real fields do."""
 
     image: np.ndarray  # (480, 640, 3) uint8 RGB
-    points: np.ndarray  # (n, 2) int: x, y as an annotator set them, some pixels off the middle
-    types: np.ndarray  # (n,) int: index into TYPES
+    points: np.ndarray  # (n, 2) int: x, y as an annotator would click, some pixels off the centre
+    types: np.ndarray  # (n,) int: index into CELL_TYPES
     boxes: np.ndarray  # (n, 4) float: x0, y0, x1, y1 of the outlines
     outlines: np.ndarray  # (n, vertices, 2) float: x, y
 
@@ -41,7 +41,8 @@ def render_field(
     types: Sequence[int] | np.ndarray | None = None,
     num_unlabeled: int = 12,
 ) -> RenderedField:
-    """A field with labelled cells of these `types` (default: 40 to 98 of the patient's) and some unlabelled `others`."""
+    """A field with labelled cells of these `types` (indices into CELL_TYPES; default: 40 to 98 cells sampled from the
+    patient's types), and `num_unlabeled` unlabelled cells."""
     rng = np.random.default_rng(seed)
     patient = patient or sample_patient(rng)
     if types is None:
@@ -66,7 +67,7 @@ def render_field(
 
 
 def crop_rendered_cells(field: RenderedField, size: int = CROP_PIXELS) -> np.ndarray:
-    """(n, size, size, 3) uint8: windows about the label points, mirrored at the border."""
+    """(n, size, size, 3) uint8: crops around the label points, mirrored at the border of the image."""
     half = CROP_PIXELS // 2
     padded = cv2.copyMakeBorder(field.image, half, half, half, half, cv2.BORDER_REFLECT_101)
     crops = np.empty((len(field.points), size, size, 3), np.uint8)
@@ -77,21 +78,23 @@ def crop_rendered_cells(field: RenderedField, size: int = CROP_PIXELS) -> np.nda
 
 
 def sample_types(patient: PatientProfile, count: int, rng: Generator) -> np.ndarray:
-    """As the patient's blood has them: schistocytes too, up to 15 in 100."""
+    """(count,) types in the proportions of the patient's blood; schistocytes have a weight of at most 0.15."""
     mix = patient.type_mix.copy()
     mix[SCHISTOCYTE] = min(0.1 * patient.schistocyte_weight, 0.15)
     return rng.choice(len(CELL_TYPES), count, p=mix / mix.sum())
 
 
 def scatter_cells(radii: np.ndarray, num_inside: int, rng: Generator) -> np.ndarray:
-    """(n, 2) places: cells push each other away, but some pairs stick or overlap; the first `inside` stay in view."""
+    """(n, 2) positions: cells push each other apart, but some pairs touch or overlap. The centres of the first
+    `num_inside` cells are inside the image, those of the others at most 18 pixels outside."""
     count = len(radii)
     margin = np.where(np.arange(count) < num_inside, -float(CENTER_INSET_PIXELS), 18.0)
     max_x, max_y = FIELD_WIDTH + margin, FIELD_HEIGHT + margin
-    (a, b), (c, d) = rng.uniform(1.0, 2.1, (2, 2))  # denser at some place, as films are
-    positions = (
-        -margin + rng.beta(a, b, count) * (max_x + margin) + 1j * (-margin + rng.beta(c, d, count) * (max_y + margin))
-    )
+    # beta distributions: denser in one region, as films are
+    (x_alpha, x_beta), (y_alpha, y_beta) = rng.uniform(1.0, 2.1, (2, 2))
+    x = -margin + rng.beta(x_alpha, x_beta, count) * (max_x + margin)
+    y = -margin + rng.beta(y_alpha, y_beta, count) * (max_y + margin)
+    positions = x + 1j * y
     spacing = np.where(rng.random((count, count)) < 0.11, rng.uniform(0.5, 0.95, (count, count)), 1.05)
     min_distance = (radii[:, None] + radii) * np.minimum(spacing, spacing.T)
     np.fill_diagonal(min_distance, 0)
@@ -116,5 +119,5 @@ def _draw_cell(layers: np.ndarray, cell_type: str, shape: CellOutline, position:
     thickness = render_cell(shape, sample_appearance(cell_type, rng), (x - left, y - top), rng)
     thickness *= math.exp(0.09 * rng.standard_normal())
     add_patch(layers, thickness, left + BORDER_PIXELS, top + BORDER_PIXELS, HEMOGLOBIN_LAYER)
-    if rng.random() < 0.2:  # young cells take up some blue
+    if rng.random() < 0.2:  # polychromasia: young cells also take up azure dye
         add_patch(layers, thickness * (0.08 * rng.random()), left + BORDER_PIXELS, top + BORDER_PIXELS, AZURE_LAYER)

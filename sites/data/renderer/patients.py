@@ -1,4 +1,4 @@
-"""Patients: a disease is a mix of cell types; size and staining differ from one patient to the next."""
+"""Patients: the disease determines the mix of cell types; cell size and staining differ between patients."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SCHISTOCYTE = CELL_TYPES.index("schistocyte")
 
 @dataclass(frozen=True)
 class DiseaseProfile:
-    weight: float  # of its patients among all
-    schistocyte_weight: float  # schistocytes, compared with other diseases
-    type_mix: dict[str, float]  # of all other types; what is not named is rare
+    weight: float  # relative frequency among patients
+    schistocyte_weight: float  # relative frequency of schistocytes
+    type_mix: dict[str, float]  # relative frequencies of the other types; those not listed have RARE_TYPE_WEIGHT
 
 
 DISEASES = {
@@ -45,15 +45,15 @@ DISEASES = {
         0.04, 0.4, {"teardrop": 40, "normal": 22, "macrocyte": 12, "ovalocyte": 12, "target": 4}
     ),
 }
-RARE_TYPE_WEIGHT = 0.7  # weight of a type that a disease does not name
+RARE_TYPE_WEIGHT = 0.7  # of a type that a disease does not list
 
 
 @dataclass(frozen=True)
 class PatientProfile:
     disease: str
-    type_mix: np.ndarray  # (12,) shares of the types; without schistocytes
-    schistocyte_weight: float  # weight when schistocytes are shared out
-    cell_size_factor: float  # of the cells, compared with the average
+    type_mix: np.ndarray  # (12,) fractions of the types; 0 for schistocytes
+    schistocyte_weight: float  # relative share of the schistocytes of all patients
+    cell_size_factor: float  # compared with the average patient
     stain: StainOptics
 
 

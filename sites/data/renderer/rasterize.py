@@ -1,4 +1,4 @@
-"""One cell: an outline and a look become a patch of thickness."""
+"""Renders one cell: an outline and an appearance become a patch of thickness."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.random import Generator
 from sites.data.renderer.cell_appearance import CellAppearance
 from sites.data.renderer.polygons import CellOutline
 
-SUBPIXEL_SHIFT = 6  # fillPoly's vertices in 1/64 of a pixel
+SUBPIXEL_SHIFT = 6  # fillPoly takes vertices in 1/64 of a pixel
 TWO_PI = 2 * math.pi
-OVERLAP_FRACTION = 0.5  # how much of the thinner cell adds where two lie on each other
-MARGIN_PIXELS = 2  # pixels about the outline
-HEMOGLOBIN_LAYER, AZURE_LAYER, DIRT_LAYER = 0, 1, 2  # layers (3, H, W): dye, dye, dirt
-NOISE_BANK_PIXELS = 512  # pixels a side
+OVERLAP_FRACTION = 0.5  # fraction of the thinner cell that is added where two cells overlap
+MARGIN_PIXELS = 2  # around the outline
+HEMOGLOBIN_LAYER, AZURE_LAYER, DIRT_LAYER = 0, 1, 2  # indices of the layers (3, H, W)
+NOISE_BANK_PIXELS = 512  # side
 
 
 @lru_cache(maxsize=256)
 def centered_coordinates(side: int) -> np.ndarray:
-    """(side,) float32 from the middle"""
+    """(side,) float32: pixel coordinates relative to the centre"""
     return (np.arange(side) - (side - 1) / 2).astype(np.float32)
 
 
@@ -39,9 +39,9 @@ def smoothstep(low: float, high: float, x: np.ndarray) -> np.ndarray:
 
 
 def outline_depth(outline: CellOutline, offset: tuple[float, float] = (0.0, 0.0)) -> np.ndarray:
-    """(height, width) float32, both odd: how deep inside the outline each pixel is; drawn at twice the size.
+    """(height, width) float32, both odd: how many pixels each pixel is inside the outline; rasterized at twice the size.
 
-    The outline's origin lies `offset` off the patch's middle.
+    The outline's origin is `offset` away from the patch's centre.
     """
     width, height = (2 * (int(reach) + MARGIN_PIXELS) + 1 for reach in np.abs(outline).max(0).tolist())
     mask = np.zeros((2 * height, 2 * width), np.uint8)
@@ -53,7 +53,7 @@ def outline_depth(outline: CellOutline, offset: tuple[float, float] = (0.0, 0.0)
 
 @cache
 def smooth_noise_bank(pitch: int) -> np.ndarray:
-    """(BANK, BANK) float32 slow noise, about -1..1, a knot every `pitch` pixels: drawn once, for drawing takes long."""
+    """(512, 512) float32 smooth noise, about -1..1, a knot every `pitch` pixels; generated once, for speed."""
     knots = np.random.default_rng([0x3A7E, pitch]).standard_normal(
         (NOISE_BANK_PIXELS // pitch, NOISE_BANK_PIXELS // pitch), np.float32
     )
@@ -61,7 +61,7 @@ def smooth_noise_bank(pitch: int) -> np.ndarray:
 
 
 def sample_smooth_noise(rng: Generator, shape: tuple[int, ...], pitch: int = 8) -> np.ndarray:
-    """A window of the bank."""
+    """A random window of the noise bank."""
     y, x = (rng.random(2) * (NOISE_BANK_PIXELS - shape[0], NOISE_BANK_PIXELS - shape[1])).astype(int).tolist()
     return smooth_noise_bank(pitch)[y : y + shape[0], x : x + shape[1]]
 
@@ -72,7 +72,7 @@ def render_cell(
     """(height, width) float32 thickness, about 0..1"""
     depth_map = outline_depth(outline, offset)
     radius = max(float(depth_map.max()), 1.0)
-    pallor_depth = appearance.pallor_depth * min(1.0, radius / 10)  # what is narrow has hardly any pallor
+    pallor_depth = appearance.pallor_depth * min(1.0, radius / 10)  # narrow cells have hardly any pallor
     noise = sample_smooth_noise(rng, depth_map.shape, appearance.mottle_pitch)
     x, y = centered_coordinates(depth_map.shape[1]), centered_coordinates(depth_map.shape[0])[:, None]
     tilt_angle, slit_angle, slit_bow, slit_shift = rng.random(4).tolist()
@@ -101,13 +101,13 @@ def render_cell(
 
 
 def add_patch(layers: np.ndarray, patch: np.ndarray, x: int, y: int, layer: int) -> None:
-    """Adds a patch of odd sides with its middle at x, y, as far as it lies inside."""
+    """Adds the part of a patch (of odd sides, centred on x, y) that is inside the layer."""
     half_height, half_width = patch.shape[0] // 2, patch.shape[1] // 2
     left, top = max(x - half_width, 0), max(y - half_height, 0)
     right, bottom = min(x + half_width + 1, layers.shape[2]), min(y + half_height + 1, layers.shape[1])
     if left < right and top < bottom:
         x0, y0 = left - x + half_width, top - y + half_height
         region, patch = layers[layer, top:bottom, left:right], patch[y0 : y0 + bottom - top, x0 : x0 + right - left]
-        if layer == HEMOGLOBIN_LAYER:  # where cells overlap, they are pressed flat
+        if layer == HEMOGLOBIN_LAYER:  # overlapping cells press each other flat
             region -= (1 - OVERLAP_FRACTION) * np.minimum(region, patch)
         region += patch

@@ -1,4 +1,4 @@
-"""Who gets which cells: patients, their fields and the types in each, before anything is drawn."""
+"""Plans the patients, their fields and the cell types in each field, before anything is rendered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sites.data.renderer.cell_outlines import CELL_TYPES
 from sites.data.renderer.patients import SCHISTOCYTE, PatientProfile, sample_patient
 
 PLAN_SEED_SALT = 0x5EA2
-CELLS_PER_FIELD = 60  # labelled cells in a field, about
+CELLS_PER_FIELD = 60  # labelled cells, approximately
 
 
 @dataclass(frozen=True)
@@ -19,33 +19,36 @@ class FieldPlan:
 
     patient_index: int
     profile: PatientProfile
-    types: np.ndarray  # (n,) of the labelled cells
-    num_unlabeled: int  # unlabelled cells
+    types: np.ndarray  # (n,) types of the labelled cells
+    num_unlabeled: int
     seed: tuple[int, ...]
 
 
 def plan_fields(num_cells: int, num_patients: int, schistocyte_fraction: float, seed: int) -> list[FieldPlan]:
+    """Labelled cells are spread evenly over patients, schistocytes according to the patients' diseases."""
     profiles = [sample_patient(np.random.default_rng([seed, PLAN_SEED_SALT, p])) for p in range(num_patients)]
     counts = np.full(num_patients, num_cells // num_patients) + (np.arange(num_patients) < num_cells % num_patients)
     schistocyte_counts = apportion_total(
         round(schistocyte_fraction * num_cells), np.array([p.schistocyte_weight for p in profiles]), counts
     )
     field_plans = []
-    for p, profile in enumerate(profiles):
-        rng = np.random.default_rng([seed, PLAN_SEED_SALT, p, 0])
-        types = rng.choice(len(CELL_TYPES), counts[p], p=profile.type_mix)
-        types[rng.permutation(counts[p])[: schistocyte_counts[p]]] = SCHISTOCYTE
-        fields = np.array_split(types, max(1, round(counts[p] / CELLS_PER_FIELD)))
-        for f, part in enumerate(fields):
-            num_unlabeled = int(rng.integers(6, 16)) + max(0, int(rng.integers(25, 60)) - len(part))
-            field_plans.append(FieldPlan(p, profile, part, num_unlabeled, (seed, PLAN_SEED_SALT, p, 1 + f)))
+    for patient_index, profile in enumerate(profiles):
+        rng = np.random.default_rng([seed, PLAN_SEED_SALT, patient_index, 0])
+        count = counts[patient_index]
+        types = rng.choice(len(CELL_TYPES), count, p=profile.type_mix)
+        types[rng.permutation(count)[: schistocyte_counts[patient_index]]] = SCHISTOCYTE
+        fields = np.array_split(types, max(1, round(count / CELLS_PER_FIELD)))
+        for field_index, field_types in enumerate(fields):
+            num_unlabeled = int(rng.integers(6, 16)) + max(0, int(rng.integers(25, 60)) - len(field_types))
+            field_seed = (seed, PLAN_SEED_SALT, patient_index, 1 + field_index)
+            field_plans.append(FieldPlan(patient_index, profile, field_types, num_unlabeled, field_seed))
     return field_plans
 
 
 def apportion_total(total: int, weights: np.ndarray, max_counts: np.ndarray) -> np.ndarray:
-    """(n,) whole numbers whose sum is `total`, as good as in proportion to weights * most, none above `most`."""
+    """(n,) integers that sum to `total`, none above its maximum, nearly in proportion to weights * max_counts."""
     low, high = 0.0, float(1 / weights.min())
-    for _ in range(60):  # the share at which the sum is right
+    for _ in range(60):  # bisection for the scale at which the sum is right
         scale = (low + high) / 2
         low, high = (scale, high) if np.minimum(scale * weights, 1) @ max_counts < total else (low, scale)
     quotas = np.minimum(high * weights, 1) * max_counts

@@ -1,4 +1,4 @@
-"""Schistocytes: helmets, triangles, crescents, horned and torn cells, in about the mix of real smears."""
+"""Schistocytes: helmets, triangles, crescents, keratocytes and others, in about the proportions of real smears."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def half_disc_outline(rng: Generator) -> CellOutline:
 def triangle_outline(rng: Generator) -> CellOutline:
     shape, angle = rough_circle(rng, 0.06), sample_uniform(rng, 0, 6.3)
     for _ in range(3):
-        keep = sample_uniform(rng, 0.4, 0.75)
+        keep_fraction = sample_uniform(rng, 0.4, 0.75)
         shape = (
-            cut_straight(shape, angle, keep)
+            cut_straight(shape, angle, keep_fraction)
             if rng.random() < 0.6
-            else bite_outline(shape, angle, 1 - keep, sample_uniform(rng, 1, 3))
+            else bite_outline(shape, angle, 1 - keep_fraction, sample_uniform(rng, 1, 3))
         )
         angle += sample_uniform(rng, 1.7, 2.5)
     return stretch_outline(shape, sample_uniform(rng, 1, 1.4))
@@ -72,7 +72,7 @@ def lobed_outline(rng: Generator) -> CellOutline:
 
 
 def keratocyte_outline(rng: Generator) -> CellOutline:
-    """Two horns beside a notch."""
+    """Two horns next to a notch."""
     angle, half_width = sample_uniform(rng, -np.pi, np.pi), sample_uniform(rng, 0.25, 0.6)
     shape = bite_outline(rough_circle(rng, 0.04), angle, sample_uniform(rng, 0.3, 0.65), sample_uniform(rng, 0.3, 0.65))
     for side in (-1, 1):
@@ -84,11 +84,9 @@ def keratocyte_outline(rng: Generator) -> CellOutline:
 
 
 def nibbed_outline(rng: Generator) -> CellOutline:
-    """Nearly whole, with a corner, a nib or a small tooth."""
-    shape, angle = (
-        stretch_outline(rough_circle(rng, 0.035), sample_uniform(rng, 1, 1.3)),
-        sample_uniform(rng, -np.pi, np.pi),
-    )
+    """Nearly complete, with a corner, a nib or a small tooth."""
+    shape = stretch_outline(rough_circle(rng, 0.035), sample_uniform(rng, 1, 1.3))
+    angle = sample_uniform(rng, -np.pi, np.pi)
     shape = add_horn(shape, angle, sample_uniform(rng, 0.2, 0.6), sample_uniform(rng, 0.12, 0.35))
     if rng.random() < 0.5:
         shape = cut_straight(
@@ -131,8 +129,8 @@ def angular_outline(rng: Generator) -> CellOutline:
     return shape
 
 
-def lump_outline(rng: Generator) -> CellOutline:
-    """Nearly a small spherocyte, or a budding one."""
+def microspherocyte_outline(rng: Generator) -> CellOutline:
+    """Like a small spherocyte, often with a bud."""
     shape = stretch_outline(rough_circle(rng, 0.05), sample_uniform(rng, 1, 1.35))
     return (
         add_horn(shape, 0.0, sample_uniform(rng, 0.15, 0.5), sample_uniform(rng, 0.2, 0.5))
@@ -142,7 +140,7 @@ def lump_outline(rng: Generator) -> CellOutline:
 
 
 SCHISTOCYTE_SHAPES: tuple[tuple[Callable[[Generator], CellOutline], float, float], ...] = (
-    # share, radius (1: a normal cell's), both by eye from real smears
+    # fraction, radius (1: that of a normal cell); both estimated by eye from real smears
     (helmet_outline, 0.16, 0.82),
     (half_disc_outline, 0.07, 0.76),
     (triangle_outline, 0.07, 0.70),
@@ -155,14 +153,14 @@ SCHISTOCYTE_SHAPES: tuple[tuple[Callable[[Generator], CellOutline], float, float
     (spiked_outline, 0.05, 0.72),
     (torn_outline, 0.08, 0.85),
     (angular_outline, 0.05, 0.85),
-    (lump_outline, 0.03, 0.58),
+    (microspherocyte_outline, 0.03, 0.58),
 )
-CUMULATIVE_SHARES = np.cumsum([share for _, share, _ in SCHISTOCYTE_SHAPES])
+CUMULATIVE_FRACTIONS = np.cumsum([fraction for _, fraction, _ in SCHISTOCYTE_SHAPES])
 
 
 def schistocyte_outline(rng: Generator) -> CellOutline:
     sample_shape, _, radius = SCHISTOCYTE_SHAPES[
-        int(np.searchsorted(CUMULATIVE_SHARES, rng.random() * CUMULATIVE_SHARES[-1]))
+        int(np.searchsorted(CUMULATIVE_FRACTIONS, rng.random() * CUMULATIVE_FRACTIONS[-1]))
     ]
     shape = normalize_area(smooth_outline(normalize_area(sample_shape(rng)), sample_uniform(rng, 10, 34)))
     return radius * (roughen_edge(shape, rng, sample_uniform(rng, 0.005, 0.025)) if rng.random() < 0.3 else shape)

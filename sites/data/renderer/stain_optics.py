@@ -1,6 +1,6 @@
-"""Colour and optics: what the stain absorbs, what the lamp, the lens, the sensor and the file format add.
+"""Colour and optics: absorption by the stain, then the effects of lamp, lens, sensor and file format.
 
-The sessions' figures are means and spreads measured on a public data set (see __init__.py).
+STAIN_SESSIONS has means and spreads that were measured on a public data set (see __init__.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from numpy.random import Generator
 
 @dataclass(frozen=True)
 class StainSession:
-    weight: float
-    background: tuple[float, float, float]
-    brightness_spread: float  # spread of the logarithm
-    tint: tuple[float, float, float]  # the way in which the background's colour drifts
-    strengths: tuple[tuple[float, float], ...]  # absorbance of green: medians and spreads of the logarithm
-    red: tuple[float, float]  # absorbance of red, as a share of green's: mean, spread
+    """Slides that were stained and photographed together: their mean colours, and how much these vary."""
+
+    weight: float  # relative frequency
+    background: tuple[float, float, float]  # RGB of empty glass
+    brightness_spread: float  # standard deviation of the logarithm
+    tint: tuple[float, float, float]  # RGB direction in which the background's colour drifts
+    strengths: tuple[tuple[float, float], ...]  # absorbance of green: median and standard deviation of the logarithm
+    red: tuple[float, float]  # absorbance of red relative to green: mean, standard deviation
 
 
 STAIN_SESSIONS = (
@@ -37,12 +39,12 @@ STAIN_SESSIONS = (
 @dataclass(frozen=True)
 class StainOptics:
     background: np.ndarray  # (3,) RGB 0..255
-    absorbance: np.ndarray  # (3, 3): absorbance of red, green, blue by haemoglobin, azure dye, dirt
-    blur_pixels: float  # blur in pixels
+    absorbance: np.ndarray  # (3, 3): of red, green, blue (rows) by haemoglobin, azure dye, dirt (columns)
+    blur_pixels: float  # standard deviation of the Gaussian blur
     edge_sharpness: float  # dark line and bright halo at edges
-    fringe: tuple[float, float]  # pixels by which red and blue are shifted against each other
+    fringe: tuple[float, float]  # chromatic aberration: shift of red in pixels; blue is shifted the opposite way
     noise_std: float
-    jpeg_quality: int  # of the JPEG
+    jpeg_quality: int
 
 
 def sample_stain(rng: Generator) -> StainOptics:
@@ -78,7 +80,8 @@ def perturb_stain(stain: StainOptics, rng: Generator) -> StainOptics:
 
 @cache
 def sensor_noise_bank() -> np.ndarray:
-    """(768, 1024, 3) float32 sensor noise of spread 1, mostly grey: a window of it is a field's (drawing takes long)."""
+    """(768, 1024, 3) float32 sensor noise with a standard deviation of 1, mostly grey. Every field takes a random
+    window, because generating noise is slow."""
     rng = np.random.default_rng(0x0153)
     gray = cv2.GaussianBlur(rng.standard_normal((768, 1024, 1), np.float32), (3, 3), 0.75)
     tint = cv2.GaussianBlur(rng.standard_normal((768, 1024, 3), np.float32), (5, 5), 1.1)
@@ -86,13 +89,13 @@ def sensor_noise_bank() -> np.ndarray:
 
 
 def render_background(background: np.ndarray, rng: Generator, height: int, width: int) -> np.ndarray:
-    """(height, width, 3) float32 empty glass: a lamp off the middle, vignetting, an uneven film."""
+    """(height, width, 3) float32 empty glass: an off-centre lamp, vignetting, an uneven film."""
     y, x = np.mgrid[-1:1:9j, -1:1:12j]
     slope = rng.normal(0, 0.018, 2)
     brightness = (
         1 + slope[0] * x + slope[1] * y - rng.uniform(0, 0.04) * (x * x + y * y) + rng.normal(0, 0.004, (9, 12))
     )
-    color_gradient = rng.normal(0, 0.007, (2, 3))  # the lamp's colour is not quite the same everywhere
+    color_gradient = rng.normal(0, 0.007, (2, 3))  # the lamp's colour varies slightly over the field
     glass = (
         background * brightness[..., None] * (1 + color_gradient[0] * x[..., None] + color_gradient[1] * y[..., None])
     )
@@ -100,18 +103,22 @@ def render_background(background: np.ndarray, rng: Generator, height: int, width
 
 
 def develop_image(layers: np.ndarray, stain: StainOptics, rng: Generator) -> np.ndarray:
-    """(3, H, W) float32 amounts of haemoglobin, azure, dirt -> (H, W, 3) uint8 RGB as a microscope's camera saves it."""
+    """(3, H, W) float32 amounts of haemoglobin, azure dye, dirt -> (H, W, 3) uint8 RGB, as a camera saves it."""
     height, width = layers.shape[1:]
     cells, azure, dirt = (cv2.GaussianBlur(layer, (7, 7), stain.blur_pixels) for layer in layers)
     cells = _sharpen_edges(cells, stain.edge_sharpness)
-    planes = []  # BGR, as OpenCV's files have it
-    for (a, b, c), side in zip((-stain.absorbance[::-1]).tolist(), (-1, 0, 1), strict=True):
-        translation = np.array([[1, 0, side * stain.fringe[0]], [0, 1, side * stain.fringe[1]]], np.float32)
+    planes = []  # BGR, OpenCV's channel order
+    for (cell_factor, azure_factor, dirt_factor), shift_sign in zip(
+        (-stain.absorbance[::-1]).tolist(), (-1, 0, 1), strict=True
+    ):
+        translation = np.array([[1, 0, shift_sign * stain.fringe[0]], [0, 1, shift_sign * stain.fringe[1]]], np.float32)
         shifted = (
-            cv2.warpAffine(cells, translation, (width, height), borderMode=cv2.BORDER_REFLECT_101) if side else cells
+            cv2.warpAffine(cells, translation, (width, height), borderMode=cv2.BORDER_REFLECT_101)
+            if shift_sign
+            else cells
         )
-        planes.append(cv2.scaleAdd(dirt, c, cv2.scaleAdd(azure, b, a * shifted)))
-    image = cv2.merge(planes)  # from here on in place: new pages take longer than the sums
+        planes.append(cv2.scaleAdd(dirt, dirt_factor, cv2.scaleAdd(azure, azure_factor, cell_factor * shifted)))
+    image = cv2.merge(planes)  # in place from here on: allocating memory takes longer than the arithmetic
     cv2.exp(image, image)
     cv2.multiply(image, render_background(stain.background[::-1], rng, height, width), image)
     bank = sensor_noise_bank()
@@ -122,7 +129,7 @@ def develop_image(layers: np.ndarray, stain: StainOptics, rng: Generator) -> np.
 
 
 def _sharpen_edges(layer: np.ndarray, amount: float) -> np.ndarray:
-    """With the dark line and bright halo that refraction and the camera's sharpening give edges."""
+    """Adds the dark line and bright halo that refraction and the camera's sharpening produce at edges."""
     halved = cv2.resize(layer, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
     blurred = cv2.resize(cv2.GaussianBlur(halved, (7, 7), 1.1), layer.shape[::-1], interpolation=cv2.INTER_LINEAR)
     return np.asarray(cv2.addWeighted(layer, 1 + amount, blurred, -amount, 0))

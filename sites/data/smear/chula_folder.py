@@ -43,6 +43,7 @@ class AnnotatedField:
 
 
 def read_chula_folder(folder: Path, window: int, size: int) -> CellRecords:
+    """`window`: side in pixels of the crop around a point; `size`: side to which it is resized."""
     problems: list[str] = []
     image_files = _find_images(folder / "Dataset", problems)
     label_files = [f for f in _list_regular_files(folder / "Label", problems) if f.suffix.lower() == ".txt"]
@@ -144,7 +145,7 @@ def _crop_field(
 def _build_records(
     origin: str, fields: Sequence[AnnotatedField], notes: Sequence[str], window: int, size: int
 ) -> CellRecords:
-    """A group has the name of its first field."""
+    """A group is named after its first field."""
     first_field: dict[str, int] = {}
     group_of_field = [first_field.setdefault(f.image_hash, field_index) for field_index, f in enumerate(fields)]
     counts = [len(f.points) for f in fields]

@@ -21,13 +21,14 @@ KEY_ARRAYS = (*UNIT_COLUMNS, "batch", "species", "field")
 NAME_ARRAYS = ("class_names", "species_names", "field_names")
 PIXEL_ARRAYS = ("images", "jpeg", "offset")
 KNOWN_ARRAYS = frozenset({"labels", "type", "fold", "dup_of", *KEY_ARRAYS, *NAME_ARRAYS, *PIXEL_ARRAYS})
-CELLS_PER_TASK = 256  # cells per task of a thread
-MAX_UNPACKED_BYTES = 8 << 30  # of a whole file
+CELLS_PER_TASK = 256  # decoded by one task of the thread pool
+MAX_UNPACKED_BYTES = 8 << 30  # of all arrays together
 MAX_CELL_SIDE_PIXELS = 512  # of an uncompressed cell
 JPEG_START_MARKER, JPEG_END_MARKER = (0xFF, 0xD8), (0xFF, 0xD9)  # every JPEG begins and ends with these
 
 
 def read_cell_file(file: Path, size: int) -> CellRecords:
+    """Checks everything except the pixels, which are decoded to `size` x `size` on demand."""
     arrays = _read_arrays(file)
     unit = next((u for u in UNIT_COLUMNS if u in arrays), None)
     pixels = ("images",) if "images" in arrays else ("jpeg", "offset")
@@ -100,7 +101,7 @@ def _check_range(file: Path, name: str, values: np.ndarray, count: int) -> None:
     out_of_range = np.flatnonzero((values < 0) | (values >= count))
     if len(out_of_range):
         found = format_problems([f"row {row}: {name} {values[row]}" for row in out_of_range])
-        raise DataError(f"{file}: {name} must lie in 0..{count - 1}; correct these and pack the file again:{found}")
+        raise DataError(f"{file}: {name} must be in 0..{count - 1}; correct these and pack the file again:{found}")
 
 
 def _check_leaks(file: Path, unit: str, arrays: Mapping[str, np.ndarray]) -> None:

@@ -13,8 +13,8 @@ import pytest
 from deploy.app.app import create_app
 from deploy.inference.runtime import BundleRuntime
 from sites.data.renderer.field import render_field
-from tests.support.fake_api import listening
 from tests.support.image_files import encode_image
+from tests.support.web_server import serve_app
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def open_page(browser: Any, runtime: BundleRuntime) -> Iterator[Callable[..., An
     with ExitStack() as servers:
 
         def open_edge_app(width: int = 1280, height: int = 800, of: BundleRuntime = runtime) -> Any:
-            url = servers.enter_context(listening(create_app(of)))
+            url = servers.enter_context(serve_app(create_app(of)))
             context = browser.new_context(viewport={"width": width, "height": height}, locale="en-GB")
             contexts.append(context)
             page = context.new_page()

@@ -22,14 +22,14 @@ from deploy.slide.html_report import format_headline
 from deploy.slide.prevalence import RECOMMENDED_CELLS, RESEARCH_USE_NOTICE, SUSPICION_THRESHOLD, assess_prevalence
 from deploy.slide.reader import SlideReader, summarize_slide
 from tests.support.dicom_files import encode_dicom, make_dicom
-from tests.support.fake_api import listening
 from tests.support.image_files import encode_image
 from tests.support.markers import REAL_CELLS, needs_real_cells
+from tests.support.web_server import serve_app
 
 
 @pytest.fixture(scope="module")
 def client(runtime: BundleRuntime) -> Iterator[httpx.Client]:
-    with listening(create_app(runtime)) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serve_app(create_app(runtime)) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -142,7 +142,7 @@ def test_api_images_refuses_broken_bytes_with_a_cure(client: httpx.Client, data:
 
 
 def test_too_large_requests_are_refused(runtime: BundleRuntime) -> None:
-    with listening(create_app(runtime, max_bytes=1000)) as url:
+    with serve_app(create_app(runtime, max_bytes=1000)) as url:
         assert httpx.get(f"{url}/api/model").json()["max_bytes"] == 1000
         for content in (b"0" * 1001, iter([b"0" * 600, b"0" * 600])):  # with and without a content length
             answer = httpx.post(f"{url}/api/images", content=content)

@@ -220,8 +220,8 @@ def test_export_overwrites_nothing_and_is_atomic(exported_run, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["there"]
 
 
-def test_export_of_a_study_without_images_is_refused(go, tmp_path):
-    folder, _ = go(moons_study(rounds=1))
+def test_export_of_a_study_without_images_is_refused(run_study, tmp_path):
+    folder, _ = run_study(moons_study(rounds=1))
     with pytest.raises(IncompatibleStudyError, match="bundles are for images"):
         export_bundle(folder, "global", tmp_path / "b", keys.generate_key())
 
@@ -253,15 +253,15 @@ def export_study(study: Study, name: str, tmp_path):
 
 @pytest.mark.parametrize(
     ("strategy", "name"),
-    [({"name": "ifca"}, "group/"), ({"name": "fedper"}, "site/site-01"), ({"name": "fedper"}, "global")],
+    [({"name": "ifca"}, "cluster/"), ({"name": "fedper"}, "site/site-01"), ({"name": "fedper"}, "global")],
 )
 def test_export_of_cluster_and_site_models(strategy, name, tmp_path):
     study = make_study(strategy=strategy)
     folder = RunFolder.create(tmp_path / "run", study)
     run_simulation(study, folder)
-    if name == "group/":
-        groups = set(folder.load_rounds()[-1]["groups"].values())
-        name = f"group/{sorted(groups)[0]}"
+    if name == "cluster/":
+        groups = set(folder.load_rounds()[-1]["clusters"].values())
+        name = f"cluster/{sorted(groups)[0]}"
     made = export_bundle(folder, name, tmp_path / "bundle", keys.generate_key())
     assert made.model_card["model"] == name
     assert made.warnings == ()

@@ -121,8 +121,8 @@ def test_unfit_local_calibration_excludes_a_verdict(hemofed, bundle, field, imag
         folder = tmp_path / "mine" / ("schistocyte" if n % 4 == 0 else "other")
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(cell).save(folder / f"{n}.png")
-    assert "gives no verdict by it" in hemofed("edge", "calibrate", bundle, "--data", "mine").replace("\n", " ")
-    assert "not to be used here" in hemofed("edge", "show", bundle)
+    assert "gives no verdict with it" in hemofed("edge", "calibrate", bundle, "--data", "mine").replace("\n", " ")
+    assert "must not be used here" in hemofed("edge", "show", bundle)
     Image.fromarray(field).save(tmp_path / "f.png")
     slide = json.loads(hemofed("predict", bundle, "f.png", "--json"))["slide"]
     assert "do not use this model here" in slide["reliability_warnings"][0]

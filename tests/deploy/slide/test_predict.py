@@ -102,7 +102,7 @@ def test_cells_csv_and_stdin(hemofed, bundle, images, tmp_path, trusted_env):
 def test_unreadable_images_do_not_stop_predict(hemofed, bundle, images, tmp_path):
     Image.fromarray(images[0]).save(tmp_path / "good.png")
     (tmp_path / "empty.png").write_bytes(b"")
-    (tmp_path / "text.dcm").write_text("no picture")
+    (tmp_path / "text.dcm").write_text("not an image")
     whole = io.BytesIO()
     Image.fromarray(images[1]).save(whole, "JPEG")
     (tmp_path / "half.jpg").write_bytes(whole.getvalue()[:400])
@@ -148,7 +148,7 @@ def test_trust_commands(hemofed, exported_run, monkeypatch, tmp_path):
     assert "no key is pinned" in hemofed("trust", "list")
     assert "pinned lead" in hemofed("trust", "add", "lead", exported_run.export.public_key)
     assert json.loads(hemofed("trust", "list", "--json"))[0]["key"] == exported_run.export.public_key
-    assert "signature good, by lead" in hemofed("edge", "show", exported_run.export.folder)
+    assert "valid signature by lead" in hemofed("edge", "show", exported_run.export.folder)
     hemofed("trust", "remove", "lead")
     assert json.loads(hemofed("trust", "list", "--json")) == []
 
@@ -172,7 +172,7 @@ def test_export_command(hemofed, exported_run, tmp_path):
     assert ModelBundle.open(tmp_path / "new.zip", exported_run.trust_store).digest == result["digest"]
     output = hemofed("export", exported_run.run_folder.path, "-o", tmp_path / "other")
     assert "hemofed trust add NAME" in output
-    with pytest.raises(Exception, match="either --model or --site"):
+    with pytest.raises(Exception, match="--model and --site exclude each other"):
         hemofed("export", exported_run.run_folder.path, "-o", tmp_path / "x", "--model", "global", "--site", "a")
 
 

@@ -62,7 +62,11 @@ def test_reliability_warnings_exclude_a_verdict():
     good = make_point(0.8, 0.999, 500, 20_000)
     assert assess_prevalence(1000, 60, good).verdict == VERDICT_ABOVE
     estimate = assess_prevalence(1000, 60, good, ["the light is strange"])
-    assert (estimate.verdict, estimate.reason, estimate.needs_review) == (VERDICT_UNDECIDED, "the light is strange", True)
+    assert (estimate.verdict, estimate.reason, estimate.needs_review) == (
+        VERDICT_UNDECIDED,
+        "the light is strange",
+        True,
+    )
 
 
 def test_prevalence_of_a_model_at_chance_is_undefined():

@@ -1,12 +1,13 @@
-"""Only for the tests of security: a site that lies, in each training turn otherwise, and asks for what is not its own.
+"""For the security tests only: a site that sends a false reply in each training round, and requests receipts of others.
 
-Found by the interpreter where this folder is on PYTHONPATH; nothing in hemofed itself can be asked to do that.
+The interpreter runs this file if its folder is on PYTHONPATH; hemofed itself has no such switch.
+FALSE_REPLIES: the kinds of the replies to rounds 1, 2, ...; later replies are honest.
 """
 
 import os
 import sys
 
-if "LIES" in os.environ and any("worker_process" in part for part in sys.orig_argv):
+if "FALSE_REPLIES" in os.environ and any("worker_process" in part for part in sys.orig_argv):
     import json
     from pathlib import Path
 
@@ -20,67 +21,69 @@ if "LIES" in os.environ and any("worker_process" in part for part in sys.orig_ar
     from sites.worker.run_worker import RunWorker
 
     HOME = Path(os.environ[SITE_HOME_ENV])
-    sent: list[bytes] = []
+    true_replies: list[bytes] = []
 
-    def changed(parcel: bytes, fields: dict = {}, **vectors: torch.Tensor) -> bytes:  # type: ignore[type-arg]  # noqa: B006
-        header, found = deserialize_frame(parcel)
-        return serialize_frame(
-            header | fields, found | {key.replace("__", "/"): value for key, value in vectors.items()}
-        )
+    def change_header(reply: bytes, **fields: object) -> bytes:
+        header, tensors = deserialize_frame(reply)
+        return serialize_frame(header | fields, tensors)
 
-    def vector(parcel: bytes) -> tuple[str, torch.Tensor]:
-        found = deserialize_frame(parcel)[1]
-        key = max(found, key=lambda name: found[name].numel())
-        return key.replace("/", "__"), found[key]
+    def change_tensors(reply: bytes, changes: dict[str, torch.Tensor]) -> bytes:
+        header, tensors = deserialize_frame(reply)
+        return serialize_frame(header, tensors | changes)
 
-    def nan(parcel: bytes) -> bytes:
-        key, value = vector(parcel)
-        return changed(parcel, **{key: value * torch.nan})
+    def largest_tensor(reply: bytes) -> tuple[str, torch.Tensor]:
+        tensors = deserialize_frame(reply)[1]
+        key = max(tensors, key=lambda name: tensors[name].numel())
+        return key, tensors[key]
 
-    def shape(parcel: bytes) -> bytes:
-        key, value = vector(parcel)
-        return changed(parcel, **{key: torch.cat([value, value])})
+    def send_nan(reply: bytes) -> bytes:
+        key, value = largest_tensor(reply)
+        return change_tensors(reply, {key: value * torch.nan})
 
-    def far(parcel: bytes) -> bytes:
-        key, value = vector(parcel)
-        return changed(parcel, **{key: value * 1e9})
+    def send_wrong_shape(reply: bytes) -> bytes:
+        key, value = largest_tensor(reply)
+        return change_tensors(reply, {key: torch.cat([value, value])})
 
-    LIES = {
-        "honest": lambda parcel: parcel,
-        "replay": lambda parcel: sent[0],
-        "nan": nan,
-        "shape": shape,
-        "name": lambda parcel: changed(parcel, {"site": "site-01"}),
-        "oversize": lambda parcel: changed(parcel, mean__more=torch.zeros(17 << 20)),
-        "garbage": lambda parcel: b"HF3\0" + os.urandom(1000),
-        "weight": lambda parcel: changed(parcel, {"weight": 1e8}),
-        "far": far,
+    FALSIFY = {
+        "honest": lambda reply: reply,
+        "replay": lambda reply: true_replies[0],
+        "nan": send_nan,
+        "shape": send_wrong_shape,
+        "name": lambda reply: change_header(reply, site="site-01"),
+        "oversize": lambda reply: change_tensors(reply, {"mean/more": torch.zeros(17 << 20)}),
+        "garbage": lambda reply: b"HF3\0" + os.urandom(1000),
+        "weight": lambda reply: change_header(reply, weight=1e8),
     }
-    told = os.environ["LIES"].split()
-    answer, execute = RunWorker.answer_message, SiteExecutor.execute
+    reply_kinds = os.environ["FALSE_REPLIES"].split()
+    answer_message, execute = RunWorker.answer_message, SiteExecutor.execute
 
-    def lying(self: RunWorker, parcel: bytes) -> bytes:
-        true = answer(self, parcel)
-        if deserialize_frame(parcel)[0]["task"] != "train":
-            return true
-        sent.append(true)
-        return LIES[told[len(sent) - 1] if len(sent) <= len(told) else "honest"](true)
+    def answer_falsely(self: RunWorker, payload: bytes) -> bytes:
+        reply = answer_message(self, payload)
+        if deserialize_frame(payload)[0]["task"] != "train":
+            return reply
+        true_replies.append(reply)
+        round_index = len(true_replies) - 1
+        kind = reply_kinds[round_index] if round_index < len(reply_kinds) else "honest"
+        return FALSIFY[kind](reply)
 
-    def asking(self, task_name, shareable, fl_ctx, abort_signal):  # type: ignore[no-untyped-def]
-        if (HOME / "stolen.json").exists():
-            stolen = (HOME / "stolen.json").read_text()
-            (HOME / "stolen.json").unlink()
-            heard = [ask(fl_ctx, *of) for of in (("site-03", "}{"), ("site-03", stolen), ("site-01", "}{"))]
-            (HOME / "heard.json").write_text(json.dumps(heard))
+    def execute_after_requests(self, task_name, shareable, fl_ctx, abort_signal):  # type: ignore[no-untyped-def]
+        stolen_path = HOME / "stolen.json"
+        if stolen_path.exists():
+            stolen_request = stolen_path.read_text()
+            stolen_path.unlink()
+            requests = (("site-03", "}{"), ("site-03", stolen_request), ("site-01", "}{"))
+            replies = [request_receipt(fl_ctx, name, text) for name, text in requests]
+            (HOME / "receipt_replies.json").write_text(json.dumps(replies))
         return execute(self, task_name, shareable, fl_ctx, abort_signal)
 
-    def ask(fl_ctx, name: str, told: str) -> str:  # type: ignore[no-untyped-def]
-        """A request for a receipt, by whoever this site claims to be."""
+    def request_receipt(fl_ctx, name: str, request_json: str) -> str:  # type: ignore[no-untyped-def]
+        """`name`: the site that this one claims to be."""
         engine = fl_ctx.get_engine()
         with engine.new_context() as context:
             context.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
-            asked = Shareable({JSON_TEXT_KEY: told, "epsilon": 99.0})
-            answers = engine.send_aux_request(None, RECEIPT_TOPIC, asked, 10.0, context)
-        return str([answer.get(JSON_TEXT_KEY) for answer in answers.values()])
+            request = Shareable({JSON_TEXT_KEY: request_json, "epsilon": 99.0})
+            replies = engine.send_aux_request(None, RECEIPT_TOPIC, request, 10.0, context)
+        return str([reply.get(JSON_TEXT_KEY) for reply in replies.values()])
 
-    RunWorker.answer_message, SiteExecutor.execute = lying, asking  # type: ignore[method-assign]
+    RunWorker.answer_message = answer_falsely  # type: ignore[method-assign]
+    SiteExecutor.execute = execute_after_requests  # type: ignore[method-assign]

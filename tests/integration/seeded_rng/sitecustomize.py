@@ -1,20 +1,20 @@
-"""Only for the test that compares engines: a site's draws follow from DICE instead of the operating system's entropy.
+"""For the test that compares engines only: a site's secure random numbers follow from SITE_SEED, not from the system's entropy.
 
-Found by the interpreter where this folder is on PYTHONPATH; nothing in hemofed itself can be asked to do that.
+The interpreter runs this file if its folder is on PYTHONPATH; hemofed itself has no such switch.
 """
 
 import os
 
-if "DICE" in os.environ:
+if "SITE_SEED" in os.environ:
     import hashlib
 
-    from privacy.dpsgd import secure_rng as entropy
+    from privacy.dpsgd import secure_rng
 
-    class Diced(entropy.SecureRandom):
-        rolled = 0
+    class SeededRandom(secure_rng.SecureRandom):
+        num_created = 0
 
         def __init__(self) -> None:
-            super().__init__(hashlib.sha256(f"{os.environ['DICE']} {Diced.rolled}".encode()).digest())
-            Diced.rolled += 1
+            super().__init__(hashlib.sha256(f"{os.environ['SITE_SEED']} {SeededRandom.num_created}".encode()).digest())
+            SeededRandom.num_created += 1
 
-    entropy.SecureRandom = Diced  # type: ignore[misc]
+    secure_rng.SecureRandom = SeededRandom  # type: ignore[misc]

@@ -27,9 +27,9 @@ NETWORKS_WITH_NORM = ["cnn28", "cnn72", "densenet", "resnet", "efficientnet"]
 
 
 def make_model_config(name: str, **fields: object) -> ModelConfig:
-    found = registered_components("models")[name].model_validate({**SMALL_OPTIONS.get(name, {}), **fields})
-    assert isinstance(found, ModelConfig)
-    return found
+    config = registered_components("models")[name].model_validate({**SMALL_OPTIONS.get(name, {}), **fields})
+    assert isinstance(config, ModelConfig)
+    return config
 
 
 def make_network(name: str, seed: int = 0, **fields: object) -> nn.Module:
@@ -45,7 +45,7 @@ def test_every_registered_model_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_logits_and_a_step_that_lowers_the_loss(name: str) -> None:
+def test_logits_shape_and_a_gradient_step_lowers_the_loss(name: str) -> None:
     module = make_network(name).eval()  # without dropout, so that both losses are of the same function
     torch.manual_seed(1)
     x, y = torch.rand(6, *INPUTS[name][0]), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -101,9 +101,9 @@ def test_batch_norm_option(name: str) -> None:
     module = make_network(name, norm="batch")
     assert has_layer(module, nn.BatchNorm2d)
     assert not has_layer(module, nn.GroupNorm)
-    spec, same = ParameterSpec.from_module(module), ParameterSpec.from_module(make_network(name))
+    spec, group_norm_spec = ParameterSpec.from_module(module), ParameterSpec.from_module(make_network(name))
     assert spec.num_norm_stats > 0
-    assert spec.num_parameters == same.num_parameters  # both norms have a scale and a shift per channel
+    assert spec.num_parameters == group_norm_spec.num_parameters  # both norms have a scale and a shift per channel
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_batch_norm_option(name: str) -> None:
     ],
 )
 def test_wrong_input_shape_lists_matching_models(name: str, shape: tuple[int, ...], cure: str) -> None:
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(ModelError) as raised:
         make_model_config(name).build_network(shape, 3)
-    text = str(refused.value)
+    text = str(raised.value)
     assert name in text
     assert str(shape) in text
     assert make_model_config(name).input_description in text

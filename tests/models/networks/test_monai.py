@@ -1,4 +1,4 @@
-"""Our changes to the MONAI networks: GroupNorm instead of BatchNorm, support of hooks, lazy import."""
+"""Changes to the MONAI networks: GroupNorm instead of BatchNorm, support of hooks, lazy import."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def test_replace_batch_norm_in_nested_layers() -> None:
 
 
 @pytest.mark.parametrize("net", [DenseNet(), ResNet(depth=10), ResNet(depth=50), EfficientNet()])
-def test_hooks_see_every_layers_gradient(net: MonaiNet) -> None:
-    """Full backward hooks, which Opacus uses for per-example gradients, fail on in-place operations."""
+def test_backward_hooks_run_for_every_layer(net: MonaiNet) -> None:
+    """Full backward hooks, which Opacus uses for per-sample gradients, fail on in-place operations."""
     module = net.init_network((3, 32, 32), 2, seed=0)
     layers = {m for m in module.modules() if list(m.parameters(recurse=False))}
-    seen: set[nn.Module] = set()
+    layers_with_gradient: set[nn.Module] = set()
     for layer in layers:
-        layer.register_full_backward_hook(lambda m, *_: seen.add(m))
-    # an input that needs a gradient, or torch warns that the first layer has none to report
+        layer.register_full_backward_hook(lambda m, *_: layers_with_gradient.add(m))
+    # without requires_grad torch warns that the first layer has no input gradient
     module(torch.rand(2, 3, 32, 32, requires_grad=True)).sum().backward()
-    assert seen == layers
+    assert layers_with_gradient == layers
 
 
 def test_efficientnet_swish_is_not_memory_efficient() -> None:

@@ -1,4 +1,4 @@
-"""Sizes and initial weights of our own networks."""
+"""Sizes and initial weights of hemofed's own networks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_number_of_parameters(module: nn.Module, size: int) -> None:
     assert ParameterSpec.from_module(module).num_parameters == size
 
 
-def test_dense_networks_are_chains() -> None:
-    chain = [nn.Linear, nn.ReLU, nn.Linear]
-    assert layer_types(MLP().build_network((1, 28, 28), 10)) == [nn.Flatten, *chain]
-    assert layer_types(TwoNN().build_network((1, 28, 28), 10)) == [nn.Flatten, *chain[:2], *chain]
-    assert layer_types(MoonsNet().build_network((2,), 2)) == chain
+def test_mlps_are_sequences_of_linear_and_relu() -> None:
+    one_hidden_layer = [nn.Linear, nn.ReLU, nn.Linear]
+    assert layer_types(MLP().build_network((1, 28, 28), 10)) == [nn.Flatten, *one_hidden_layer]
+    assert layer_types(TwoNN().build_network((1, 28, 28), 10)) == [nn.Flatten, *one_hidden_layer[:2], *one_hidden_layer]
+    assert layer_types(MoonsNet().build_network((2,), 2)) == one_hidden_layer
 
 
 def test_glorot_initialization() -> None:
@@ -50,12 +50,12 @@ def test_glorot_initialization() -> None:
 def test_torch_initialization() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        plain = nn.Linear(5, 4)
+        expected = nn.Linear(5, 4)
     first = next(
         m for m in MLP(init="torch", hidden=(4,)).init_network((5,), 2, seed=3).children() if isinstance(m, nn.Linear)
     )
-    assert torch.equal(first.weight, plain.weight)
-    assert torch.equal(first.bias, plain.bias)
+    assert torch.equal(first.weight, expected.weight)
+    assert torch.equal(first.bias, expected.bias)
 
 
 @pytest.mark.parametrize("shape", [(1, 24, 24), (3, 28, 28), (1, 39, 30)])

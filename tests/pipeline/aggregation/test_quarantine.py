@@ -95,7 +95,7 @@ def test_two_updates_have_no_outlier():
 
 
 def test_quarantine_below_the_quorum_raises():
-    with pytest.raises(QuorumNotReachedError, match="3 of 4 sites answered"):
+    with pytest.raises(QuorumNotReachedError, match="3 of 4 sites replied"):
         run_request(*GOOD_REPLIES, make_reply_with_delta(0, 1e30), quorum=4)
 
 

@@ -71,7 +71,7 @@ def test_partial_updates_drop_and_keep():
 
 
 def test_quorum():
-    with pytest.raises(QuorumNotReachedError, match=r"1 of 2 sites answered, round\.quorum is 2"):
+    with pytest.raises(QuorumNotReachedError, match=r"1 of 2 sites replied, round\.quorum is 2"):
         run_request(make_reply("a"), quorum=2)
 
 

@@ -1,4 +1,4 @@
-"""What the officer types: looks, says yes or no, withdraws, and asks for a second person."""
+"""The officer's commands: offers, approve, revoke-approval and require-cosigner."""
 
 import io
 import json
@@ -20,109 +20,117 @@ from tests.support.hospital import Hospital
 @pytest.fixture
 def hospital(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    made = Hospital(tmp_path)
-    made.store_offer(made.make_offer("smear-private"))
-    return made
+    hospital = Hospital(tmp_path)
+    hospital.store_offer(hospital.make_offer("smear-private"))
+    return hospital
 
 
 @pytest.fixture
-def officer(tmp_path):
+def officer_path(tmp_path):
     return tmp_path / "officer.pem"
 
 
-def said(monkeypatch, text):
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+def approve(hospital, run="run-1", **arguments):
+    defaults = {
+        "officer_key_path": None,
+        "cosigner_key_path": None,
+        "days": 90,
+        "assume_yes": False,
+        "json": False,
+    }
+    approve_command(hospital.path, run, **(defaults | arguments))
 
 
-def state(hospital):
+def approval_state(hospital):
     return check_approval(hospital.home, hospital.make_offer("smear-private")).state
 
 
-def test_looking_signs_nothing(hospital, capsys):
-    approve_command(hospital.path, "run-1", None, None, 90, False, False)
-    out = capsys.readouterr().out
-    for words in (
+def test_approve_without_a_key_shows_the_study_and_signs_nothing(hospital, capsys):
+    approve(hospital)
+    output = capsys.readouterr().out
+    for phrase in (
         "smear-private, offered as run-1 to st-anne",
         "Epsilon asked",
         "what leaves this site",
         "charite, key ",
     ):
-        assert words in out
-    assert state(hospital) == "pending"
+        assert phrase in output
+    assert approval_state(hospital) == "pending"
 
 
-@pytest.mark.parametrize(("answer", "then"), [("\n", "pending"), ("n\n", "pending"), ("y\n", "approved")])
-def test_yes_or_no(hospital, officer, monkeypatch, capsys, answer, then):
-    said(monkeypatch, answer)
-    approve_command(hospital.path, "run-1", officer, None, 90, False, False)
-    assert state(hospital) == then
-    assert ("nothing was signed" in capsys.readouterr().out) == (then == "pending")
+@pytest.mark.parametrize(("answer", "state"), [("\n", "pending"), ("n\n", "pending"), ("y\n", "approved")])
+def test_approve_asks_for_confirmation(hospital, officer_path, monkeypatch, capsys, answer, state):
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    approve(hospital, officer_key_path=officer_path)
+    assert approval_state(hospital) == state
+    assert ("nothing was signed" in capsys.readouterr().out) == (state == "pending")
 
 
-def test_json(hospital, officer, capsys):
-    approve_command(hospital.path, "run-1", officer, None, 90, False, True)
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["state"], state(hospital)) == ("pending", "pending")
-    assert shown["words"]["leaves"][0]["protection"] == "none"
-    approve_command(hospital.path, "run-1", officer, None, 90, True, True)
+def test_approve_with_json_signs_only_with_yes(hospital, officer_path, capsys):
+    approve(hospital, officer_key_path=officer_path, json=True)
+    result = json.loads(capsys.readouterr().out)
+    assert (result["state"], approval_state(hospital)) == ("pending", "pending")
+    assert result["words"]["disclosures"][0]["protection"] == "none"
+    approve(hospital, officer_key_path=officer_path, assume_yes=True, json=True)
     assert json.loads(capsys.readouterr().out)["state"] == "approved"
-    approve_command(hospital.path, None, None, None, 90, False, True)
+    approve(hospital, run=None, json=True)
     assert [offer["state"] for offer in json.loads(capsys.readouterr().out)] == ["approved"]
 
 
-def test_the_list(hospital, tmp_path, capsys):
+def test_offers_lists_incompatible_and_missing_offers(hospital, tmp_path, capsys):
     offers_command(hospital.path, False)
-    out = capsys.readouterr().out
-    assert "run-1" in out
-    assert "pending" in out
-    other = hospital.store_offer(
-        hospital.make_offer(run="run-9").model_copy(update={"version": "99.0", "study": 'name = "x"\nnew = 1'})
+    output = capsys.readouterr().out
+    assert "run-1" in output
+    assert "pending" in output
+    incompatible_offer = hospital.store_offer(
+        hospital.make_offer(run="run-9").model_copy(update={"version": "99.0", "study_toml": 'name = "x"\nnew = 1'})
     )
     offers_command(hospital.path, False)
     assert "refused" in capsys.readouterr().out
     with pytest.raises(IncompatibleStudyError, match=r"run-9 needs hemofed 99\.0"):
-        approve_command(hospital.path, other.digest[:12], None, None, 90, False, False)
+        approve(hospital, run=incompatible_offer.digest[:12])
     with pytest.raises(RunFolderError, match="'run-7' is not offered here; offered: "):
-        approve_command(hospital.path, "run-7", None, None, 90, False, False)
-    empty = Hospital(tmp_path / "empty")
-    offers_command(empty.path, False)
-    assert "Nothing is offered" in capsys.readouterr().out
+        approve(hospital, run="run-7")
+    empty_hospital = Hospital(tmp_path / "empty")
+    offers_command(empty_hospital.path, False)
+    assert "No study is offered" in capsys.readouterr().out
 
 
-def test_withdrawing(hospital, officer, capsys):
-    approve_command(hospital.path, "run-1", officer, None, 90, True, False)
+def test_revoke_approval_with_the_site_key_or_the_officer_key(hospital, officer_path, capsys):
+    approve(hospital, officer_key_path=officer_path, assume_yes=True)
     revoke_approval_command(hospital.path, "run-1", None, "a doubt", False)
-    assert "from the next message on" in capsys.readouterr().out
-    assert state(hospital) == "withdrawn"
-    approve_command(hospital.path, "run-1", officer, None, 90, True, False)
+    assert "revoked: from the next message on" in capsys.readouterr().out
+    assert approval_state(hospital) == "revoked"
+    approve(hospital, officer_key_path=officer_path, assume_yes=True)
     capsys.readouterr()
-    revoke_approval_command(hospital.path, "run-1", officer, "a doubt", True)
+    revoke_approval_command(hospital.path, "run-1", officer_path, "a doubt", True)
     assert json.loads(capsys.readouterr().out)[0]["reason"] == "a doubt"
 
 
-def test_a_second_person(hospital, officer, tmp_path, capsys):
-    second, file = generate_key(), tmp_path / "second.pem"
-    save_key(second, file)
+def test_require_cosigner_makes_approvals_need_two_signatures(hospital, officer_path, tmp_path, capsys):
+    cosigner_key, cosigner_path = generate_key(), tmp_path / "cosigner.pem"
+    save_key(cosigner_key, cosigner_path)
     with pytest.raises(KeyFileError, match="neither a public key"):
-        require_cosigner_command(hospital.path, officer, "no key", None)
-    require_cosigner_command(hospital.path, officer, public_hex(second), None)
-    assert "approvals by one person no longer stand" in capsys.readouterr().out
+        require_cosigner_command(hospital.path, officer_path, "no key", None)
+    require_cosigner_command(hospital.path, officer_path, public_hex(cosigner_key), None)
+    assert "approvals signed by one person are no longer valid" in capsys.readouterr().out
     with pytest.raises(LedgerError, match="needs two signatures"):
-        approve_command(hospital.path, "run-1", officer, None, 90, True, False)
-    approve_command(hospital.path, "run-1", officer, file, 90, True, False)
-    assert state(hospital) == "approved"
+        approve(hospital, officer_key_path=officer_path, assume_yes=True)
+    approve(hospital, officer_key_path=officer_path, cosigner_key_path=cosigner_path, assume_yes=True)
+    assert approval_state(hospital) == "approved"
     with pytest.raises(LedgerError, match="needs two signatures"):
-        require_cosigner_command(hospital.path, officer, None, None)
-    require_cosigner_command(hospital.path, officer, None, file)
-    assert hospital.home.ledger.state.second is None
+        require_cosigner_command(hospital.path, officer_path, None, None)
+    require_cosigner_command(hospital.path, officer_path, None, cosigner_path)
+    assert hospital.home.ledger.state.cosigner_key is None
+    assert "approvals now need the officer only" in capsys.readouterr().out
 
 
-def test_an_officers_key_with_a_passphrase(hospital, tmp_path, monkeypatch):
-    locked = tmp_path / "locked.pem"
-    save_key(hospital.officer, locked, "horse")
+def test_officer_key_with_a_passphrase(hospital, tmp_path, monkeypatch):
+    encrypted_key_path = tmp_path / "encrypted.pem"
+    save_key(hospital.officer, encrypted_key_path, "horse")
     monkeypatch.setattr("getpass.getpass", lambda prompt: "cow")
     with pytest.raises(KeyFileError, match="the passphrase is wrong"):
-        approve_command(hospital.path, "run-1", locked, None, 90, True, False)
+        approve(hospital, officer_key_path=encrypted_key_path, assume_yes=True)
     monkeypatch.setattr("getpass.getpass", lambda prompt: "horse")
-    approve_command(hospital.path, "run-1", locked, None, 90, True, False)
-    assert state(hospital) == "approved"
+    approve(hospital, officer_key_path=encrypted_key_path, assume_yes=True)
+    assert approval_state(hospital) == "approved"

@@ -43,7 +43,7 @@ class FakeSites:
         )
 
     def send(self, task, site):
-        def work():
+        def reply_after_delay():
             time.sleep(self.delays[site])
             result = self.make_answer(site, task.data[MESSAGE_BYTES_KEY])
             if isinstance(result, bytes):
@@ -52,7 +52,7 @@ class FakeSites:
             task.result_received_cb(SimpleNamespace(client=SimpleNamespace(name=site), result=result), None)
 
         if self.delays[site] is not None:
-            threading.Thread(target=work, daemon=True).start()
+            threading.Thread(target=reply_after_delay, daemon=True).start()
 
     def exchange(self, message, **round_policy):
         return dict(self.engine.exchange(dict.fromkeys(self.delays, message), RoundPolicy(**round_policy)))
@@ -74,8 +74,8 @@ class FakeSites:
 
 def test_exchange_sends_each_site_its_message_and_yields_replies_as_they_arrive(tmp_path):
     sites = FakeSites(tmp_path, {"a": 0.3, "b": 0.0})
-    got = list(sites.engine.exchange({"a": b"for a", "b": b"for b"}, RoundPolicy()))
-    assert got == [("b", b"for b!"), ("a", b"for a!")]
+    replies = list(sites.engine.exchange({"a": b"for a", "b": b"for b"}, RoundPolicy()))
+    assert replies == [("b", b"for b!"), ("a", b"for a!")]
     assert sites.live_status.answered == ["b", "a"]
 
 
@@ -134,9 +134,9 @@ def test_oversized_and_failed_replies_become_declined(tmp_path, monkeypatch):
     def make_answer(site, message):
         return {"a": b"x" * 1000, "b": make_reply(ReturnCode.EXECUTION_EXCEPTION), "c": Shareable(), "d": b"ok"}[site]
 
-    got = FakeSites(tmp_path, dict.fromkeys("abcd", 0.0), make_answer=make_answer).exchange(b"1")
-    declined_replies = {site: deserialize_reply(site, got[site]) for site in "abc"}
-    assert all(isinstance(one, Declined) for one in declined_replies.values())
+    replies = FakeSites(tmp_path, dict.fromkeys("abcd", 0.0), make_answer=make_answer).exchange(b"1")
+    declined_replies = {site: deserialize_reply(site, replies[site]) for site in "abc"}
+    assert all(isinstance(declined, Declined) for declined in declined_replies.values())
     assert {site: declined.kind for site, declined in declined_replies.items()} == {
         "a": "too_large",
         "b": "failed",
@@ -144,10 +144,10 @@ def test_oversized_and_failed_replies_become_declined(tmp_path, monkeypatch):
     }
     assert declined_replies["a"].text.startswith("sent 1000 bytes")
     assert "EXECUTION_EXCEPTION" in declined_replies["b"].text
-    assert got["d"] == b"ok"
+    assert replies["d"] == b"ok"
 
 
-def test_site_without_a_valid_proof_takes_no_part(tmp_path):
+def test_site_without_a_valid_proof_is_excluded(tmp_path):
     """FLARE accepts an old certificate; the engine needs a signature with the agent's key."""
     sites = FakeSites(tmp_path, {"a": 0.0, "b": 0.0, "c": 0.0}, make_answer=lambda site, message: b"!")
     sites.engine._verify_proof = lambda site, nonce, proof: proof == f"{site} {nonce}"
@@ -159,7 +159,7 @@ def test_site_without_a_valid_proof_takes_no_part(tmp_path):
         result[JSON_TEXT_KEY] = json.dumps(summary)
         task.result_received_cb(SimpleNamespace(client=SimpleNamespace(name=site), result=result), None)
 
-    real, sites.engine._send_task = sites.engine._send_task, send
+    original_send_task, sites.engine._send_task = sites.engine._send_task, send
     assert list(sites.engine.collect_data_summaries()) == ["a"]
-    sites.engine._send_task = real
+    sites.engine._send_task = original_send_task
     assert sites.exchange(b"1") == {"a": b"!"}

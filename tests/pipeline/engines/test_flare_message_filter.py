@@ -1,4 +1,4 @@
-"""A site may send only to the coordinator, only with its own origin, and only what a run needs."""
+"""The message filter: sites send only to the coordinator, under their own name, and only messages that a run needs."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
 from pipeline.engines.flare_message_filter import rejection_reason
 
 
-def make_message(channel, topic, target="server", origin="north", kind=MessageType.REQ, **more):
+def make_message(channel, topic, target="server", origin="north", kind=MessageType.REQ, **extra_headers):
     headers = {
         MessageHeaderKey.ORIGIN: origin,
         MessageHeaderKey.DESTINATION: target,
@@ -25,12 +25,12 @@ def make_message(channel, topic, target="server", origin="north", kind=MessageTy
         MessageHeaderKey.CHANNEL: channel,
         MessageHeaderKey.TOPIC: topic,
     }
-    return Message(headers | more, b"")
+    return Message(headers | extra_headers, b"")
 
 
-def make_streamed_message(channel, topic, target="server", as_topic=STREAM_DATA_TOPIC, **more):
+def make_streamed_message(channel, topic, target="server", as_topic=STREAM_DATA_TOPIC, **extra_headers):
     inner = {StreamHeaderKey.CHANNEL: channel, StreamHeaderKey.TOPIC: topic}
-    return make_message(STREAM_CHANNEL, as_topic, target, **inner, **more)
+    return make_message(STREAM_CHANNEL, as_topic, target, **inner, **extra_headers)
 
 
 @pytest.mark.parametrize("wrap", [make_message, make_streamed_message])
@@ -46,7 +46,7 @@ def make_streamed_message(channel, topic, target="server", as_topic=STREAM_DATA_
         ("return_only", "any", "server"),
     ],
 )
-def test_message_filter_passes_what_a_run_needs(wrap, channel, topic, target):
+def test_message_filter_passes_messages_that_a_run_needs(wrap, channel, topic, target):
     assert rejection_reason("north", wrap(channel, topic, target)) == ""
     assert rejection_reason("north", wrap(channel, topic, target, origin="north.job")) == ""
 
@@ -79,13 +79,14 @@ def test_message_filter_rejects_a_foreign_origin():
         assert "with the origin" in rejection_reason("north", make_message("task", "heart_beat", origin=origin))
 
 
-def test_message_filter_passes_replies_and_streams_but_no_error_that_ends_a_run():
+def test_message_filter_passes_replies_and_streams_but_not_a_blob_size_error():
     assert rejection_reason("north", make_message("", "", kind=MessageType.REPLY)) == ""
     assert rejection_reason("north", make_message("", "", "south", kind=MessageType.REPLY))
     assert (
         rejection_reason("north", make_streamed_message("server_command", "get_task", as_topic=STREAM_ACK_TOPIC)) == ""
     )
-    ends = {StreamHeaderKey.ERROR_TYPE: "BlobSizeError"}
+    error_headers = {StreamHeaderKey.ERROR_TYPE: "BlobSizeError"}
     assert rejection_reason(
-        "north", make_streamed_message("server_command", "get_task", "server.job", as_topic=STREAM_ERROR_TOPIC, **ends)
+        "north",
+        make_streamed_message("server_command", "get_task", "server.job", as_topic=STREAM_ERROR_TOPIC, **error_headers),
     )

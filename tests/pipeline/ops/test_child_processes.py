@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from pipeline.ops.child_processes import (
     kill_by_mark,
     rotate_log,
 )
+from tests.support.machine import is_running, wait_for
 
 # a child that starts a grandchild, another one with its own session and without our pipe, writes all pids, and waits
 FAMILY = """
@@ -49,63 +49,53 @@ def mark():
 
 
 @pytest.fixture
-def here(tmp_path):
+def family_folder(tmp_path):
     (tmp_path / "family_module.py").write_text(FAMILY)
     return tmp_path
 
 
-def family(here: Path) -> list[psutil.Process]:
-    wait_for((here / "family").exists)
-    return [psutil.Process(int(pid)) for pid in (here / "family").read_text().split()]
+def wait_for_family(folder: Path) -> list[psutil.Process]:
+    wait_for((folder / "family").exists)
+    return [psutil.Process(int(pid)) for pid in (folder / "family").read_text().split()]
 
 
-def wait_for(what, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.02)
-
-
-def is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def start_family(here: Path, mark: str) -> ChildProcess:
+def start_family(folder: Path, mark: str) -> ChildProcess:
     argv = [sys.executable, "-m", "pipeline.ops.child_processes", "family_module"]
-    return ChildProcess.start(argv, here, os.environ | {"PYTHONPATH": str(here)}, here / "log" / "child.log", mark)
+    return ChildProcess.start(
+        argv, folder, os.environ | {"PYTHONPATH": str(folder)}, folder / "log" / "child.log", mark
+    )
 
 
-def start_and_kill_parent(here: Path, mark: str, before=lambda members: None) -> list[psutil.Process]:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(here), mark])
+def start_and_kill_parent(folder: Path, mark: str, before_kill=lambda members: None) -> list[psutil.Process]:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder), mark])
     try:
-        members = family(here)
-        before(members)
+        members = wait_for_family(folder)
+        before_kill(members)
     finally:
         parent.kill()
         parent.wait()
     return members
 
 
-def test_kill_of_the_parent_ends_child_and_grandchildren(here, mark):
-    members = start_and_kill_parent(here, mark)
+def test_kill_of_the_parent_ends_child_and_grandchildren(family_folder, mark):
+    members = start_and_kill_parent(family_folder, mark)
     assert len(members) == 3
     wait_for(lambda: not any(map(is_running, members)))
 
 
-def test_kill_by_mark_ends_a_stopped_child_of_a_killed_parent(here, mark):
-    members = start_and_kill_parent(here, mark, before=lambda members: members[0].send_signal(signal.SIGSTOP))
+def test_kill_by_mark_ends_a_stopped_child_of_a_killed_parent(family_folder, mark):
+    members = start_and_kill_parent(
+        family_folder, mark, before_kill=lambda members: members[0].send_signal(signal.SIGSTOP)
+    )
     assert all(map(is_running, members))
     assert kill_by_mark(mark) == 3
     assert not any(map(is_running, members))
     assert kill_by_mark(mark) == 0
 
 
-def test_stop_ends_the_process_tree(here, mark):
-    child = start_family(here, mark)
-    members = family(here)
+def test_stop_ends_the_process_tree(family_folder, mark):
+    child = start_family(family_folder, mark)
+    members = wait_for_family(family_folder)
     assert child.is_alive
     assert members[0].pid == child.pid
     assert child.stop(grace=5) == -signal.SIGTERM
@@ -113,24 +103,24 @@ def test_stop_ends_the_process_tree(here, mark):
     assert not any(map(is_running, members))
 
 
-def test_stop_kills_a_stopped_child_and_orphaned_grandchildren(here, mark):
-    child = start_family(here, mark)
-    members = family(here)
+def test_stop_kills_a_stopped_child_and_orphaned_grandchildren(family_folder, mark):
+    child = start_family(family_folder, mark)
+    members = wait_for_family(family_folder)
     members[0].kill()  # init adopts the grandchildren, one of which has its own session
     wait_for(lambda: not child.is_alive)
     assert all(map(is_running, members[1:]))
     child.stop(grace=0)
     assert not any(map(is_running, members))
-    (here / "family").unlink()
+    (family_folder / "family").unlink()
 
-    child = start_family(here, mark)
-    members = family(here)
+    child = start_family(family_folder, mark)
+    members = wait_for_family(family_folder)
     members[0].send_signal(signal.SIGSTOP)
     assert child.stop(grace=0.3) == -signal.SIGKILL
     assert not any(map(is_running, members))
 
 
-def test_kill_by_mark_spares_other_marks_and_its_ancestors(here, mark):
+def test_kill_by_mark_spares_other_marks_and_its_ancestors(family_folder, mark):
     other = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env=os.environ | {MARK_ENV: f"{mark}x"}
     )
@@ -151,18 +141,24 @@ def test_kill_by_mark_spares_other_marks_and_its_ancestors(here, mark):
         other.wait()
 
 
-def test_child_of_a_child_carries_both_marks(here, mark):
-    outer = ChildProcess.start([sys.executable, "-c", PARENT, str(here), "inner"], here, None, here / "outer.log", mark)
-    members = family(here)
+def test_child_of_a_child_carries_both_marks(family_folder, mark):
+    outer = ChildProcess.start(
+        [sys.executable, "-c", PARENT, str(family_folder), "inner"],
+        family_folder,
+        None,
+        family_folder / "outer.log",
+        mark,
+    )
+    members = wait_for_family(family_folder)
     assert members[2].environ()[MARK_ENV].split(":")[:3:2] == [mark, "inner"]
     outer.stop(grace=5)
     wait_for(lambda: not any(map(is_running, members)))
 
 
 def test_module_runs_with_its_arguments_and_its_output_is_logged(tmp_path, mark):
-    (tmp_path / "said.py").write_text("import sys; print(__name__, sys.argv[1:]); sys.exit(3)")
+    (tmp_path / "printing.py").write_text("import sys; print(__name__, sys.argv[1:]); sys.exit(3)")
     child = ChildProcess.start(
-        [sys.executable, "-m", "pipeline.ops.child_processes", "said", "a", "--b"],
+        [sys.executable, "-m", "pipeline.ops.child_processes", "printing", "a", "--b"],
         tmp_path,
         os.environ | {"PYTHONPATH": str(tmp_path)},
         tmp_path / "log",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import NoSpaceError, RunFolderError
 from pipeline.ops.encrypted_archive import CHUNK_BYTES, MANIFEST_NAME, is_encrypted, pack_archive, unpack_archive
-from tests.support.ledger_factory import fill_disk, mount_small_disk
+from tests.support.machine import fill_disk, mount_small_disk
 
 FILES = [("a.txt", b"alpha", 0o600), ("deep/er/b.bin", bytes(range(256)) * 9000, 0o644), ("empty", b"", 0o755)]
 
@@ -143,7 +143,7 @@ def test_duplicate_missing_and_conflicting_members_are_refused(tmp_path):
 
 
 def test_full_disk_leaves_no_partial_archive(tmp_path):
-    with mount_small_disk(tmp_path) as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         fill_disk(disk, 8192)
         with pytest.raises(NoSpaceError, match="no space left to write"):
             pack_archive(disk / "x", FILES, {}, "p")

@@ -177,12 +177,14 @@ def test_request_log_counts_bytes():
     assert (request.log.bytes_down, request.log.bytes_up) == engine.num_bytes
 
 
-def test_round_record_counts_compressed_bytes(moons, go):
+def test_round_record_counts_compressed_bytes(moons, run_study):
     """2-64-64-2: P = 4482 numbers. As float32 4 P bytes, in 4 bits P / 2 and a scale for every 256."""
     P, sites = 2 * 64 + 64 + 64 * 64 + 64 + 64 * 2 + 2, 4
     net = {"model": {"name": "mlp", "hidden": [64, 64]}, "rounds": 2}
-    plain, _ = go(moons(**net), "plain")
-    small, results = go(moons(compression={"uplink": {"name": "qsgd", "bits": 4}, "downlink": "fp16"}, **net), "small")
+    plain, _ = run_study(moons(**net), "plain")
+    small, results = run_study(
+        moons(compression={"uplink": {"name": "qsgd", "bits": 4}, "downlink": "fp16"}, **net), "small"
+    )
     record, other = plain.load_rounds()[1]["bytes"], small.load_rounds()[1]["bytes"]
     headers = 1000  # at most, a message
     for way, numbers in (("up", P / 2 + 4 * -(-P // 256)), ("down", 2 * P)):
@@ -194,9 +196,9 @@ def test_round_record_counts_compressed_bytes(moons, go):
     assert not torch.equal(final_weights(plain), final_weights(small))
 
 
-def test_empty_codec_chain_equals_the_default(moons, go):
-    one, _ = go(moons(rounds=2, compression={"uplink": [], "downlink": []}), "none")
-    other, _ = go(moons(rounds=2), "default")
+def test_empty_codec_chain_equals_the_default(moons, run_study):
+    one, _ = run_study(moons(rounds=2, compression={"uplink": [], "downlink": []}), "none")
+    other, _ = run_study(moons(rounds=2), "default")
     assert torch.equal(final_weights(one), final_weights(other))
 
 

@@ -161,7 +161,7 @@ def test_a_run_of_an_older_version_is_compared_by_accuracy(report_page):
 
 
 def test_a_run_evaluated_at_the_coordinator_is_compared_there(run_folder, findings):
-    run_folder.results |= {"positive": None, "test": {"coordinator": {"n": 10, "accuracy": 0.8}}}
+    run_folder.results |= {"positive_class": None, "test": {"coordinator": {"n": 10, "accuracy": 0.8}}}
     run_folder.results["intervals"] = {"unit": "example", "coordinator": {"accuracy": [0.7, 0.9]}}
     run_folder.results["baselines"] = {"centralized": {"test": {"coordinator": {"accuracy": 0.85}}, "curve": []}}
     found = findings(run_folder)

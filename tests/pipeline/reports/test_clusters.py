@@ -31,12 +31,12 @@ def clustered_run(run_folder):
     run_folder.round_records = [make_round_record(round_number, dict.fromkeys(SITES, 0.5)) for round_number in range(5)]
     for entry, names in zip(run_folder.round_records, rounds, strict=True):
         if names:
-            entry["groups"] = parse_clusters(names)
-            entry["tree"] = {"leaves": list(SITES), "merges": [[1, 3, 0.25, 2], [2, 4, 0.5, 3], [0, 5, 2.0, 4]]}
+            entry["clusters"] = parse_clusters(names)
+            entry["dendrogram"] = {"leaves": list(SITES), "merges": [[1, 3, 0.25, 2], [2, 4, 0.5, 3], [0, 5, 2.0, 4]]}
     run_folder.site_data["sites"] = {site: {"train": [30, 12]} for site in SITES}
     run_folder.results |= {
         "strategy": "similarity_clustering",
-        "positive": None,
+        "positive_class": None,
         "best_round": 4,
         "baselines": {},
         "rounds": 4,
@@ -44,7 +44,7 @@ def clustered_run(run_folder):
     run_folder.results["test"] = {
         "pooled": {"n": 100, "accuracy": 0.8},
         "sites": make_site_scores(a=(40, 0.9), b=(10, 0.5), c=(20, 0.8), d=(30, 0.9)),
-        "models": {"group/0": {"accuracy": 0.55}, "group/1": {"accuracy": 0.65}},
+        "models": {"cluster/0": {"accuracy": 0.55}, "cluster/1": {"accuracy": 0.65}},
     }
     return run_folder
 
@@ -68,12 +68,12 @@ def test_cluster_members_and_scores_by_hand(clustered_run, render_page):
 
 
 def test_clusters_that_are_not_stable_and_that_never_change(clustered_run, render_page):
-    clustered_run.round_records[4]["groups"] = parse_clusters("0011")
+    clustered_run.round_records[4]["clusters"] = parse_clusters("0011")
     assert any(
         "are not stable: b moved in the last round, 4." in text for text in render_page(clustered_run).texts("p")
     )
     for entry in clustered_run.round_records[1:]:
-        entry["groups"] = parse_clusters("0011")
+        entry["clusters"] = parse_clusters("0011")
     assert any(
         "No site changed its cluster, from round 1 to 4." in text for text in render_page(clustered_run).texts("p")
     )
@@ -91,7 +91,7 @@ def test_clusters_are_those_of_the_best_round(clustered_run, render_page):
 
 
 def test_a_rank_based_metric_is_the_mean_over_the_clusters_sites(clustered_run, render_page):
-    clustered_run.results["positive"] = "schistocyte"
+    clustered_run.results["positive_class"] = "schistocyte"
     for site, value in zip(SITES, (0.9, 0.6, 0.7, 0.8), strict=True):
         clustered_run.results["test"]["sites"][site]["positive_auroc"] = value
     page = render_page(clustered_run)
@@ -101,8 +101,8 @@ def test_a_rank_based_metric_is_the_mean_over_the_clusters_sites(clustered_run, 
 
 def test_cluster_models_and_personalized_models_have_columns(clustered_run, render_page):
     test = clustered_run.results["test"]
-    test["views"] = {
-        "group": {"sites": make_site_scores(a=(40, 0.8), b=(60, 0.6))},
+    test["comparisons"] = {
+        "cluster": {"sites": make_site_scores(a=(40, 0.8), b=(60, 0.6))},
         "global": {"sites": make_site_scores(a=(40, 0.7))},
     }
     page = render_page(clustered_run)
@@ -116,8 +116,8 @@ def test_a_run_without_clusters_has_no_section(report_page):
 
 def test_a_single_cluster_has_a_section(clustered_run, render_page):
     for entry in clustered_run.round_records[1:]:
-        entry["groups"] = parse_clusters("0000")
-        del entry["tree"]
+        entry["clusters"] = parse_clusters("0000")
+        del entry["dendrogram"]
     page = render_page(clustered_run)
     assert any(text.startswith("4 sites in 1 cluster.") for text in page.texts("p"))
     assert not (clustered_run.path / "plots" / "dendrogram.png").exists()
@@ -126,7 +126,7 @@ def test_a_single_cluster_has_a_section(clustered_run, render_page):
 @pytest.mark.parametrize("tree", [{"leaves": ["a"], "merges": []}, {"leaves": ["a", "b"], "merges": []}, {}])
 def test_an_incomplete_dendrogram_is_not_plotted(clustered_run, render_page, tree):
     for entry in clustered_run.round_records:
-        entry["tree"] = tree
+        entry["dendrogram"] = tree
     render_page(clustered_run)
     assert not (clustered_run.path / "plots" / "dendrogram.png").exists()
 
@@ -137,8 +137,8 @@ def test_clusters_of_a_hundred_sites(clustered_run, render_page):
         make_round_record(round_number, dict.fromkeys(sites, 0.5)) for round_number in range(3)
     ]
     for entry in clustered_run.round_records[1:]:
-        entry["groups"] = {site: str(at % 3) for at, site in enumerate(sites[:98])}
-        entry["tree"] = {"leaves": sites, "merges": [[0, 1, 0.5, 2]] * 99}
+        entry["clusters"] = {site: str(at % 3) for at, site in enumerate(sites[:98])}
+        entry["dendrogram"] = {"leaves": sites, "merges": [[0, 1, 0.5, 2]] * 99}
     clustered_run.site_data["sites"] = {}
     clustered_run.results["test"]["sites"] = {site: {"n": 10, "accuracy": 0.5} for site in sites}
     page = render_page(clustered_run)
@@ -174,7 +174,7 @@ def test_a_cluster_without_a_successor_gets_a_new_name():
 
 def test_clusters_not_named_by_tree_position_are_not_tracked(clustered_run):
     for entry, names in zip(clustered_run.round_records[1:], ("0011", "1100", "0011", "0011"), strict=True):
-        entry["groups"] = parse_clusters(names)
+        entry["clusters"] = parse_clusters(names)
     assert (
         len(load_cluster_history(load_run_record(clustered_run.write())).moves) == 8
     )  # they all took another model, twice
@@ -228,7 +228,10 @@ def test_dendrogram_branches_within_one_cluster_have_its_color():
 def test_the_dendrogram_of_cfl_counts_splits(clustered_run, render_page):
     clustered_run.results["strategy"] = "cfl"
     for entry in clustered_run.round_records[1:]:
-        entry["tree"] = {"leaves": ["a", "b", "c", "d"], "merges": [[1, 2, 0.0, 2], [4, 3, 0.0, 3], [0, 5, 1.0, 4]]}
+        entry["dendrogram"] = {
+            "leaves": ["a", "b", "c", "d"],
+            "merges": [[1, 2, 0.0, 2], [4, 3, 0.0, 3], [0, 5, 1.0, 4]],
+        }
     page = render_page(clustered_run)
     assert "Splits: the first is furthest right" in page.texts("text")
     assert any(text.startswith("Splits that made the clusters") for text in page.texts("figcaption"))

@@ -23,7 +23,7 @@ def render_page(render_section):
 
 def test_traffic_of_compressed_updates_against_float32(run_folder, render_page):
     # two sites, two rounds: 4 answers of 250,000 parameters are 4 MB; 4 MB went up and 8 MB down
-    run_folder.results["parameters"] = 250_000
+    run_folder.results["num_parameters"] = 250_000
     run_folder.study_toml += CODEC
     for entry in run_folder.round_records:
         entry["bytes"]["up"] //= 4
@@ -41,8 +41,8 @@ def test_traffic_of_compressed_updates_against_float32(run_folder, render_page):
 
 
 def test_float32_bytes_count_accepted_replies_and_requests(run_folder):
-    run_folder.round_records[1]["counted"] = ["a"]
-    run_folder.results["parameters"] = 10
+    run_folder.round_records[1]["accepted"] = ["a"]
+    run_folder.results["num_parameters"] = 10
     record = load_run_record(run_folder.write())
     assert float32_bytes(record, "up") == 3 * 40
     assert float32_bytes(record, "down") == 4 * 40
@@ -57,7 +57,7 @@ def test_an_unfinished_run_lists_its_codecs_without_savings(run_folder, render_p
 
 
 def test_a_negligible_saving(run_folder, render_page):
-    run_folder.results["parameters"] = 245_000
+    run_folder.results["num_parameters"] = 245_000
     run_folder.study_toml += CODEC
     assert render_page(run_folder).row("Uplink").endswith("3.9 MB about as much")
 
@@ -99,13 +99,13 @@ def test_quarantined_sites_by_round_and_reason(run_folder, render_page):
         make_round_record(round_number, {"a": 0.5, HOSTILE_NAME: 0.5}) for round_number in range(6)
     ]
     for round_number in (1, 2, 3, 5):
-        run_folder.round_records[round_number]["missed"] = {
+        run_folder.round_records[round_number]["failures"] = {
             "a": {
                 "kind": "quarantined",
                 "text": f"its update is {round_number}00 times as long as the median one; look at the site's data",
             }
         }
-    run_folder.round_records[4]["missed"] = {
+    run_folder.round_records[4]["failures"] = {
         "a": {"kind": "quarantined", "text": "delta is not finite"},
         HOSTILE_NAME: {"kind": "no_reply", "text": "quarantined: dropped out"},  # a text decides nothing
     }
@@ -120,7 +120,7 @@ def test_quarantined_sites_by_round_and_reason(run_folder, render_page):
 
 
 def test_a_dropout_is_not_quarantined(run_folder, render_page):
-    run_folder.round_records[1]["missed"] = {"a": {"kind": "no_reply", "text": "dropped out"}}
+    run_folder.round_records[1]["failures"] = {"a": {"kind": "no_reply", "text": "dropped out"}}
     assert "Quarantined" not in render_page(run_folder).texts("main")[0]
 
 

@@ -63,7 +63,7 @@ def test_pooled_scores_come_first_if_they_have_intervals(detection_run):
     [("balanced_accuracy", "balanced_accuracy"), ("loss", "accuracy"), ("macro_f1", "accuracy"), ("?", "accuracy")],
 )
 def test_without_a_positive_class_the_selection_metric_is_the_headline(run_folder, selection_metric, headline_metric):
-    run_folder.results["positive"] = None
+    run_folder.results["positive_class"] = None
     run_folder.study_toml += f'[evaluation]\nselection_metric = "{selection_metric}"\n'
     assert (
         HeadlineMetric.from_record(load_run_record(run_folder.write())).metric == headline_metric

@@ -18,14 +18,14 @@ def make_demlearn_scores(shift=0.0):
         "coordinator": make_scores(0.75 + shift),
         "pooled": make_scores(0.9 + shift),
         "sites": {"a": make_scores(0.88), "b": make_scores(0.9)},
-        "views": {
-            "group": {"pooled": make_scores(0.8 + shift), "sites": {"a": make_scores(0.7)}},
+        "comparisons": {
+            "cluster": {"pooled": make_scores(0.8 + shift), "sites": {"a": make_scores(0.7)}},
             "global": {"pooled": make_scores(0.7 + shift), "sites": {"a": make_scores(0.6)}},
         },
         "models": {
-            "group/0.0": make_scores(0.5),
-            "group/0.1": make_scores(0.7),
-            "group/0": make_scores(0.0),
+            "cluster/0.0": make_scores(0.5),
+            "cluster/0.1": make_scores(0.7),
+            "cluster/0": make_scores(0.0),
             "site/a": make_scores(0.4),
             "site/b": make_scores(0.6),
         },
@@ -35,14 +35,14 @@ def make_demlearn_scores(shift=0.0):
 @pytest.fixture
 def hierarchy_run(run_folder):
     run_folder.results |= {
-        "positive": None,
+        "positive_class": None,
         "strategy": "demlearn",
         "best_round": 2,
         "test": make_demlearn_scores(),
         "baselines": {},
     }
     for entry in run_folder.round_records[1:]:
-        entry |= {"groups": CLUSTER_BY_SITE, "metrics": {"val": make_demlearn_scores(entry["round"] / 100)}}
+        entry |= {"clusters": CLUSTER_BY_SITE, "metrics": {"val": make_demlearn_scores(entry["round"] / 100)}}
     return run_folder
 
 
@@ -55,7 +55,7 @@ def test_scores_of_three_levels_by_hand():
     found = level_scores(make_demlearn_scores(), CLUSTER_BY_SITE, "accuracy")
     assert found == {
         "site": LevelScores(0.9, pytest.approx(0.5)),
-        "group": LevelScores(0.8, pytest.approx(0.6)),
+        "cluster": LevelScores(0.8, pytest.approx(0.6)),
         "top": LevelScores(0.7, 0.75),
     }
 
@@ -63,15 +63,15 @@ def test_scores_of_three_levels_by_hand():
 def test_rank_based_metrics_of_several_models_are_means_over_sites():
     found = level_scores(make_demlearn_scores(), CLUSTER_BY_SITE, "positive_auroc")
     assert found["site"].specialization == pytest.approx(0.89)
-    assert found["group"].specialization == pytest.approx(0.7)
+    assert found["cluster"].specialization == pytest.approx(0.7)
 
 
 def test_sites_without_their_own_model_use_their_clusters_model():
     scores = {
         "pooled": make_scores(0.8),
-        "models": {"group/0": make_scores(0.5), "group/1": make_scores(0.6), "group/2": make_scores(0.1)},
+        "models": {"cluster/0": make_scores(0.5), "cluster/1": make_scores(0.6), "cluster/2": make_scores(0.1)},
     }
-    assert level_scores(scores, {"a": "0", "b": "1"}, "accuracy") == {"group": LevelScores(0.8, pytest.approx(0.55))}
+    assert level_scores(scores, {"a": "0", "b": "1"}, "accuracy") == {"cluster": LevelScores(0.8, pytest.approx(0.55))}
 
 
 def test_table_summary_and_curves_of_levels(hierarchy_run, render_page):
@@ -113,10 +113,10 @@ def test_order_of_personalization_clusters_and_hierarchy_sections(hierarchy_run,
     entries = [hierarchy_run.results["test"], *(entry["metrics"]["val"] for entry in hierarchy_run.round_records[1:])]
     for entry in entries:
         entry["sites"] = rename_site(entry["sites"])
-        entry["views"]["global"]["sites"] = {"a": make_scores(0.6), HOSTILE_NAME: make_scores(0.9)}
+        entry["comparisons"]["global"]["sites"] = {"a": make_scores(0.6), HOSTILE_NAME: make_scores(0.9)}
     for entry in hierarchy_run.round_records[1:]:
-        entry["groups"] = rename_site(entry["groups"])
-        entry["tree"] = {"leaves": ["a", HOSTILE_NAME], "merges": [[0, 1, 0.5, 2]]}
+        entry["clusters"] = rename_site(entry["clusters"])
+        entry["dendrogram"] = {"leaves": ["a", HOSTILE_NAME], "merges": [[0, 1, 0.5, 2]]}
     page = read_page(write_report(hierarchy_run.write()))
     titles = page.texts("h2")
     first = titles.index("Results on test data")

@@ -17,12 +17,12 @@ def make_site_scores(**sites):
 def personalized_run(run_folder):
     """Personalised 90, 80, 70 %; global 80, 80, 75 %; local only 88, 85 % and unknown."""
     run_folder.site_data["sites"] = {site: {"train": [30, 12]} for site in "abc"}
-    run_folder.results |= {"positive": None, "intervals": None, "chosen_by": "last round"}
+    run_folder.results |= {"positive_class": None, "intervals": None, "selected_by": "last round"}
     run_folder.results["test"] = {
         "coordinator": {"n": 100, "accuracy": 0.76},
         "pooled": {"n": 120, "accuracy": 0.80},
         "sites": make_site_scores(a=0.9, b=0.8, c=0.7),
-        "views": {"global": {"pooled": {"accuracy": 0.78}, "sites": make_site_scores(a=0.8, b=0.8, c=0.75)}},
+        "comparisons": {"global": {"pooled": {"accuracy": 0.78}, "sites": make_site_scores(a=0.8, b=0.8, c=0.75)}},
     }
     run_folder.results["baselines"] = {"local_only": {"test": {"sites": make_site_scores(a=0.88, b=0.85)}, "curve": []}}
     return run_folder
@@ -65,7 +65,7 @@ def test_without_baselines_there_is_no_local_only_column(personalized_run, rende
 
 
 def test_negligible_gains_of_personalized_models(personalized_run, render_page):
-    personalized_run.results["test"]["views"]["global"]["sites"] = personalized_run.results["test"]["sites"]
+    personalized_run.results["test"]["comparisons"]["global"]["sites"] = personalized_run.results["test"]["sites"]
     page = render_page(personalized_run)
     assert (
         "scores about the same (0.0 points on average over 3 sites, no site differs by more than 0.5)"
@@ -78,15 +78,15 @@ def test_negligible_gains_of_personalized_models(personalized_run, render_page):
     "views", [None, {}, {"global": None}, {"global": {"sites": {}}}, {"global": {"sites": {"a": None}}}]
 )
 def test_runs_without_global_scores_have_no_personalization_section(personalized_run, render_page, views):
-    personalized_run.results["test"]["views"] = views
+    personalized_run.results["test"]["comparisons"] = views
     assert SECTION not in render_page(personalized_run).texts("h2")
 
 
 def test_the_headline_metric_is_used(personalized_run, render_page):
-    personalized_run.results["positive"] = "schistocyte"
+    personalized_run.results["positive_class"] = "schistocyte"
     for sites in (
         personalized_run.results["test"]["sites"],
-        personalized_run.results["test"]["views"]["global"]["sites"],
+        personalized_run.results["test"]["comparisons"]["global"]["sites"],
     ):
         for site, metrics in sites.items():
             metrics["positive_auroc"] = metrics["accuracy"] + (0.05 if site == "a" else 0.0)
@@ -98,7 +98,9 @@ def test_the_headline_metric_is_used(personalized_run, render_page):
 def test_a_hundred_sites_are_a_scatter_plot_and_a_folded_table(personalized_run, render_page):
     many = {f"s{at:03}": {"n": 10, "accuracy": 0.5 + at / 400} for at in range(100)}
     personalized_run.results["test"]["sites"] = many
-    personalized_run.results["test"]["views"]["global"]["sites"] = {site: {"n": 10, "accuracy": 0.6} for site in many}
+    personalized_run.results["test"]["comparisons"]["global"]["sites"] = {
+        site: {"n": 10, "accuracy": 0.6} for site in many
+    }
     personalized_run.results["baselines"]["local_only"]["test"]["sites"] = many
     page = render_page(personalized_run)
     # at / 400 against 0.1: better from 42 on, worse up to 38

@@ -80,7 +80,7 @@ def test_the_page_is_self_contained(report_path):
 
 
 def test_links_and_images_stay_inside_the_page(run_folder, read_page):
-    run_folder.round_records[1]["missed"] = {
+    run_folder.round_records[1]["failures"] = {
         HOSTILE_NAME: {"kind": "no_reply", "text": "dropped out"}
     }  # the heatmap of stragglers is an image
     page = read_page(write_report(run_folder.write()))
@@ -116,7 +116,7 @@ def test_report_of_an_unfinished_run(run_folder, read_page):
     run_folder.results = None
     path = run_folder.write()
     with (path / "rounds.jsonl").open("a") as file:
-        file.write('{"round": 3, "asked": ["a"')  # the writer is in the middle of a line
+        file.write('{"round": 3, "sampled_clients": ["a"')  # the writer is in the middle of a line
     page = read_page(write_report(path))
     assert "has not finished: round 2 is its last so far" in page.texts("header")[0]
     tiles = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
@@ -139,7 +139,7 @@ def test_undefined_values_are_dashes(run_folder, read_page):
         make_round_record(round_number, {"a": None, HOSTILE_NAME: None}) for round_number in range(3)
     ]
     run_folder.results["test"] = {"pooled": {"n": 26, "loss": float("nan"), "accuracy": None}, "sites": {"a": None}}
-    run_folder.results["worst"] = run_folder.results["spread"] = None
+    run_folder.results["worst_site"] = run_folder.results["site_std"] = None
     page = read_page(write_report(run_folder.write()))
     assert page.texts("dd")[0] == "–"
     assert "nan" not in page.texts("main")[0].lower()
@@ -147,10 +147,10 @@ def test_undefined_values_are_dashes(run_folder, read_page):
 
 def test_missing_updates_by_site_and_reason(run_folder, read_page):
     first, second = run_folder.round_records[1:]
-    first |= {"counted": ["a"], "missed": {HOSTILE_NAME: {"kind": "late", "text": "12 of 50 steps"}}, "clock": 60.0}
+    first |= {"accepted": ["a"], "failures": {HOSTILE_NAME: {"kind": "late", "text": "12 of 50 steps"}}, "clock": 60.0}
     first["work"][HOSTILE_NAME]["steps_done"] = 12
     missed = {HOSTILE_NAME: {"kind": "late", "text": "3 of 50 steps"}, "a": {"kind": "no_reply", "text": "dropped out"}}
-    second |= {"counted": [], "missed": missed, "clock": 130.0}
+    second |= {"accepted": [], "failures": missed, "clock": 130.0}
     second["void"] = "0 of 2 answers, quorum 1"
     page = read_page(write_report(run_folder.write()))
     body = page.texts("main")[0]
@@ -180,7 +180,7 @@ def test_no_roc_without_a_positive_class(run_folder, read_page):
     run_folder.site_data["classes"] = ["x", "y", "z"]
     for site in run_folder.site_data["sites"].values():
         site["train"] = [1, 2, 3]
-    run_folder.results["positive"] = None
+    run_folder.results["positive_class"] = None
     run_folder.results["test"]["pooled"]["confusion"] = [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     page = read_page(write_report(run_folder.write()))
     assert "ROC curve" not in page.texts("main")[0]

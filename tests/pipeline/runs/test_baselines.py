@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.runs.baselines import build_baseline_studies
-from tests.support.privacy_runs import make_dp_sgd_section
+from tests.support.studies import make_dp_sgd_section
 
 
 def test_baselines_of_a_private_study_are_trained_without_privacy(moons):

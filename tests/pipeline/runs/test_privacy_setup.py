@@ -5,11 +5,11 @@ from __future__ import annotations
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.runs.simulation import run_simulation
 from sites.governance.home import SiteHome
-from tests.support.privacy_runs import make_simulation, make_smear_study
+from tests.support.studies import make_dp_smear_study, make_simulation
 
 
 def test_privacy_unit_is_the_patient_by_default(tmp_path):
-    study = make_smear_study()
+    study = make_dp_smear_study()
     simulation = make_simulation(study, RunFolder.create(tmp_path / "run", study))
     assert simulation.privacy_setup is not None
     plan = simulation.privacy_setup.privacy_plans["site-01"]
@@ -21,7 +21,7 @@ def test_privacy_unit_is_the_patient_by_default(tmp_path):
 
 
 def test_withdrawn_unit_is_not_read_any_more(tmp_path):
-    study, homes = make_smear_study(), tmp_path / "homes"
+    study, homes = make_dp_smear_study(), tmp_path / "homes"
     run_simulation(study, RunFolder.create(tmp_path / "one", study), homes_folder=homes)
     before = make_simulation(study, RunFolder(tmp_path / "before"), homes_folder=homes)
     dataset = before.dataset

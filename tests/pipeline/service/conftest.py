@@ -1,4 +1,4 @@
-"""A coordinator's home and its service."""
+"""Fixtures: a coordinator's home, and a service on a copy of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.service_factory import CoordinatorService, FakeClock
 
 @pytest.fixture(scope="session")
 def coordinator_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only; made once, for its keys take a second."""
+    """Shared and read-only, because creating its keys takes a second."""
     folder = tmp_path_factory.mktemp("coordinator") / "home"
     return CoordinatorHome.create(folder, "Test Trust", "localhost", 8443).path
 

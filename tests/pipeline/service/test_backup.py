@@ -1,4 +1,4 @@
-"""A coordinator's backups, and what comes back: never an older receipt, run or database over a newer one."""
+"""Backup and restore of a coordinator's home: a restore never replaces newer data."""
 
 import contextlib
 import json
@@ -32,68 +32,72 @@ from tests.support.ledger_factory import make_charge
 from tests.support.service_factory import STUDY_TOML, CoordinatorService
 
 
-def grown(home, rounds):
-    """A run of so many rounds, as its process writes it."""
+def write_run(home, num_rounds):
+    """Writes a run, or continues it, to this number of rounds."""
     folder = RunFolder(home.runs_folder / "run-1")
     if not folder.path.exists():
         folder = RunFolder.create(folder.path, parse_study(STUDY_TOML, "study", {}))
-    for turn in range(len(folder.load_rounds()), rounds):
-        folder.next_attempt(turn)
-        folder.append_round({"round": turn})
-        folder.write_checkpoint(turn, {"round": turn}, {"w": torch.full((4,), float(turn))})
+    for round_number in range(len(folder.load_rounds()), num_rounds):
+        folder.next_attempt(round_number)
+        folder.append_round({"round": round_number})
+        folder.write_checkpoint(round_number, {"round": round_number}, {"w": torch.full((4,), float(round_number))})
     return folder
 
 
 @pytest.fixture
 def site(tmp_path):
-    """A hospital that asks for receipts of its ledger."""
-    made = SiteHome.create(tmp_path / "site", "st-anne", "smears", "patient", LedgerBudget(epsilon=8.0, delta=1e-5))
+    """A hospital that requests receipts for its ledger."""
+    site_home = SiteHome.create(
+        tmp_path / "site", "st-anne", "smears", "patient", LedgerBudget(epsilon=8.0, delta=1e-5)
+    )
 
-    def spend(home):
-        made.ledger.append(DatasetSnapshot(fingerprint="sha256:1", num_units=7, num_examples=9))
-        return ask(home)
+    def extend_ledger(home):
+        site_home.ledger.append(DatasetSnapshot(fingerprint="sha256:1", num_units=7, num_examples=9))
+        return request_receipt(home)
 
-    def ask(home, since=None):
+    def request_receipt(home, since=None):
         public = keys.public_hex(home.signing_key)
         receipt = LedgerCountersigner(home.receipts_folder, home.signing_key).countersign(
-            create_receipt_request(made.ledger, made.agent_key, public, since)
+            create_receipt_request(site_home.ledger, site_home.agent_key, public, since)
         )
-        made.ledger.append(receipt)
+        site_home.ledger.append(receipt)
         return receipt
 
-    return SimpleNamespace(spend=spend, ask=ask, home=made, path=tmp_path / "site")
+    return SimpleNamespace(
+        extend_ledger=extend_ledger, request_receipt=request_receipt, home=site_home, path=tmp_path / "site"
+    )
 
 
-def copied(service, tmp_path, name="copy.tar", passphrase=None):
+def make_backup(service, tmp_path, name="backup.tar", passphrase=None):
     backup_home(service.home.path, tmp_path / name, passphrase)
     return tmp_path / name
 
 
-def rows(home, query):
+def query_database(home, query):
     with contextlib.closing(sqlite3.connect(home / "hemofed.db")) as database:
         return database.execute(query).fetchall()
 
 
-def test_what_is_in_it(service: CoordinatorService, site, tmp_path):
+def test_content_of_a_backup(service: CoordinatorService, site, tmp_path):
     service.enrol_site("north")
-    run = grown(service.home, 5)
-    site.spend(service.home)
+    run = write_run(service.home, 5)
+    site.extend_ledger(service.home)
     for name in ("live.json", "ended.json", ".lock", ".x.tmp"):
         (run.path / name).write_text("{}")
     for name in ("kit/startup/server.key", "admin/startup/client.key", "flare/jobs/x", "log/coordinator.jsonl"):
         (service.home.path / name).parent.mkdir(parents=True, exist_ok=True)
-        (service.home.path / name).write_text("not this")
-    copy = copied(service, tmp_path)
-    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    about = unpack_archive(copy, tmp_path / "out", None)
-    assert (about["kind"], about["name"], about["key"]) == (
+        (service.home.path / name).write_text("excluded")
+    backup_file = make_backup(service, tmp_path)
+    assert stat.S_IMODE(backup_file.stat().st_mode) == 0o600
+    manifest = unpack_archive(backup_file, tmp_path / "out", None)
+    assert (manifest["kind"], manifest["name"], manifest["key"]) == (
         "coordinator",
         "Test Trust",
         keys.public_hex(service.home.signing_key),
     )
-    found = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    files = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()}
     (receipt,) = service.home.receipts_folder.glob("*.json")
-    assert found == {
+    assert files == {
         "coordinator.toml",
         "key.pem",
         "ca.pem",
@@ -108,16 +112,16 @@ def test_what_is_in_it(service: CoordinatorService, site, tmp_path):
         "runs/run-1/checkpoint/round-000004.safetensors",
         f"receipts/{receipt.name}",
     }
-    assert rows(tmp_path / "out", "SELECT name FROM sites") == [("north",)]
+    assert query_database(tmp_path / "out", "SELECT name FROM sites") == [("north",)]
 
 
-def test_a_new_machine_serves_it_and_runs_go_on(service: CoordinatorService, tmp_path):
+def test_restore_on_a_new_machine_keeps_runs_sites_and_users(service: CoordinatorService, tmp_path):
     credential = service.enrol_site("north").token
-    open_one = service.store.accounts.create_invitation("south", 1, "lead")[0]
-    grown(service.home, 3)
-    made = restore_home(copied(service, tmp_path), tmp_path / "new" / "home")
-    assert made.is_database_restored
-    assert made.restored_runs == ("run-1",)
+    invitation = service.store.accounts.create_invitation("south", 1, "lead")[0]
+    write_run(service.home, 3)
+    restored = restore_home(make_backup(service, tmp_path), tmp_path / "new" / "home")
+    assert restored.is_database_restored
+    assert restored.restored_runs == ("run-1",)
     home = CoordinatorHome.open(tmp_path / "new" / "home")
     modes = {n: stat.S_IMODE((home.path / n).stat().st_mode) for n in ("key.pem", "ca.key", "hemofed.db", "lead.token")}
     assert set(modes.values()) == {0o600}
@@ -129,57 +133,59 @@ def test_a_new_machine_serves_it_and_runs_go_on(service: CoordinatorService, tmp
     assert tensors["w"].tolist() == [2.0] * 4
     store = CoordinatorStore(home.database_url)
     try:
-        found = store.accounts.find_site(credential)
-        assert found is not None
-        assert found.name == "north"
+        site = store.accounts.find_site(credential)
+        assert site is not None
+        assert site.name == "north"
         assert store.accounts.find_user(home.token_path.read_text().strip()) is not None
-        assert not store.accounts.is_invited(open_one, "south")  # it may have been used since
+        assert not store.accounts.is_invited(invitation, "south")  # it may have been used after the backup
         assert store.list_events()[-1].action == "restored"
     finally:
         store.close()
 
 
-def test_beside_a_run_and_a_service_that_go_on(service: CoordinatorService, tmp_path):
-    """Rounds are written, old checkpoints cleared away, transactions made: each copy is of one moment and can go on."""
-    grown(service.home, 1)
-    over = threading.Event()
+def test_backup_during_a_run_is_consistent(service: CoordinatorService, tmp_path):
+    """While rounds, checkpoints and transactions are written, every backup can be restored and the run resumed."""
+    write_run(service.home, 1)
+    stop = threading.Event()
 
-    def work() -> None:
+    def write_rounds() -> None:
         for count in range(2, 2000):
-            if not over.is_set():
-                grown(service.home, count)
+            if not stop.is_set():
+                write_run(service.home, count)
                 service.store.record_event("somebody", "something")
 
-    worker = threading.Thread(target=work)
+    worker = threading.Thread(target=write_rounds)
     worker.start()
     try:
-        for nth in range(12):
-            restore_home(copied(service, tmp_path, f"{nth}.tar"), tmp_path / f"home-{nth}")
-            run = RunFolder.open(tmp_path / f"home-{nth}" / "runs" / "run-1")
+        for index in range(12):
+            restore_home(make_backup(service, tmp_path, f"{index}.tar"), tmp_path / f"home-{index}")
+            run = RunFolder.open(tmp_path / f"home-{index}" / "runs" / "run-1")
             last = run.load_checkpoint()[0]["round"]
             assert {r["round"] for r in run.load_rounds()} >= set(range(last + 1))
-            assert rows(tmp_path / f"home-{nth}", "PRAGMA integrity_check") == [("ok",)]
+            assert query_database(tmp_path / f"home-{index}", "PRAGMA integrity_check") == [("ok",)]
     finally:
-        over.set()
+        stop.set()
         worker.join()
     assert last > 0
 
 
-def test_what_is_newer_in_the_home_stays(service: CoordinatorService, site, tmp_path):
-    grown(service.home, 2)
-    site.spend(service.home)
-    copy = copied(service, tmp_path)
-    grown(service.home, 4)
-    last = site.spend(service.home)
+def test_restore_keeps_newer_data(service: CoordinatorService, site, tmp_path):
+    write_run(service.home, 2)
+    site.extend_ledger(service.home)
+    backup_file = make_backup(service, tmp_path)
+    write_run(service.home, 4)
+    last = site.extend_ledger(service.home)
     service.store.accounts.add_user("later", "viewer", "lead")
-    (service.home.path / "coordinator.toml").write_text('name = "Test Trust"\nhost = "new.example"\nport = 8443\n')
-    made = restore_home(copy, service.home.path)
+    (service.home.path / "coordinator.toml").write_text(
+        'format = 2\nname = "Test Trust"\nhost = "new.example"\nport = 8443\n'
+    )
+    restored = restore_home(backup_file, service.home.path)
     assert (
-        made.is_database_restored,
-        made.restored_runs,
-        made.num_receipts,
-        made.num_newer_receipts,
-        made.num_files,
+        restored.is_database_restored,
+        restored.restored_runs,
+        restored.num_receipts,
+        restored.num_newer_receipts,
+        restored.num_files,
     ) == (False, (), 0, 1, 0)
     assert (
         LedgerCountersigner(service.home.receipts_folder, service.home.signing_key).last_receipt("st-anne", "smears")
@@ -190,45 +196,47 @@ def test_what_is_newer_in_the_home_stays(service: CoordinatorService, site, tmp_
     assert CoordinatorHome.open(service.home.path).host == "new.example"
 
 
-def test_what_is_lost_or_damaged_comes_back(service: CoordinatorService, site, tmp_path):
-    grown(service.home, 2)
-    site.spend(service.home)
-    copy = copied(service, tmp_path)
+def test_restore_replaces_lost_and_damaged_files(service: CoordinatorService, site, tmp_path):
+    write_run(service.home, 2)
+    site.extend_ledger(service.home)
+    backup_file = make_backup(service, tmp_path)
     service.store.close()
     shutil.rmtree(service.home.runs_folder / "run-1" / "checkpoint")
     (service.home.path / "hemofed.db").write_bytes(b"not a database at all" * 100)
     (service.home.path / "web.key").unlink()
     (receipt,) = service.home.receipts_folder.glob("*.json")
     receipt.write_text("{")
-    made = restore_home(copy, service.home.path)
-    assert (made.is_database_restored, made.restored_runs, made.num_receipts) == (True, ("run-1",), 1)
+    restored = restore_home(backup_file, service.home.path)
+    assert (restored.is_database_restored, restored.restored_runs, restored.num_receipts) == (True, ("run-1",), 1)
     assert RunFolder(service.home.runs_folder / "run-1").load_checkpoint()[0] == {"round": 1}
     CoordinatorStore(CoordinatorHome.open(service.home.path).database_url).close()
 
 
-def test_a_site_that_moved_on_extends_and_one_that_is_behind_is_refused(service: CoordinatorService, site, tmp_path):
-    site.spend(service.home)
+def test_after_restore_a_ledger_ahead_is_extended_and_one_behind_refused(service: CoordinatorService, site, tmp_path):
+    site.extend_ledger(service.home)
     shutil.copytree(site.path, tmp_path / "behind")
-    known = site.spend(service.home)
-    copy = copied(service, tmp_path)
-    ahead = site.spend(service.home)
-    restore_home(copy, tmp_path / "new")
+    known_receipt = site.extend_ledger(service.home)
+    backup_file = make_backup(service, tmp_path)
+    newer_receipt = site.extend_ledger(service.home)
+    restore_home(backup_file, tmp_path / "new")
     home = CoordinatorHome.open(tmp_path / "new")
-    with pytest.raises(LedgerError, match=f"needs the digests since entry {known.index + 1}"):
-        site.spend(home)
-    assert site.ask(home, since=known.index + 1).index > ahead.index  # shows what is missing here
+    with pytest.raises(LedgerError, match=f"needs the digests since entry {known_receipt.index + 1}"):
+        site.extend_ledger(home)
+    assert (
+        site.request_receipt(home, since=known_receipt.index + 1).index > newer_receipt.index
+    )  # sends the missing digests
     behind = SiteHome.open(tmp_path / "behind")
     behind.ledger.append(DatasetSnapshot(fingerprint="sha256:1", num_units=7, num_examples=9))
-    asked = create_receipt_request(behind.ledger, behind.agent_key, keys.public_hex(home.signing_key))
-    refused = json.loads(countersign_request(home.path, "st-anne", asked.model_dump_json()))
-    assert "older than" in refused["refused"]
+    request = create_receipt_request(behind.ledger, behind.agent_key, keys.public_hex(home.signing_key))
+    answer = json.loads(countersign_request(home.path, "st-anne", request.model_dump_json()))
+    assert "older than" in answer["refused"]
 
 
-def test_it_does_so_by_itself_before_it_trains(service: CoordinatorService, site, tmp_path):
-    site.spend(service.home)
-    copy = copied(service, tmp_path)
-    site.spend(service.home)
-    restore_home(copy, tmp_path / "new")
+def test_budget_guard_sends_missing_digests_after_a_restore(service: CoordinatorService, site, tmp_path):
+    site.extend_ledger(service.home)
+    backup_file = make_backup(service, tmp_path)
+    site.extend_ledger(service.home)
+    restore_home(backup_file, tmp_path / "new")
     home = CoordinatorHome.open(tmp_path / "new")
     site.home.ledger.append(make_charge(1, 0.5))
     signer = LedgerCountersigner(home.receipts_folder, home.signing_key)
@@ -238,21 +246,21 @@ def test_it_does_so_by_itself_before_it_trains(service: CoordinatorService, site
     assert signer.last_receipt("st-anne", "smears").index == site.home.ledger.last_index - 1
 
 
-def test_never_while_it_is_served_nor_over_another(service: CoordinatorService, tmp_path):
-    copy = copied(service, tmp_path)
+def test_restore_refuses_a_served_home_and_another_coordinators_home(service: CoordinatorService, tmp_path):
+    backup_file = make_backup(service, tmp_path)
     with exclusive_lock(service.home.path), pytest.raises(RunFolderError, match="stop it first"):
-        restore_home(copy, service.home.path)
+        restore_home(backup_file, service.home.path)
     keys.save_key(keys.generate_key(), tmp_path / "other.pem")
     (tmp_path / "other").mkdir()
     (tmp_path / "other.pem").replace(tmp_path / "other" / "key.pem")
-    with pytest.raises(RunFolderError, match="another coordinator"):
-        restore_home(copy, tmp_path / "other")
-    with pytest.raises(RunFolderError, match="lies in the home"):
+    with pytest.raises(RunFolderError, match="different coordinator"):
+        restore_home(backup_file, tmp_path / "other")
+    with pytest.raises(RunFolderError, match="is inside the home"):
         backup_home(service.home.path, service.home.path / "copy.tar")
     assert not [p for p in tmp_path.iterdir() if "restoring" in p.name]
 
 
-def test_commands(service: CoordinatorService, tmp_path, monkeypatch, capsys):
+def test_backup_and_restore_commands(service: CoordinatorService, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HEMOFED_PASSPHRASE", "correct horse")
     backup_command(service.home.path, tmp_path / "sealed", encrypt=True, json=True)
     assert json.loads(capsys.readouterr().out)["encrypted"] is True
@@ -264,5 +272,5 @@ def test_commands(service: CoordinatorService, tmp_path, monkeypatch, capsys):
     with pytest.raises(RunFolderError, match="passphrase is wrong"):
         restore_command(tmp_path / "sealed", tmp_path / "newer", json=False)
     assert not (tmp_path / "newer").exists()
-    with pytest.raises(RunFolderError, match="there is no backup"):
+    with pytest.raises(RunFolderError, match="does not exist; name a file that"):
         restore_command(tmp_path / "nothing", tmp_path / "newer", json=True)

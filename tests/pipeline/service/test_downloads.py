@@ -1,4 +1,4 @@
-"""What of a run may be downloaded, and by whom."""
+"""Which files of a run may be downloaded, and by whom."""
 
 import json
 import math
@@ -8,8 +8,9 @@ import pytest
 from tests.support.service_factory import make_heartbeat
 
 
-def record(turn, **more):
-    return {"round": turn, "metrics": {"val": {"pooled": {"accuracy": 0.5 + turn / 10}}}, "missed": {}} | more
+def make_record(round_number, **fields):
+    metrics = {"val": {"pooled": {"accuracy": 0.5 + round_number / 10}}}
+    return {"round": round_number, "metrics": metrics, "failures": {}} | fields
 
 
 def write_rounds(service, run, *records):
@@ -17,14 +18,15 @@ def write_rounds(service, run, *records):
 
 
 @pytest.fixture
-def done(service):
-    """A run of three sites in two groups, come to its end."""
+def finished_run(service):
+    """A finished run of three sites in two clusters; two of the sites have approved it."""
     sites = {name: service.enrol_site(name) for name in ("a", "b", "c")}
     run = service.offer_run()
     for name in ("a", "b"):
         sites[name].post("/site/heartbeat", make_heartbeat(service.make_approval(run)))
-    write_rounds(service, run, record(0), record(1, groups={"a": "0", "b": "1", "c": "1"}), record(2))
-    for name in ("global", "group/0", "group/1", "site/a", "site/b"):
+    clusters = {"a": "0", "b": "1", "c": "1"}
+    write_rounds(service, run, make_record(0), make_record(1, groups=clusters), make_record(2))
+    for name in ("global", "cluster/0", "cluster/1", "site/a", "site/b"):
         service.write_run_file(run, f"models/{name}.safetensors", name.encode())
     service.write_run_file(run, "report.html", b"<p>report")
     service.write_run_file(run, "plots/curve.png")
@@ -37,15 +39,15 @@ def done(service):
     return run, sites
 
 
-def test_rounds_results_and_headline(service, done):
-    run, _ = done
+def test_rounds_results_and_headline(service, finished_run):
+    run, _ = finished_run
     assert [r["round"] for r in service.lead.get(f"/api/runs/{run}/rounds").json()] == [0, 1, 2]
     assert [r["round"] for r in service.lead.get(f"/api/runs/{run}/rounds?after=1").json()] == [2]
     assert service.lead.get(f"/api/runs/{run}/rounds?after=x").status_code == 422
-    assert service.lead.get(f"/api/runs/{run}/results").json()["test"]["pooled"]["loss"] is None  # NaN is no JSON
+    assert service.lead.get(f"/api/runs/{run}/results").json()["test"]["pooled"]["loss"] is None  # JSON has no NaN
     assert service.lead.get(f"/api/runs/{run}/privacy").status_code == 404
-    shown = service.lead.get(f"/api/runs/{run}").json()
-    assert (shown["round"], shown["headline"]) == (2, {"split": "test", "metric": "accuracy", "value": 0.9})
+    run_view = service.lead.get(f"/api/runs/{run}").json()
+    assert (run_view["round"], run_view["headline"]) == (2, {"split": "test", "metric": "accuracy", "value": 0.9})
     (service.home.runs_folder / run / "results.json").unlink()
     assert service.lead.get(f"/api/runs/{run}").json()["headline"] == {
         "split": "val",
@@ -54,20 +56,20 @@ def test_rounds_results_and_headline(service, done):
     }
 
 
-def test_a_round_that_is_being_written_waits(service, done):
-    run, _ = done
+def test_incomplete_round_record_is_not_sent(service, finished_run):
+    run, _ = finished_run
     with (service.home.runs_folder / run / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "met')
     assert [r["round"] for r in service.lead.get(f"/api/runs/{run}/rounds").json()] == [0, 1, 2]
 
 
-def test_the_list_is_all_there_is(service, done):
-    run, _ = done
+def test_list_of_downloadable_files(service, finished_run):
+    run, _ = finished_run
     listed = {f["path"]: f for f in service.add_user("viewer").get(f"/api/runs/{run}/files").json()}
     assert set(listed) == {
         "models/global.safetensors",
-        "models/group/0.safetensors",
-        "models/group/1.safetensors",
+        "models/cluster/0.safetensors",
+        "models/cluster/1.safetensors",
         "report.html",
         "plots/curve.png",
         "results.json",
@@ -100,8 +102,8 @@ def test_the_list_is_all_there_is(service, done):
         "models//global.safetensors",
     ],
 )
-def test_what_is_not_listed_is_not_sent(service, done, path):
-    run, _ = done
+def test_unlisted_file_is_not_sent(service, finished_run, path):
+    run, _ = finished_run
     (service.home.runs_folder / run / "plots" / "link.png").symlink_to(service.home.token_path)
     response = service.lead.get(f"/api/runs/{run}/files/{path}")
     if path == "":
@@ -111,8 +113,8 @@ def test_what_is_not_listed_is_not_sent(service, done, path):
     assert service.lead_token not in response.text
 
 
-def test_a_report_is_shown_in_a_sandbox_and_the_rest_is_saved(service, done):
-    run, _ = done
+def test_report_opens_in_a_sandbox_and_other_files_are_saved(service, finished_run):
+    run, _ = finished_run
     page = service.lead.get(f"/api/runs/{run}/files/report.html")
     assert page.headers["content-type"].startswith("text/html")
     assert "sandbox" in page.headers["content-security-policy"]
@@ -123,22 +125,22 @@ def test_a_report_is_shown_in_a_sandbox_and_the_rest_is_saved(service, done):
     assert page.headers["cache-control"] == model.headers["cache-control"] == "no-store"
 
 
-def test_a_site_gets_the_common_model_and_its_groups(service, done):
-    run, sites = done
+def test_site_gets_the_global_model_and_that_of_its_cluster(service, finished_run):
+    run, sites = finished_run
     (response,) = sites["a"].post("/site/heartbeat", make_heartbeat()).json()["runs"]
-    assert response == {"id": run, "state": "finished", "models": ["global", "group/0"]}
+    assert response == {"id": run, "state": "finished", "models": ["global", "cluster/0"]}
     assert sites["a"].get(f"/site/runs/{run}/models/global").content == b"global"
-    assert sites["a"].get(f"/site/runs/{run}/models/group/0").content == b"group/0"
-    assert sites["b"].get(f"/site/runs/{run}/models/group/1").content == b"group/1"
+    assert sites["a"].get(f"/site/runs/{run}/models/cluster/0").content == b"cluster/0"
+    assert sites["b"].get(f"/site/runs/{run}/models/cluster/1").content == b"cluster/1"
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "group/1",
+        "cluster/1",
         "site/a",
         "site/b",
-        "group/..%2fsite%2fb",
+        "cluster/..%2fsite%2fb",
         "..%2f..%2f..%2flead.token",
         "%2e%2e/checkpoint/round-2",
         "nothing",
@@ -147,20 +149,20 @@ def test_a_site_gets_the_common_model_and_its_groups(service, done):
         "Global",
     ],
 )
-def test_a_site_gets_nothing_else(service, done, name):
-    run, sites = done
+def test_site_gets_no_other_model(service, finished_run, name):
+    run, sites = finished_run
     assert sites["a"].get(f"/site/runs/{run}/models/{name}").status_code == 404
 
 
-def test_who_did_not_approve_gets_no_model(service, done):
-    run, sites = done
+def test_site_without_approval_gets_no_model(service, finished_run):
+    run, sites = finished_run
     (response,) = sites["c"].post("/site/heartbeat", make_heartbeat()).json()["runs"]
     assert response["models"] == []
     assert sites["c"].get(f"/site/runs/{run}/models/global").status_code == 404
 
 
-def test_a_site_outside_of_the_run_gets_nothing(service, done):
-    run, _ = done
-    late = service.enrol_site("d")
-    assert late.post("/site/heartbeat", make_heartbeat()).json()["runs"] == []
-    assert late.get(f"/site/runs/{run}/models/global").status_code == 404
+def test_site_outside_the_run_gets_nothing(service, finished_run):
+    run, _ = finished_run
+    other_site = service.enrol_site("d")
+    assert other_site.post("/site/heartbeat", make_heartbeat()).json()["runs"] == []
+    assert other_site.get(f"/site/runs/{run}/models/global").status_code == 404

@@ -1,4 +1,4 @@
-"""A coordinator's folder: complete, private, and refused when it is not."""
+"""The coordinator's home: complete and private, and refused if it is not complete."""
 
 import shutil
 import ssl
@@ -11,7 +11,7 @@ from pipeline.service.storage.store import CoordinatorStore
 from privacy.ledger import keys
 
 
-def test_all_is_there_and_secrets_are_the_owners(coordinator_home):
+def test_home_is_complete_and_only_the_owner_can_read_it(coordinator_home):
     home = CoordinatorHome.open(coordinator_home)
     assert (home.name, home.host, home.port, home.url) == ("Test Trust", "localhost", 8443, "https://localhost:8443")
     for name in ("key.pem", "ca.key", "web.key", "lead.token", "hemofed.db"):
@@ -21,10 +21,10 @@ def test_all_is_there_and_secrets_are_the_owners(coordinator_home):
     ssl.create_default_context(cafile=str(coordinator_home / "ca.pem")).load_cert_chain(
         coordinator_home / "web.crt", coordinator_home / "web.key"
     )
-    assert not list(coordinator_home.parent.glob(".home*")), "a draft was left behind"
+    assert not list(coordinator_home.parent.glob(".home*")), "a temporary folder remains"
 
 
-def test_the_leads_token_opens_and_is_not_in_the_database(coordinator_home):
+def test_lead_token_is_valid_and_not_in_the_database(coordinator_home):
     home = CoordinatorHome.open(coordinator_home)
     token = home.token_path.read_text().strip()
     store = CoordinatorStore(home.database_url)
@@ -35,7 +35,7 @@ def test_the_leads_token_opens_and_is_not_in_the_database(coordinator_home):
     assert token.encode() not in b"".join(p.read_bytes() for p in coordinator_home.glob("hemofed.db*"))
 
 
-def test_a_home_is_never_made_over_something(tmp_path):
+def test_create_refuses_a_folder_that_is_not_empty(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("mine")
     with pytest.raises(RunFolderError, match="not empty"):
@@ -47,13 +47,13 @@ def test_a_home_is_never_made_over_something(tmp_path):
     ("name", "host", "port"),
     [('a"b', "h", 1), ("", "h", 1), ("a\n", "h", 1), ("a", 'h"', 1), ("a", "h", 0), ("a", "h", 70000)],
 )
-def test_names_that_would_break_files_are_refused(tmp_path, name, host, port):
+def test_invalid_names_hosts_and_ports_are_refused(tmp_path, name, host, port):
     with pytest.raises(RunFolderError):
         CoordinatorHome.create(tmp_path / "home", name, host, port)
     assert not (tmp_path / "home").exists()
 
 
-def test_what_is_missing_is_named(coordinator_home, tmp_path):
+def test_open_names_missing_files_and_settings(coordinator_home, tmp_path):
     with pytest.raises(RunFolderError, match="coordinator init"):
         CoordinatorHome.open(tmp_path)
     shutil.copytree(coordinator_home, tmp_path / "home")
@@ -62,4 +62,12 @@ def test_what_is_missing_is_named(coordinator_home, tmp_path):
         CoordinatorHome.open(tmp_path / "home")
     (tmp_path / "home" / "coordinator.toml").write_text("name = 1")
     with pytest.raises(RunFolderError, match="a host and a port"):
+        CoordinatorHome.open(tmp_path / "home")
+
+
+def test_home_of_format_1_is_refused(coordinator_home, tmp_path):
+    shutil.copytree(coordinator_home, tmp_path / "home")
+    file = tmp_path / "home" / "coordinator.toml"
+    file.write_text(file.read_text().replace("format = 2\n", ""))
+    with pytest.raises(RunFolderError, match=r"home format 1, .* `hemofed coordinator init`"):
         CoordinatorHome.open(tmp_path / "home")

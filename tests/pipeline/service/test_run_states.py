@@ -1,4 +1,4 @@
-"""A study is offered, approved, begun, paused and stopped through the API."""
+"""Offering, approving, beginning, pausing, resuming and stopping a run through the API."""
 
 import json
 
@@ -16,28 +16,33 @@ def sites(service):
     return {name: service.enrol_site(name) for name in ("a", "b", "c")}
 
 
-def control(service, run):
+def read_requested_state(service, run):
     return json.loads((service.home.runs_folder / run / "control.json").read_text())["want"]
 
 
-def test_an_offer_is_what_the_sites_are_sent(service, sites):
+def test_sites_receive_the_offer(service, sites):
     run = service.offer_run()
-    shown = service.lead.get(f"/api/runs/{run}").json()
+    run_view = service.lead.get(f"/api/runs/{run}").json()
     assert run.startswith("moons-")
-    assert (shown["state"], shown["rounds"], shown["strategy"], shown["min_sites"]) == ("offered", 4, "fedavg", 1)
-    assert [s["site"] for s in shown["sites"]] == ["a", "b", "c"]
-    assert shown["headline"] is None
-    assert "A small study." in shown["about"]
-    (sent,) = sites["a"].post("/site/heartbeat", make_heartbeat()).json()["offers"]
-    offer = read_offer(json.dumps(sent))
+    assert (run_view["state"], run_view["rounds"], run_view["strategy"], run_view["min_sites"]) == (
+        "offered",
+        4,
+        "fedavg",
+        1,
+    )
+    assert [s["site"] for s in run_view["sites"]] == ["a", "b", "c"]
+    assert run_view["headline"] is None
+    assert "A small study." in run_view["about"]
+    (offer_json,) = sites["a"].post("/site/heartbeat", make_heartbeat()).json()["offers"]
+    offer = read_offer(json.dumps(offer_json))
     assert offer.digest == service.store.find_run(run).digest
     assert offer.site_keys == {s.name: s.key for s in service.store.list_sites()}
-    assert shown["offer"] == sent
-    assert control(service, run) == "run"
+    assert run_view["offer"] == offer_json
+    assert read_requested_state(service, run) == "run"
     assert sites["a"].post("/site/heartbeat", make_heartbeat(held_offers=[offer.digest])).json()["offers"] == []
 
 
-def test_only_the_named_sites_are_asked(service, sites):
+def test_offer_to_some_of_the_sites(service, sites):
     run = service.offer_run(sites=["c", "a"], min_sites=2)
     assert service.store.find_run(run).sites == ["c", "a"]
     assert sites["b"].post("/site/heartbeat", make_heartbeat()).json() | {"time": ""} == {
@@ -46,14 +51,14 @@ def test_only_the_named_sites_are_asked(service, sites):
         "time": "",
         "registered": False,
     }
-    stranger = sites["b"].post("/site/heartbeat", make_heartbeat(service.make_approval(run)))
-    assert stranger.status_code == 200
+    response = sites["b"].post("/site/heartbeat", make_heartbeat(service.make_approval(run)))
+    assert response.status_code == 200
     assert service.store.approved_sites(run) == set()
     assert "ignored" in service.app.state.context.log.read_last(1)[0]["event"]
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ({"study": "name = "}, "not valid TOML"),
         ({"study": STUDY_TOML + "[lokal]\nlr = 1"}, "unknown key 'lokal'"),
@@ -67,32 +72,32 @@ def test_only_the_named_sites_are_asked(service, sites):
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_what_cannot_run_is_not_offered(service, sites, body, words):
+def test_invalid_offer_is_refused(service, sites, body, message):
     response = service.lead.post("/api/runs", {"study": STUDY_TOML} | body)
     assert response.status_code == 422, response.text
-    assert words in response.json()["error"]
+    assert message in response.json()["error"]
     assert service.store.list_runs() == []
     assert list(service.home.runs_folder.iterdir()) == []
 
 
-def test_without_sites_there_is_no_run(service):
+def test_offer_without_enrolled_sites_is_refused(service):
     assert "coordinator invite" in service.lead.post("/api/runs", {"study": STUDY_TOML}).json()["error"]
 
 
-def test_a_study_unfit_for_hospitals_is_refused(service, sites):
+def test_study_for_simulation_only_is_refused(service, sites):
     def check(study):
         raise IncompatibleStudyError(f"{study.name}: only a simulation has that")
 
-    strict = ApiCaller(create_app(service.home, service.store, check_study=check), service.lead_token)
-    response = strict.post("/api/runs", {"study": STUDY_TOML})
+    lead = ApiCaller(create_app(service.home, service.store, check_study=check), service.lead_token)
+    response = lead.post("/api/runs", {"study": STUDY_TOML})
     assert (response.status_code, response.json()["error"]) == (422, "moons: only a simulation has that")
 
 
-def test_from_offer_to_stop(service, sites):
+def test_actions_of_a_lead_from_offer_to_stop(service, sites):
     run = service.offer_run(min_sites=2)
-    early = service.lead.post(f"/api/runs/{run}/begin")
-    assert early.status_code == 409
-    assert "approval of 2 sites" in early.json()["error"]
+    refusal = service.lead.post(f"/api/runs/{run}/begin")
+    assert refusal.status_code == 409
+    assert "approval of 2 sites" in refusal.json()["error"]
     for name in ("a", "b"):
         sites[name].post("/site/heartbeat", make_heartbeat(service.make_approval(run)))
     states = {(x["site"], x["state"]) for x in service.lead.get("/api/approvals").json()}
@@ -100,20 +105,20 @@ def test_from_offer_to_stop(service, sites):
     assert service.lead.post(f"/api/runs/{run}/begin").json()["state"] == "starting"
     service.store.set_run_state(run, "running")
     assert service.lead.post(f"/api/runs/{run}/pause").json()["state"] == "pausing"
-    assert control(service, run) == "pause"
+    assert read_requested_state(service, run) == "pause"
     assert service.lead.post(f"/api/runs/{run}/resume").status_code == 409
     service.store.set_run_state(run, "paused")
     assert service.lead.post(f"/api/runs/{run}/resume").json()["state"] == "starting"
-    assert control(service, run) == "run"
+    assert read_requested_state(service, run) == "run"
     assert service.lead.post(f"/api/runs/{run}/stop").json()["state"] == "stopping"
-    assert control(service, run) == "stop"
+    assert read_requested_state(service, run) == "stop"
     service.store.set_run_state(run, "finished")
-    late = service.lead.post(f"/api/runs/{run}/resume")
-    assert (late.status_code, control(service, run)) == (409, "stop")
-    assert "new run" in late.json()["error"]
+    refusal = service.lead.post(f"/api/runs/{run}/resume")
+    assert (refusal.status_code, read_requested_state(service, run)) == (409, "stop")
+    assert "new run" in refusal.json()["error"]
 
 
-def test_the_last_approval_begins_the_run(service, sites):
+def test_last_approval_begins_the_run(service, sites):
     run = service.offer_run()
     for site in sites.values():
         assert service.run_state(run) == "offered"
@@ -121,33 +126,33 @@ def test_the_last_approval_begins_the_run(service, sites):
     assert service.run_state(run) == "starting"
 
 
-def test_withdrawals_and_expiry_are_shown(service, sites):
+def test_revoked_and_expired_approvals_are_shown(service, sites):
     run = service.offer_run()
     sites["a"].post("/site/heartbeat", make_heartbeat(service.make_approval(run, hours=1)))
     sites["b"].post("/site/heartbeat", make_heartbeat(service.make_approval(run)))
     service.clock.advance(hours=2)
     digest = service.store.find_run(run).digest
-    gone = {"run": run, "offer": digest, "at": service.clock().isoformat()}
-    sites["b"].post("/site/heartbeat", make_heartbeat(withdrawn=[gone]))
+    revocation = {"run": run, "offer": digest, "at": service.clock().isoformat()}
+    sites["b"].post("/site/heartbeat", make_heartbeat(revoked=[revocation]))
     states = {x["site"]: x["state"] for x in service.lead.get("/api/approvals").json()}
-    assert states == {"a": "expired", "b": "withdrawn", "c": "pending"}
+    assert states == {"a": "expired", "b": "revoked", "c": "pending"}
     assert service.store.approved_sites(run) == set()
-    shown = {s["site"]: s for s in service.lead.get(f"/api/runs/{run}").json()["sites"]}
-    assert shown["b"]["withdrawn"] is not None
-    assert shown["a"]["withdrawn"] is None
+    site_by_name = {s["site"]: s for s in service.lead.get(f"/api/runs/{run}").json()["sites"]}
+    assert site_by_name["b"]["revoked"] is not None
+    assert site_by_name["a"]["revoked"] is None
 
 
-def test_who_is_silent_is_not_connected(service, sites):
+def test_silent_site_is_not_connected(service, sites):
     service.clock.advance(seconds=14)
     sites["a"].post("/site/heartbeat", make_heartbeat(status={"phase": "idle"}))
     service.clock.advance(seconds=2)
-    shown = {s["site"]: s for s in service.lead.get("/api/sites").json()}
-    assert {name: s["connected"] for name, s in shown.items()} == {"a": True, "b": False, "c": False}
-    assert shown["a"]["status"] == {"phase": "idle"}
+    site_by_name = {s["site"]: s for s in service.lead.get("/api/sites").json()}
+    assert {name: s["connected"] for name, s in site_by_name.items()} == {"a": True, "b": False, "c": False}
+    assert site_by_name["a"]["status"] == {"phase": "idle"}
 
 
 @pytest.mark.parametrize("id", ["..", "%2e%2e", "..%2f..", "a%2fb", "nothing", ".hidden", "a%00b", "a" * 200])
-def test_a_runs_name_is_no_path(service, sites, id):
+def test_invalid_run_ids_are_not_found(service, sites, id):
     service.offer_run()
     for path in ("", "/rounds", "/results", "/files", "/files/study.toml"):
         assert service.lead.get(f"/api/runs/{id}{path}").status_code in (404, 422), path
@@ -156,7 +161,7 @@ def test_a_runs_name_is_no_path(service, sites, id):
         assert service.lead.post(f"/api/runs/{id}/{action}").status_code in (404, 405, 422)
 
 
-def test_a_study_in_plain_words():
+def test_study_described_in_sentences():
     lines = describe_study(
         {
             "rounds": 3,

@@ -1,4 +1,4 @@
-"""The service as it is met: TLS on a real port, a site that enrols, the lead's commands."""
+"""The service over TLS on a real port: enrolment of sites, and the lead's commands."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from pipeline.service.storage.store import CoordinatorStore
 from pipeline.service.web.app import create_app
 from tests.support.service_factory import STUDY_TOML, make_enrolment, make_heartbeat
 
-ROUND = {
+ROUND_RECORD = {
     "lr": 0.1,
     "asked": ["a"],
     "counted": ["a"],
@@ -33,7 +33,7 @@ ROUND = {
 
 
 @dataclass
-class Served:
+class RunningService:
     home: CoordinatorHome
     store: CoordinatorStore
     app: object
@@ -47,14 +47,14 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path, capsys):
+def running_service(tmp_path, capsys):
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     coordinating.init_command(tmp_path / "home", "Test Trust", "localhost", port, json=False)
-    said = capsys.readouterr().out
-    assert re.search(r"([0-9a-f]{4}-){7}", said)
+    output = capsys.readouterr().out
+    assert re.search(r"([0-9a-f]{4}-){7}", output)
     home = CoordinatorHome.open(tmp_path / "home")
-    assert home.token_path.read_text().strip() not in said
+    assert home.token_path.read_text().strip() not in output
     store = CoordinatorStore(home.database_url)
     app = create_app(home, store)
     app.state.context.event_stream.poll_seconds = 0.05
@@ -73,7 +73,7 @@ def served(tmp_path, capsys):
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield Served(home, store, app, ssl.create_default_context(cafile=str(home.path / "ca.pem")))
+    yield RunningService(home, store, app, ssl.create_default_context(cafile=str(home.path / "ca.pem")))
     app.state.context.event_stream.close()
     server.should_exit = True
     thread.join(10)
@@ -82,148 +82,152 @@ def served(tmp_path, capsys):
     store.close()
 
 
-def enrolled(served, site, capsys):
-    coordinating.invite_command(served.home.path, site, 1, json=True)
+def enrol_site(running_service, site, capsys):
+    coordinating.invite_command(running_service.home.path, site, 1, json=True)
     token = parse_invitation(json.loads(capsys.readouterr().out)["token"]).token
-    with served.client() as web:
+    with running_service.client() as web:
         response = web.post("/site/enrol", json=make_enrolment(token, site))
         assert response.status_code == 200, response.text
-    return served.client(response.json()["credential"])
+    return running_service.client(response.json()["credential"])
 
 
-def approval(served, run):
-    row = served.store.find_run(run)
-    return {"run": run, "offer": row.digest, "at": served.store.clock().isoformat(), "officer": "x"}
+def make_approval(running_service, run):
+    row = running_service.store.find_run(run)
+    return {"run": run, "offer": row.digest, "at": running_service.store.clock().isoformat(), "officer": "x"}
 
 
-def test_from_init_to_a_finished_run(served, tmp_path, capsys):
-    home = served.home.path
+def test_commands_from_init_to_a_finished_run(running_service, tmp_path, capsys):
+    home = running_service.home.path
     (tmp_path / "study.toml").write_text(STUDY_TOML)
-    with enrolled(served, "a", capsys) as a, enrolled(served, "b", capsys) as b:
+    with enrol_site(running_service, "a", capsys) as a, enrol_site(running_service, "b", capsys) as b:
         coordinating.run_command(str(tmp_path / "study.toml"), ["rounds=2"], home, [], None, follow=False, json=True)
         run = json.loads(capsys.readouterr().out)["id"]
         (offer,) = a.post("/site/heartbeat", json=make_heartbeat()).json()["offers"]
         assert "rounds = 2" in offer["study_toml"]
         for site in (a, b):
-            site.post("/site/heartbeat", json=make_heartbeat(approval(served, run)))
-        served.store.set_run_state(run, "running")
+            site.post("/site/heartbeat", json=make_heartbeat(make_approval(running_service, run)))
+        running_service.store.set_run_state(run, "running")
         coordinating.action_command(home, run, "pause", json=False)
         assert f"{run} is pausing" in capsys.readouterr().out
-        served.store.set_run_state(run, "paused")
+        running_service.store.set_run_state(run, "paused")
         coordinating.action_command(home, run, "resume", json=False)
-        served.store.set_run_state(run, "running")
-        (served.home.runs_folder / run / "models").mkdir()
-        (served.home.runs_folder / run / "models" / "global.safetensors").write_bytes(b"weights")
-        served.store.set_run_state(run, "finished")
+        running_service.store.set_run_state(run, "running")
+        (running_service.home.runs_folder / run / "models").mkdir()
+        (running_service.home.runs_folder / run / "models" / "global.safetensors").write_bytes(b"weights")
+        running_service.store.set_run_state(run, "finished")
         assert a.get(f"/site/runs/{run}/models/global").content == b"weights"
-        with pytest.raises(ServiceError, match="it is over already"):
+        with pytest.raises(ServiceError, match="it has already ended"):
             coordinating.action_command(home, run, "stop", json=False)
-    with served.client(served.home.token_path.read_text().strip()) as lead:
+    with running_service.client(running_service.home.token_path.read_text().strip()) as lead:
         files = [file["path"] for file in lead.get(f"/api/runs/{run}/files").json()]
         assert files == ["models/global.safetensors", "study.toml"]
     capsys.readouterr()
     coordinating.status_command(home, None, json=False)
-    shown = capsys.readouterr().out
-    assert run in shown
-    assert "connected" in shown
+    output = capsys.readouterr().out
+    assert run in output
+    assert "connected" in output
     coordinating.status_command(home, run, json=False)
     assert "A small study." in capsys.readouterr().out
 
 
-def test_a_run_is_followed_to_its_end(served, tmp_path, capsys):
+def test_run_command_follows_the_run_to_its_end(running_service, tmp_path, capsys):
     (tmp_path / "study.toml").write_text(STUDY_TOML)
-    enrolled(served, "a", capsys).close()
+    enrol_site(running_service, "a", capsys).close()
 
-    def work():
-        while not (runs := served.store.list_runs()):
+    def run_two_rounds():
+        while not (runs := running_service.store.list_runs()):
             time.sleep(0.02)
         run = runs[0].id
-        served.store.set_run_state(run, "running")
-        for turn in (1, 2):
+        running_service.store.set_run_state(run, "running")
+        for round_number in (1, 2):
             time.sleep(0.2)
-            with (served.home.runs_folder / run / "rounds.jsonl").open("a") as file:
-                file.write(json.dumps(ROUND | {"round": turn}) + "\n")
-        served.store.set_run_state(run, "finished")
+            with (running_service.home.runs_folder / run / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps(ROUND_RECORD | {"round": round_number}) + "\n")
+        running_service.store.set_run_state(run, "finished")
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=run_two_rounds)
     thread.start()
-    coordinating.run_command(str(tmp_path / "study.toml"), [], served.home.path, ["a"], 1, follow=True, json=False)
+    coordinating.run_command(
+        str(tmp_path / "study.toml"), [], running_service.home.path, ["a"], 1, follow=True, json=False
+    )
     thread.join()
-    response = capsys.readouterr()
-    said = [line.partition(":")[0] for line in response.err.splitlines()]
-    assert said[said.index("moons round 1") :] == ["moons round 1", "moons round 2", "finished"]
-    assert "is finished; val accuracy 75.00 %" in response.out
+    output = capsys.readouterr()
+    labels = [line.partition(":")[0] for line in output.err.splitlines()]
+    assert labels[labels.index("moons round 1") :] == ["moons round 1", "moons round 2", "finished"]
+    assert "is finished; val accuracy 75.00 %" in output.out
 
 
-def test_who_is_waited_for_is_told_once(capsys):
+def test_changes_of_status_are_printed_once(capsys):
     run = {
         "state": "offered",
         "sites": [{"site": "a", "approved": None}, {"site": "b", "approved": "2026"}],
         "reason": "",
     }
-    said = coordinating._print_status_change(run, "", quiet=False)
-    assert coordinating._print_status_change(run, said, quiet=False) == said == "offered, waiting for a"
-    coordinating._print_status_change({"state": "waiting", "reason": "b is away"}, said, quiet=False)
+    status = coordinating._print_status_change(run, "", quiet=False)
+    assert coordinating._print_status_change(run, status, quiet=False) == status == "offered, waiting for a"
+    coordinating._print_status_change({"state": "waiting", "reason": "b is away"}, status, quiet=False)
     assert capsys.readouterr().err.splitlines() == ["offered, waiting for a", "waiting: b is away"]
 
 
-def test_streams_resume_where_a_browser_was(served, capsys):
-    enrolled(served, "a", capsys).close()
-    with served.client(served.home.token_path.read_text().strip()) as lead:
+def test_event_stream_resumes_after_the_last_event_id(running_service, capsys):
+    enrol_site(running_service, "a", capsys).close()
+    with running_service.client(running_service.home.token_path.read_text().strip()) as lead:
         run = lead.post("/api/runs", json={"study": STUDY_TOML}, timeout=60).json()["id"]
-        lines = "".join(json.dumps(ROUND | {"round": n}) + "\n" for n in range(3))
-        (served.home.runs_folder / run / "rounds.jsonl").write_text(lines)
-        served.store.set_run_state(run, "stopped")
+        lines = "".join(json.dumps(ROUND_RECORD | {"round": n}) + "\n" for n in range(3))
+        (running_service.home.runs_folder / run / "rounds.jsonl").write_text(lines)
+        running_service.store.set_run_state(run, "stopped")
         with lead.stream("GET", f"/api/runs/{run}/events", headers={"last-event-id": "0"}) as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             ids = [line for line in stream.iter_lines() if line.startswith("id")]
         assert ids == ["id: 1", "id: 2"]
-        with lead.stream("GET", "/api/events") as stream:  # left open by who goes away
+        with lead.stream("GET", "/api/events") as stream:  # the client closes it
             assert next(stream.iter_lines()) == "event: runs"
 
 
-def test_only_the_federations_own_service_is_believed(served, tmp_path, monkeypatch):
-    url = f"https://localhost:{served.home.port}"
-    with pytest.raises(httpx.ConnectError), httpx.Client(trust_env=False) as stranger:
-        stranger.get(url)
+def test_client_verifies_the_certificate_and_needs_a_token(running_service, tmp_path, monkeypatch):
+    url = f"https://localhost:{running_service.home.port}"
+    with pytest.raises(httpx.ConnectError), httpx.Client(trust_env=False) as client_without_ca:
+        client_without_ca.get(url)
     monkeypatch.setenv("HEMOFED_URL", url)
     monkeypatch.delenv("HEMOFED_TOKEN", raising=False)
     with pytest.raises(ServiceError, match="HEMOFED_TOKEN"):
         coordinating.status_command(None, None, json=True)
     monkeypatch.setenv("HEMOFED_TOKEN", "wrong")
-    monkeypatch.setenv("HEMOFED_CA", str(served.home.path / "ca.pem"))
+    monkeypatch.setenv("HEMOFED_CA", str(running_service.home.path / "ca.pem"))
     with pytest.raises(ServiceError, match="needs a token"):
         coordinating.status_command(None, None, json=True)
-    monkeypatch.setenv("HEMOFED_TOKEN", served.home.token_path.read_text().strip())
+    monkeypatch.setenv("HEMOFED_TOKEN", running_service.home.token_path.read_text().strip())
     coordinating.status_command(None, None, json=True)
 
 
-def test_people_are_added_and_revoked(served, capsys):
-    coordinating.users_command(served.home.path, "eva", "viewer", None, json=True)
+def test_users_are_added_and_revoked(running_service, capsys):
+    coordinating.users_command(running_service.home.path, "eva", "viewer", None, json=True)
     token = json.loads(capsys.readouterr().out)["made"]["token"]
-    with served.client(token) as eva:
+    with running_service.client(token) as eva:
         assert eva.get("/api/me").json()["role"] == "viewer"
-        coordinating.users_command(served.home.path, None, "viewer", "eva", json=False)
+        coordinating.users_command(running_service.home.path, None, "viewer", "eva", json=False)
         assert eva.get("/api/me").status_code == 401
     assert "eva" in capsys.readouterr().out
 
 
-def test_a_service_that_is_not_there_is_told_with_the_cure(coordinator_home):
+def test_unreachable_service_is_reported_with_a_remedy(coordinator_home):
     with pytest.raises(ServiceError, match=f"hemofed coordinator serve {coordinator_home}"):
         coordinating.status_command(coordinator_home, None, json=True)
     with pytest.raises(ServiceError, match="HEMOFED_URL"):
         coordinating.status_command(None, None, json=True)
 
 
-def test_ctrl_c_leaves_the_run_going_and_says_so(served, tmp_path, capsys, monkeypatch):
-    def interrupted(self, path, after):
+def test_ctrl_c_stops_following_but_not_the_run(running_service, tmp_path, capsys, monkeypatch):
+    def interrupt(self, path, after):
         raise KeyboardInterrupt
 
     (tmp_path / "study.toml").write_text(STUDY_TOML)
-    enrolled(served, "a", capsys).close()
-    monkeypatch.setattr("pipeline.service.runtime.client.ApiClient.stream_events", interrupted)
+    enrol_site(running_service, "a", capsys).close()
+    monkeypatch.setattr("pipeline.service.runtime.client.ApiClient.stream_events", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        coordinating.run_command(str(tmp_path / "study.toml"), [], served.home.path, [], None, follow=True, json=False)
-    (run,) = served.store.list_runs()
+        coordinating.run_command(
+            str(tmp_path / "study.toml"), [], running_service.home.path, [], None, follow=True, json=False
+        )
+    (run,) = running_service.store.list_runs()
     assert run.state == "offered"
-    assert f"{run.id} goes on" in capsys.readouterr().err
+    assert f"{run.id} continues" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Server-sent events: once, in order, and to an end."""
+"""Server-sent events: each change once, in order, until the run ends."""
 
 import asyncio
 import json
@@ -6,40 +6,41 @@ import json
 from pipeline.service.web.server_sent_events import KEEP_ALIVE_COMMENT, EventStream
 
 
-def parsed(texts):
+def parse_events(texts):
+    """Yields event name, data and id."""
     for text in texts:
         if text != KEEP_ALIVE_COMMENT:
             lines = dict(line.split(": ", 1) for line in text.strip().splitlines())
             yield lines["event"], json.loads(lines["data"]), lines.get("id")
 
 
-class Fake:
-    """A run that moves on at every look."""
+class FakeRun:
+    """A run that advances at every poll. `steps`: state, number of rounds, live status."""
 
     def __init__(self, steps):
-        self.steps, self.at = steps, -1
+        self.steps, self.index = steps, -1
 
-    def run(self):
-        self.at = min(self.at + 1, len(self.steps) - 1)
-        state, _, live = self.steps[self.at]
+    def read_run(self):
+        self.index = min(self.index + 1, len(self.steps) - 1)
+        state, _, live = self.steps[self.index]
         return {"state": state, "live": live}
 
-    def rounds(self):
-        return [{"round": n} for n in range(self.steps[self.at][1])]
+    def read_rounds(self):
+        return [{"round": n} for n in range(self.steps[self.index][1])]
 
 
-async def gather(stream, most=1000):
-    found = []
+async def collect_texts(stream, limit=1000):
+    texts = []
     async for text in stream:
-        found.append(text)
-        if len(found) >= most:
+        texts.append(text)
+        if len(texts) >= limit:
             break
     await stream.aclose()
-    return found
+    return texts
 
 
 def test_rounds_come_once_in_order_and_then_the_end():
-    fake = Fake(
+    run = FakeRun(
         [
             ("running", 0, None),
             ("running", 2, {"round": 2}),
@@ -48,62 +49,75 @@ def test_rounds_come_once_in_order_and_then_the_end():
             ("finished", 4, None),
         ]
     )
-    response = list(
-        parsed(asyncio.run(gather(EventStream(poll_seconds=0).stream_run(fake.run, fake.rounds, -1, lambda: True))))
+    events = list(
+        parse_events(
+            asyncio.run(
+                collect_texts(EventStream(poll_seconds=0).stream_run(run.read_run, run.read_rounds, -1, lambda: True))
+            )
+        )
     )
-    assert [data["round"] for name, data, _ in response if name == "round"] == [0, 1, 2, 3]
-    assert [id for name, _, id in response if name == "round"] == ["0", "1", "2", "3"]
-    assert [data["state"] for name, data, _ in response if name == "run"] == ["running", "finished"]
-    assert [data for name, data, _ in response if name == "live"] == [{"round": 2}, {"round": 3}, None]
-    assert [name for name, _, _ in response][-1] == "end"
+    assert [data["round"] for name, data, _ in events if name == "round"] == [0, 1, 2, 3]
+    assert [id for name, _, id in events if name == "round"] == ["0", "1", "2", "3"]
+    assert [data["state"] for name, data, _ in events if name == "run"] == ["running", "finished"]
+    assert [data for name, data, _ in events if name == "live"] == [{"round": 2}, {"round": 3}, None]
+    assert [name for name, _, _ in events][-1] == "end"
 
 
-def test_who_comes_back_gets_only_what_is_new():
-    fake = Fake([("finished", 5, None)])
-    response = list(
-        parsed(asyncio.run(gather(EventStream(poll_seconds=0).stream_run(fake.run, fake.rounds, 2, lambda: True))))
+def test_reconnecting_client_gets_only_new_rounds():
+    run = FakeRun([("finished", 5, None)])
+    events = list(
+        parse_events(
+            asyncio.run(
+                collect_texts(EventStream(poll_seconds=0).stream_run(run.read_run, run.read_rounds, 2, lambda: True))
+            )
+        )
     )
-    assert [data["round"] for name, data, _ in response if name == "round"] == [3, 4]
+    assert [data["round"] for name, data, _ in events if name == "round"] == [3, 4]
 
 
-def test_silence_is_filled_and_the_unwelcome_are_let_go():
-    fake, asked = Fake([("running", 0, None)]), []
+def test_keep_alives_are_sent_until_authorization_ends():
+    run, checks = FakeRun([("running", 0, None)]), []
 
-    def welcome():
-        asked.append(1)
-        return len(asked) < 3
+    def is_authorized():
+        checks.append(1)
+        return len(checks) < 3
 
-    response = asyncio.run(
-        gather(EventStream(poll_seconds=0, keep_alive_seconds=0.0).stream_run(fake.run, fake.rounds, -1, welcome))
+    texts = asyncio.run(
+        collect_texts(
+            EventStream(poll_seconds=0, keep_alive_seconds=0.0).stream_run(
+                run.read_run, run.read_rounds, -1, is_authorized
+            )
+        )
     )
-    assert response[1:] == [KEEP_ALIVE_COMMENT] * 3
-    assert len(asked) == 3
+    assert texts[1:] == [KEEP_ALIVE_COMMENT] * 3
+    assert len(checks) == 3
 
 
-def test_a_closed_service_lets_its_listeners_go():
-    streams = EventStream(poll_seconds=0)
+def test_close_ends_open_streams():
+    event_stream = EventStream(poll_seconds=0)
 
-    async def go():
-        found = []
-        async for text in streams.stream_changes({"runs": lambda: [1]}, lambda: True):
-            found.append(text)
-            streams.close()
-        return found
+    async def read_and_close():
+        texts = []
+        async for text in event_stream.stream_changes({"runs": lambda: [1]}, lambda: True):
+            texts.append(text)
+            event_stream.close()
+        return texts
 
-    assert [name for name, _, _ in parsed(asyncio.run(go()))] == ["runs"]
+    assert [name for name, _, _ in parse_events(asyncio.run(read_and_close()))] == ["runs"]
 
 
-def test_only_what_changed_is_sent():
-    sites, looks = iter([["a"], ["a"], ["a", "b"], ["a", "b"]]), []
+def test_unchanged_data_is_not_sent_again():
+    sites = iter([["a"], ["a"], ["a", "b"], ["a", "b"]])
 
-    def look():
-        looks.append(next(sites, ["a", "b"]))
-        return looks[-1]
+    def read_sites():
+        return next(sites, ["a", "b"])
 
-    response = asyncio.run(
-        gather(EventStream(poll_seconds=0).stream_changes({"runs": lambda: [], "sites": look}, lambda: True), most=3)
+    texts = asyncio.run(
+        collect_texts(
+            EventStream(poll_seconds=0).stream_changes({"runs": lambda: [], "sites": read_sites}, lambda: True), limit=3
+        )
     )
-    assert [(name, data) for name, data, _ in parsed(response)] == [
+    assert [(name, data) for name, data, _ in parse_events(texts)] == [
         ("runs", []),
         ("sites", ["a"]),
         ("sites", ["a", "b"]),

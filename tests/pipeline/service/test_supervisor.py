@@ -1,4 +1,4 @@
-"""Runs come to where their lead wants them; what FLARE does is response by a stand-in that forgets as the real one does."""
+"""The run supervisor, with a fake of FLARE's server that loses its jobs as the real one does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FakeJobRunner:
 
 
 @pytest.fixture
-def parts(tmp_path, monkeypatch):
+def supervised_run(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor_module, "JOIN_GRACE_SECONDS", 0.0)
     monkeypatch.setattr(supervisor_module, "MAX_RETRY_SECONDS", 0.0)
     store = CoordinatorStore(f"sqlite:///{tmp_path / 'x.db'}")
@@ -53,8 +53,8 @@ def parts(tmp_path, monkeypatch):
         store.accounts.enrol_site(token, EnrolmentRequest(site, key, "0" * 64, "0.1.0"))
     store.add_run("r", name="r", strategy="fedavg", rounds=3, digest=DIGEST, min_sites=2, sites=KEYS, actor="lead")
     (tmp_path / "runs" / "r").mkdir(parents=True)
-    server = FakeJobRunner()
-    yield RunSupervisor(tmp_path / "runs", store, server, open_log(tmp_path / "log.jsonl")), store, server
+    job_runner = FakeJobRunner()
+    yield RunSupervisor(tmp_path / "runs", store, job_runner, open_log(tmp_path / "log.jsonl")), store, job_runner
     store.close()
 
 
@@ -64,8 +64,8 @@ def approve(store, *sites):
         assert store.record_approval("r", site, DIGEST, now, now + timedelta(days=1), "fp")
 
 
-def write_outcome(supervisor, how, why=""):
-    (supervisor.runs_folder / "r" / "ended.json").write_text(json.dumps({"how": how, "why": why}))
+def write_outcome(supervisor, outcome, reason=""):
+    (supervisor.runs_folder / "r" / "ended.json").write_text(json.dumps({"how": outcome, "why": reason}))
 
 
 def run_state(store):
@@ -73,44 +73,44 @@ def run_state(store):
     return run.state, run.reason
 
 
-def start_run(parts):
-    supervisor, store, server = parts
+def start_run(supervised_run):
+    supervisor, store, job_runner = supervised_run
     approve(store, *KEYS)
     supervisor.poll_runs()
     supervisor.poll_runs()
     assert run_state(store)[0] == "running"
-    return supervisor, store, server
+    return supervisor, store, job_runner
 
 
-def test_nothing_runs_before_all_have_approved(parts):
-    supervisor, store, server = parts
+def test_run_starts_only_after_all_approvals(supervised_run):
+    supervisor, store, job_runner = supervised_run
     approve(store, "a", "b")
     for _ in range(3):
         supervisor.poll_runs()
     assert run_state(store)[0] == "offered"
-    assert server.submitted == []
+    assert job_runner.submitted == []
     approve(store, "c")
     supervisor.poll_runs()
     supervisor.poll_runs()
     assert run_state(store)[0] == "running"
-    assert server.submitted == [["a", "b", "c"]]
+    assert job_runner.submitted == [["a", "b", "c"]]
 
 
-def test_it_waits_for_enough_sites_and_says_for_whom(parts):
-    supervisor, store, server = parts
-    server.connected = {"b"}
+def test_run_waits_for_min_sites_and_names_the_missing(supervised_run):
+    supervisor, store, job_runner = supervised_run
+    job_runner.connected = {"b"}
     approve(store, *KEYS)
     supervisor.poll_runs()
     supervisor.poll_runs()
     assert run_state(store)[0] == "waiting"
     assert "a is not connected" in run_state(store)[1]
-    server.connected = {"a", "b"}
+    job_runner.connected = {"a", "b"}
     supervisor.poll_runs()
-    assert server.submitted == [["a", "b"]]
+    assert job_runner.submitted == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
-    ("how", "why", "then"),
+    ("outcome", "reason", "state"),
     [
         ("finished", "", "finished"),
         ("failed", "x", "failed"),
@@ -118,80 +118,80 @@ def test_it_waits_for_enough_sites_and_says_for_whom(parts):
         ("halted", "stop", "stopped"),
     ],
 )
-def test_how_an_attempt_ends_decides_where_the_run_rests(parts, how, why, then):
-    supervisor, store, server = start_run(parts)
-    write_outcome(supervisor, how, why)
+def test_outcome_of_an_attempt_decides_the_state(supervised_run, outcome, reason, state):
+    supervisor, store, job_runner = start_run(supervised_run)
+    write_outcome(supervisor, outcome, reason)
     supervisor.poll_runs()
     supervisor.poll_runs()
-    assert run_state(store)[0] == then
-    assert len(server.submitted) == 1
+    assert run_state(store)[0] == state
+    assert len(job_runner.submitted) == 1
 
 
-def test_an_attempt_that_is_lost_is_followed_by_another(parts):
-    supervisor, store, server = start_run(parts)
-    server.dead_jobs.add("job-1")
+def test_lost_attempt_is_retried(supervised_run):
+    supervisor, store, job_runner = start_run(supervised_run)
+    job_runner.dead_jobs.add("job-1")
     supervisor.poll_runs()
     assert run_state(store)[0] == "waiting"
-    assert "goes on from round" in run_state(store)[1]
+    assert "continues from round" in run_state(store)[1]
     supervisor.poll_runs()
     assert run_state(store)[0] == "running"
-    assert len(server.submitted) == 2
+    assert len(job_runner.submitted) == 2
 
 
-def test_a_server_that_died_takes_all_attempts_with_it(parts):
-    supervisor, _, server = start_run(parts)
+def test_attempts_are_restarted_after_the_flare_server_died(supervised_run):
+    supervisor, _, job_runner = start_run(supervised_run)
     supervisor.on_server_died()
-    server.is_down = True
+    job_runner.is_down = True
     with pytest.raises(ServiceError):
         supervisor.poll_runs()
-    server.is_down = False
+    job_runner.is_down = False
     supervisor.poll_runs()
-    assert len(server.submitted) == 2
+    assert len(job_runner.submitted) == 2
 
 
-def test_attempts_that_lead_nowhere_end_some_time(parts):
-    supervisor, store, server = start_run(parts)
+def test_run_fails_after_too_many_attempts_without_progress(supervised_run):
+    supervisor, store, job_runner = start_run(supervised_run)
     for _ in range(2 * MAX_FAILED_ATTEMPTS + 2):
-        server.dead_jobs.add(f"job-{len(server.submitted)}")
+        job_runner.dead_jobs.add(f"job-{len(job_runner.submitted)}")
         supervisor.poll_runs()
     assert run_state(store)[0] == "failed"
-    assert len(server.submitted) == MAX_FAILED_ATTEMPTS
+    assert len(job_runner.submitted) == MAX_FAILED_ATTEMPTS
 
 
-def test_a_site_that_came_back_is_taken_in(parts):
-    supervisor, _, server = start_run(parts)
+def test_returned_site_joins_the_next_attempt(supervised_run):
+    supervisor, _, job_runner = start_run(supervised_run)
     (supervisor.runs_folder / "r" / "live.json").write_text(json.dumps({"lost": ["c"]}))
     supervisor.poll_runs()
     assert requested_state(supervisor.runs_folder / "r") == "regroup"
     write_outcome(supervisor, "halted", "regroup")
     supervisor.poll_runs()
     supervisor.poll_runs()
-    assert len(server.submitted) == 2
+    assert len(job_runner.submitted) == 2
     assert requested_state(supervisor.runs_folder / "r") == "run"
 
 
-def test_what_the_lead_asks_meanwhile_is_not_overridden(parts):
-    supervisor, store, server = start_run(parts)
+def test_pause_request_survives_a_lost_attempt(supervised_run):
+    supervisor, store, job_runner = start_run(supervised_run)
     store.apply_action("r", "pause", "lead", lambda run: request_state(supervisor.runs_folder / "r", "pause"))
-    server.dead_jobs.add("job-1")
+    job_runner.dead_jobs.add("job-1")
     supervisor.poll_runs()
     supervisor.poll_runs()
     assert run_state(store)[0] == "paused"
-    assert len(server.submitted) == 1
+    assert len(job_runner.submitted) == 1
 
 
-def test_a_pause_that_came_while_the_attempt_was_made_is_heard(parts):
-    supervisor, store, _ = start_run(parts)
-    store.apply_action("r", "pause", "lead")  # and its control.json was overwritten
+def test_pause_request_during_the_start_of_an_attempt_is_restored(supervised_run):
+    supervisor, store, _ = start_run(supervised_run)
+    store.apply_action("r", "pause", "lead")  # its control.json was overwritten
     assert requested_state(supervisor.runs_folder / "r") == "run"
     supervisor.poll_runs()
     assert requested_state(supervisor.runs_folder / "r") == "pause"
 
 
-def test_a_withdrawn_approval_keeps_a_site_out_of_the_next_attempt(parts):
-    supervisor, store, server = start_run(parts)
-    store.record_withdrawal("r", "c", datetime.now(UTC) + timedelta(seconds=1))
-    server.dead_jobs.add("job-1")
+def test_site_with_revoked_approval_is_not_in_the_next_attempt(supervised_run):
+    supervisor, store, job_runner = start_run(supervised_run)
+    store.record_revocation("r", "c", datetime.now(UTC) + timedelta(seconds=1))
+    job_runner.dead_jobs.add("job-1")
     supervisor.poll_runs()
     supervisor.poll_runs()
-    assert server.submitted[-1] == ["a", "b"]
+    assert job_runner.submitted[-1] == ["a", "b"]

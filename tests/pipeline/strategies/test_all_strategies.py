@@ -73,44 +73,44 @@ def only_model(folder: RunFolder) -> torch.Tensor:
         return final_weights(folder)
     from pipeline.core.tensor_io import load_tensors
 
-    return load_tensors(folder.path / "models" / "group" / "0.safetensors")[1]["weights"]
+    return load_tensors(folder.path / "models" / "cluster" / "0.safetensors")[1]["weights"]
 
 
 @pytest.mark.parametrize("name", FEDAVG_SETTINGS)
-def test_neutral_settings_are_fedavg_to_the_bit(moons, go, name):
+def test_neutral_settings_are_fedavg_to_the_bit(moons, run_study, name):
     uneven = {"partition": {"name": "quantity", "ratio": 3}, "client_sampling": {"fraction": 0.75}}
-    one, _ = go(make_study(moons, name, FEDAVG_SETTINGS[name], **uneven), name)
-    other, _ = go(make_study(moons, "fedavg", {}, **uneven), "avg")
+    one, _ = run_study(make_study(moons, name, FEDAVG_SETTINGS[name], **uneven), name)
+    other, _ = run_study(make_study(moons, "fedavg", {}, **uneven), "avg")
     assert torch.equal(only_model(one), final_weights(other))
 
 
 @pytest.mark.parametrize("name", NEARLY_FEDAVG_SETTINGS)
-def test_neutral_settings_are_fedavg_up_to_rounding(moons, go, name):
-    one, _ = go(make_study(moons, name, NEARLY_FEDAVG_SETTINGS[name], weighting="equal"), name)
-    other, _ = go(make_study(moons, "fedavg", {}, weighting="equal"), "avg")
+def test_neutral_settings_are_fedavg_up_to_rounding(moons, run_study, name):
+    one, _ = run_study(make_study(moons, name, NEARLY_FEDAVG_SETTINGS[name], weighting="equal"), name)
+    other, _ = run_study(make_study(moons, "fedavg", {}, weighting="equal"), "avg")
     torch.testing.assert_close(only_model(one), final_weights(other), rtol=1e-5, atol=1e-6)
 
 
-def test_pfedme_with_one_local_round_is_fedprox(moons, go):
+def test_pfedme_with_one_local_round_is_fedprox(moons, run_study):
     local = {"lr": 0.1, "batch_size": 8, "steps": 5}
-    one, _ = go(
+    one, _ = run_study(
         make_study(moons, "pfedme", {"local_rounds": 1, "inner_steps": 5, "lam": 2.0, "eta": 0.5}, local=local), "me"
     )
-    other, _ = go(make_study(moons, "fedprox", {"mu": 2.0}, local=local), "prox")
+    other, _ = run_study(make_study(moons, "fedprox", {"mu": 2.0}, local=local), "prox")
     assert torch.equal(final_weights(one), final_weights(other))
 
 
-def test_fedpaq_without_its_codec_is_fedavg(moons, go):
-    one, _ = go(make_study(moons, "fedpaq", {"tau": 5}, compression={"uplink": []}), "paq")
-    other, _ = go(make_study(moons, "fedavg", {}, local={"lr": 0.1, "batch_size": 8, "steps": 5}), "avg")
+def test_fedpaq_without_its_codec_is_fedavg(moons, run_study):
+    one, _ = run_study(make_study(moons, "fedpaq", {"tau": 5}, compression={"uplink": []}), "paq")
+    other, _ = run_study(make_study(moons, "fedavg", {}, local={"lr": 0.1, "batch_size": 8, "steps": 5}), "avg")
     assert torch.equal(final_weights(one), final_weights(other))
 
 
 @pytest.mark.parametrize("name", ACTIVE_SETTINGS)
-def test_trainers_agree(moons, go, name):
+def test_trainers_agree(moons, run_study, name):
     ends = []
     for trainer in ("sequential", "stacked"):
-        folder, results = go(
+        folder, results = run_study(
             make_study(moons, name, ACTIVE_SETTINGS[name], trainer=trainer, rounds=4), f"{name}-{trainer}"
         )
         tensors = load_checkpoint(folder.path / "checkpoint")[1]
@@ -122,15 +122,15 @@ def test_trainers_agree(moons, go, name):
 
 
 @pytest.mark.parametrize("name", ACTIVE_SETTINGS)
-def test_resumed_run_equals_the_uninterrupted_run_to_the_bit(moons, go, tmp_path, name):
+def test_resumed_run_equals_the_uninterrupted_run_to_the_bit(moons, run_study, tmp_path, name):
     study = make_study(
         moons, name, ACTIVE_SETTINGS[name], compression={"uplink": [{"name": "topk", "fraction": 0.5}, "qsgd"]}
     )
-    assert_bitwise_resume(study, go, tmp_path, stop=3)
+    assert_bitwise_resume(study, run_study, tmp_path, stop=3)
 
 
-def assert_bitwise_resume(study, go, tmp_path, stop):
-    uninterrupted, expected = go(study, "uninterrupted")
+def assert_bitwise_resume(study, run_study, tmp_path, stop):
+    uninterrupted, expected = run_study(study, "uninterrupted")
     folder = RunFolder.create(tmp_path / "interrupted", study)
 
     class InterruptedRunError(Exception):
@@ -147,17 +147,19 @@ def assert_bitwise_resume(study, go, tmp_path, stop):
     last, other = (load_checkpoint(f.path / "checkpoint")[1] for f in (uninterrupted, folder))
     assert last.keys() == other.keys()
     assert all(torch.equal(value, other[key]) for key, value in last.items())
-    for part in ("groups", "tree"):
+    for part in ("clusters", "dendrogram"):
         assert [r.get(part) for r in uninterrupted.load_rounds()] == [r.get(part) for r in folder.load_rounds()]
 
 
 @pytest.mark.parametrize("name", sorted(set(ACTIVE_SETTINGS) - {"centralized"}))
-def test_client_that_never_replies_does_not_stop_the_run(moons, go, name):
+def test_client_that_never_replies_does_not_stop_the_run(moons, run_study, name):
     sites = {"count": 4, "dropout": [0.0, 0.0, 1.0, 0.0]}
     evaluation = {"evaluate_at": "sites", "splits": ["test"]}
-    folder, results = go(make_study(moons, name, ACTIVE_SETTINGS[name], sites=sites, evaluation=evaluation), name)
+    folder, results = run_study(
+        make_study(moons, name, ACTIVE_SETTINGS[name], sites=sites, evaluation=evaluation), name
+    )
     start, *rounds = folder.load_rounds()
-    assert all("site-03" not in record["counted"] for record in rounds)
+    assert all("site-03" not in record["accepted"] for record in rounds)
     assert all(record["void"] is None for record in rounds)
     assert rounds[-1]["metrics"]["test"]["pooled"]["loss"] < start["metrics"]["test"]["pooled"]["loss"]
     json.dumps(results)
@@ -173,14 +175,14 @@ CELLS = {
 }
 
 
-def test_fedbn_resumes_to_the_bit(moons, go, tmp_path):
-    assert_bitwise_resume(moons(strategy="fedbn", **CELLS), go, tmp_path, stop=1)
+def test_fedbn_resumes_to_the_bit(moons, run_study, tmp_path):
+    assert_bitwise_resume(moons(strategy="fedbn", **CELLS), run_study, tmp_path, stop=1)
 
 
-def test_fedbn_sequential_and_threaded_trainers_agree(moons, go):
+def test_fedbn_sequential_and_threaded_trainers_agree(moons, run_study):
     ends = []
     for trainer in ("sequential", "threaded"):
-        folder, _ = go(moons(strategy="fedbn", trainer=trainer, **CELLS), trainer)
+        folder, _ = run_study(moons(strategy="fedbn", trainer=trainer, **CELLS), trainer)
         tensors = load_checkpoint(folder.path / "checkpoint")[1]
         ends.append({k: v for k, v in tensors.items() if v.is_floating_point()})
     assert any("kept" in key for key in ends[0])
@@ -188,7 +190,7 @@ def test_fedbn_sequential_and_threaded_trainers_agree(moons, go):
         torch.testing.assert_close(ends[1][key], value, rtol=1e-2, atol=3e-3)  # BatchNorm of small batches amplifies
 
 
-def test_fedbn_without_personal_roles_is_fedavg_to_the_bit(moons, go):
-    one, _ = go(moons(strategy={"name": "fedbn", "personal_roles": []}, **CELLS), "bn")
-    other, _ = go(moons(strategy="fedavg", **CELLS), "avg")
+def test_fedbn_without_personal_roles_is_fedavg_to_the_bit(moons, run_study):
+    one, _ = run_study(moons(strategy={"name": "fedbn", "personal_roles": []}, **CELLS), "bn")
+    other, _ = run_study(moons(strategy="fedavg", **CELLS), "avg")
     assert torch.equal(final_weights(one), final_weights(other))

@@ -63,47 +63,47 @@ def test_fedsgd_steps_along_the_mean_gradient_with_the_rounds_rate():
     assert update.averaged["delta"].tolist() == pytest.approx([-3.0, 0.0])
 
 
-def test_fedsgd_is_fedavg_with_one_whole_batch(moons, go):
+def test_fedsgd_is_fedavg_with_one_whole_batch(moons, run_study):
     local = {"lr": 0.5, "batch_size": "all", "epochs": 1}
-    one, _ = go(moons(local=local, strategy="fedsgd"), "sgd")
-    other, _ = go(moons(local=local, strategy="fedavg"), "avg")
+    one, _ = run_study(moons(local=local, strategy="fedsgd"), "sgd")
+    other, _ = run_study(moons(local=local, strategy="fedavg"), "avg")
     torch.testing.assert_close(final_weights(one), final_weights(other), rtol=1e-5, atol=1e-6)
 
 
-def test_fedprox_with_mu_zero_is_fedavg_to_the_bit(moons, go):
-    one, _ = go(moons(strategy={"name": "fedprox", "mu": 0.0}), "prox")
-    other, _ = go(moons(strategy="fedavg"), "avg")
+def test_fedprox_with_mu_zero_is_fedavg_to_the_bit(moons, run_study):
+    one, _ = run_study(moons(strategy={"name": "fedprox", "mu": 0.0}), "prox")
+    other, _ = run_study(moons(strategy="fedavg"), "avg")
     assert torch.equal(final_weights(one), final_weights(other))
 
 
-def test_fedprox_with_large_mu_stays_near_the_received_weights(moons, go):
+def test_fedprox_with_large_mu_stays_near_the_received_weights(moons, run_study):
     distances = []
     for mu in (0.0, 5.0):
-        folder, _ = go(moons(rounds=1, strategy={"name": "fedprox", "mu": mu}), f"mu-{mu}")
+        folder, _ = run_study(moons(rounds=1, strategy={"name": "fedprox", "mu": mu}), f"mu-{mu}")
         network = RunFolder(folder.path).load_study().model.init_network((2,), 2, 3)
         initial = ParameterSpec.from_module(network).read_state(network)
         distances.append(float((final_weights(folder) - initial.weights).norm()))
     assert distances[1] < 0.6 * distances[0]
 
 
-def test_fedavg_with_one_site_equals_centralized_training(moons, go):
+def test_fedavg_with_one_site_equals_centralized_training(moons, run_study):
     """FedAvg over one site, centralized and local training differ only in the shuffling seeds; not with full batches."""
     local = {"lr": 0.5, "batch_size": "all", "epochs": 3}
     # without validation data the last round counts
     one = {"local": local, "sites": {"count": 1}, "data": {"name": "moons", "points": 200}}
-    fed, a = go(moons(strategy="fedavg", **one), "fed")
-    central, b = go(moons(strategy="centralized", **one), "centralized")
-    _, c = go(moons(strategy="local_only", **one), "local")
+    fed, a = run_study(moons(strategy="fedavg", **one), "fed")
+    central, b = run_study(moons(strategy="centralized", **one), "centralized")
+    _, c = run_study(moons(strategy="local_only", **one), "local")
     torch.testing.assert_close(final_weights(fed), final_weights(central), rtol=1e-4, atol=1e-5)
     assert a["test"]["pooled"]["accuracy"] == b["test"]["pooled"]["accuracy"] == c["test"]["pooled"]["accuracy"]
 
 
-def test_local_only_sites_do_not_share(moons, go):
+def test_local_only_sites_do_not_share(moons, run_study):
     """A site's local model does not depend on the other sites."""
     partition = {"name": "classes", "per_site": 1}
-    _, results = go(moons(strategy="local_only", sites={"count": 2}, partition=partition, rounds=20), "local")
+    _, results = run_study(moons(strategy="local_only", sites={"count": 2}, partition=partition, rounds=20), "local")
     assert [m["accuracy"] for m in results["test"]["sites"].values()] == [1.0, 1.0]  # each site has one class only
-    _, shared = go(moons(strategy="fedavg", sites={"count": 2}, partition=partition, rounds=20), "fed")
+    _, shared = run_study(moons(strategy="fedavg", sites={"count": 2}, partition=partition, rounds=20), "fed")
     assert min(m["accuracy"] for m in shared["test"]["sites"].values()) < 1.0
 
 

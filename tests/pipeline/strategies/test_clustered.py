@@ -28,7 +28,7 @@ def test_match_cluster_names_by_largest_overlap():
     assert match_cluster_names({"a": 7, "b": 7, "c": 4, "d": 4, "e": 4}, before) == dict(
         zip("abcde", "00111", strict=True)
     )
-    # b moves, the names stay; e's cluster is gone and a new one takes the first free name
+    # b changes clusters, names stay; e's cluster no longer exists, and a new one gets the first unused name
     assert match_cluster_names({"a": 1, "b": 2, "c": 2, "d": 2, "new": 3}, before) == {
         "a": "0",
         "b": "1",
@@ -55,7 +55,7 @@ def test_new_client_joins_clusters_in_round_four(strategy):
 
 @pytest.mark.parametrize("strategy", [CFL, SIMILARITY, DemLearn(tau=2), FedSwap(h2=3)], ids=lambda s: s.name)
 def test_late_reply_of_a_client_that_was_not_asked_joins_a_cluster(strategy):
-    """The model it started from is gone: its delta counts from the model that the client would receive now."""
+    """The model it started from is not known: its delta counts from the model that the client would receive now."""
     state = init_state(strategy, 0, 0)
     for round_number in range(1, 7):
         late = {"d": round_number - 1} if round_number % 2 else {}

@@ -132,14 +132,14 @@ def test_demlearn_evaluates_personal_cluster_and_top_model():
     strategy = DemLearn(levels=2, alpha=0.0, amplify=1.0)
     state = run_round(strategy, init_state(strategy, 0, 0), LINE)
     payload = strategy.eval_payload(state, "d")
-    assert [float(payload[key][0]) for key in ("weights", "group/weights", "global/weights")] == [16, 13, 7]
+    assert [float(payload[key][0]) for key in ("weights", "cluster/weights", "global/weights")] == [16, 13, 7]
     views = strategy.comparison_models(Message("evaluate", 1, payload))
-    assert {name: float(model.weights[0]) for name, model in views.items()} == {"group": 13, "global": 7}
+    assert {name: float(model.weights[0]) for name, model in views.items()} == {"cluster": 13, "global": 7}
     models = {name: float(model.weights[0]) for name, model in strategy.global_models(state).items()}
     assert models == {
         "global": 7,
-        "group/0.0": 1,
-        "group/0.1": 13,
+        "cluster/0.0": 1,
+        "cluster/0.1": 13,
         "site/a": 0,
         "site/b": 2,
         "site/c": 10,

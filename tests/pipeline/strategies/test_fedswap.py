@@ -1,4 +1,4 @@
-"""FedSwap by hand: which client gets which model, when, and the average in between."""
+"""FedSwap by hand: which client gets which model, when, and the aggregated model."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 
 from pipeline.core.parameters import ParameterSpec
 from pipeline.protocol.tasks import ActivationsJob
-from pipeline.strategies.fedswap import SWAP_SEED_SALT, FedSwap, draw_permutation, permutation_from_pairs
+from pipeline.strategies.fedswap import SWAP_SEED_SALT, FedSwap, permutation_from_pairs, sample_permutation
 from tests.support import federation
 from tests.support.federation import FakeRequests, make_context, make_message, make_reply, vec
 
@@ -33,16 +33,16 @@ def test_random_swap_transposes_each_client_with_a_random_one():
         for k in range(6):
             r = rng.integers(6)
             models[k], models[r] = models[r], models[k]
-        order = draw_permutation(6, np.random.default_rng(seed), pairs=False)
+        order = sample_permutation(6, np.random.default_rng(seed), pairs=False)
         assert ["abcdef"[n] for n in order] == models
-    orders = {tuple(draw_permutation(3, np.random.default_rng(seed), pairs=False)) for seed in range(200)}
+    orders = {tuple(sample_permutation(3, np.random.default_rng(seed), pairs=False)) for seed in range(200)}
     assert len(orders) == 6  # every order of three occurs, also the identity
 
 
 @pytest.mark.parametrize("count", [2, 5, 6])
 def test_random_pairs_are_disjoint_and_leave_out_at_most_one(count):
     for seed in range(20):
-        order = draw_permutation(count, np.random.default_rng(seed), pairs=True)
+        order = sample_permutation(count, np.random.default_rng(seed), pairs=True)
         assert [order[n] for n in order] == list(range(count))  # swapping twice restores the order
         assert sum(n == position for position, n in enumerate(order)) == count % 2
 
@@ -135,13 +135,13 @@ def test_cka_swap_compares_networks_on_public_examples():
 
 def test_every_h2th_round_averages_and_the_others_swap():
     strategy = FedSwap(swap="sumdiff", h2=3)
-    state, seen = init_state(strategy, 0, 0), []
+    state, history = init_state(strategy, 0, 0), []
     for _ in range(6):
         state = run_round(strategy, state, {"a": vec(1, 0), "b": vec(3, 0)})
-        seen.append((state.weights.tolist(), held_models(strategy, state, "ab")))
-    assert [weights for weights, _ in seen] == [[0, 0], [0, 0], [6, 0], [6, 0], [6, 0], [12, 0]]
+        history.append((state.weights.tolist(), held_models(strategy, state, "ab")))
+    assert [weights for weights, _ in history] == [[0, 0], [0, 0], [6, 0], [6, 0], [6, 0], [12, 0]]
     # 1 and 3 are swapped, then 3 + 1 and 1 + 3, then 4 + 1 and 4 + 3 are averaged
-    assert [tuple(h[s][0] for s in "ab") for _, h in seen] == [(3, 1), (4, 4), (6, 6), (9, 7), (10, 10), (12, 12)]
+    assert [tuple(h[s][0] for s in "ab") for _, h in history] == [(3, 1), (4, 4), (6, 6), (9, 7), (10, 10), (12, 12)]
     assert state.deltas == {}
 
 

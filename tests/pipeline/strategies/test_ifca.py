@@ -39,10 +39,10 @@ def test_ifca_averages_by_chosen_model_and_leaves_the_others_unchanged():
     strategy = Ifca(k=3)
     state = init_state(strategy, 1, 1)
     untouched = state.weights["2"].clone()
-    moves = {"a": vec(4, 0), "b": vec(0, 8), "c": vec(5, 5)}
+    deltas = {"a": vec(4, 0), "b": vec(0, 8), "c": vec(5, 5)}
     chosen, weights = {"a": 0, "b": 0, "c": 1}, {"a": 1, "b": 3, "c": 7}
     second = state.weights["1"] + vec(5, 5)
-    state = run_round(strategy, state, moves, clusters=chosen, weights=weights)
+    state = run_round(strategy, state, deltas, clusters=chosen, weights=weights)
     assert state.weights["0"].tolist() == [1 + 1, 1 + 6]
     assert torch.equal(state.weights["1"], second)
     assert torch.equal(state.weights["2"], untouched)
@@ -57,12 +57,12 @@ def test_ifca_models_differ_at_the_start_except_in_biases():
     context = make_context(spec, num_sites=4, seed=7, epochs=1)
     start = torch.cat([0.3 * torch.randn(2000, generator=torch.Generator().manual_seed(1)), torch.arange(50.0)])
     state = Ifca(k=3).init_state(ModelState(start, EMPTY), context)
-    drawn = [state.weights[g] for g in "012"]
-    assert torch.equal(drawn[0], start)
+    initial_weights = [state.weights[g] for g in "012"]
+    assert torch.equal(initial_weights[0], start)
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert float((drawn[one][:2000] - drawn[other][:2000]).abs().mean()) > 0.2
-        assert torch.equal(drawn[one][2000:], drawn[other][2000:])
-    assert [float(w[:2000].std()) for w in drawn[1:]] == pytest.approx([0.3, 0.3], rel=0.1)
+        assert float((initial_weights[one][:2000] - initial_weights[other][:2000]).abs().mean()) > 0.2
+        assert torch.equal(initial_weights[one][2000:], initial_weights[other][2000:])
+    assert [float(w[:2000].std()) for w in initial_weights[1:]] == pytest.approx([0.3, 0.3], rel=0.1)
     again = Ifca(k=3).init_state(ModelState(start, EMPTY), context)
     assert all(torch.equal(again.weights[g], state.weights[g]) for g in "012")
 

@@ -157,15 +157,6 @@ def test_fedbn_sends_neither_norm_layers_nor_statistics():
     assert (state.weights.tolist(), state.norm_stats.tolist()) == ([2, 3, 1, 5], [5])
 
 
-@pytest.fixture
-def one_thread():
-    """With several threads small convolutions are slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def run_rounds(trainer_context, strategy, rounds):
     """A few rounds in this process without a study: the last state, the sites' personal models and the last log."""
     sites, spec = list(trainer_context.split_indices), trainer_context.spec
@@ -188,10 +179,10 @@ def run_rounds(trainer_context, strategy, rounds):
     return state, personal, request.log
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_fedbn_norm_layers_and_statistics_stay_at_the_sites(bench):
+@pytest.mark.usefixtures("one_torch_thread")
+def test_fedbn_norm_layers_and_statistics_stay_at_the_sites(make_trainer_context):
     """Site b's images are darker. With FedBN sites end with their own norms and one body; with FedAvg with one model."""
-    trainer_context = bench({"a": 24, "b": 24}, "batch")
+    trainer_context = make_trainer_context({"a": 24, "b": 24}, "batch")
     trainer_context.pool.x[24:] *= 0.3
     spec = trainer_context.spec
     initial = spec.read_state(trainer_context.make_model())
@@ -213,9 +204,9 @@ def test_fedbn_norm_layers_and_statistics_stay_at_the_sites(bench):
     assert torch.equal(personal["a"].weights, personal["b"].weights)
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_fedrep_with_personal_norm_layers_learns_their_statistics(bench):
-    trainer_context = bench({"a": 24, "b": 24}, "batch")
+@pytest.mark.usefixtures("one_torch_thread")
+def test_fedrep_with_personal_norm_layers_learns_their_statistics(make_trainer_context):
+    trainer_context = make_trainer_context({"a": 24, "b": 24}, "batch")
     initial = trainer_context.spec.read_state(trainer_context.make_model())
     _, personal, _ = run_rounds(trainer_context, FedRep(personal_roles=("head", "norm"), head_epochs=1), 2)
     assert not torch.equal(personal["a"].norm_stats, initial.norm_stats)

@@ -66,7 +66,7 @@ class QuadraticClient:
 
 
 def run_quadratic(strategy, clients, weights, rounds, lr=0.1, steps=10):
-    """The final weight and the client states after these rounds of the whole algorithm."""
+    """The final weight and the client states after this many rounds of both halves."""
     context = make_context(num_sites=len(clients), lr_schedule=lambda round_number: lr, epochs=None, steps=steps)
     state, client_states = strategy.init_state(ModelState(vec(0), EMPTY), context), {site: {} for site in clients}
     for round_number in range(1, rounds + 1):
@@ -111,6 +111,6 @@ def test_scaffold_control_variate_equals_the_gradient_for_any_correction(correct
 
 @pytest.mark.parametrize("name", ["scaffold", "fednova"])
 @pytest.mark.parametrize("local", [{"optimizer": "adam"}, {"momentum": 0.9}, {"weight_decay": 0.01}])
-def test_scaffold_and_fednova_require_plain_sgd(moons, go, name, local):
-    with pytest.raises(IncompatibleStudyError, match=rf"{name} counts on plain steps; set local\.optimizer = 'sgd'"):
-        go(moons(strategy=name, local={"lr": 0.1, "batch_size": 8} | local))
+def test_scaffold_and_fednova_require_plain_sgd(moons, run_study, name, local):
+    with pytest.raises(IncompatibleStudyError, match=rf"{name} assumes plain SGD steps; set local\.optimizer = 'sgd'"):
+        run_study(moons(strategy=name, local={"lr": 0.1, "batch_size": 8} | local))

@@ -80,14 +80,14 @@ class ForgotClientState(BrokenStrategy):
         (CollectsWithoutVisibility, "its `visibility` must be 'each'"),
         (RequestsTwice, "a round makes one request"),
         (WrongKey, "no client sent 'deltas' to be averaged; its ClientUpdate holds ['delta', 'stats']"),
-        (ForgotYieldFrom, "yielded a generator, which is no job; is it `yield from`?"),
+        (ForgotYieldFrom, "yielded a generator, which is not a job; is `yield from` missing?"),
         (ForgotClientState, "ends with `return ClientUpdate(...), client_state`"),
     ],
 )
-def test_broken_strategies_are_refused_with_the_cure(moons, go, strategy, message):
+def test_broken_strategies_are_refused_with_the_cure(moons, run_study, strategy, message):
     study = moons(rounds=2).model_copy(update={"strategy": strategy()})
     with pytest.raises(StrategyContractError) as error:
-        go(study)
+        run_study(study)
     assert message in str(error.value)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import IncompatibleStudyError
-from tests.support.privacy_runs import make_simulation, make_smear_study
+from tests.support.studies import make_dp_smear_study, make_simulation
 
 LOCAL = {"lr": 0.1, "batch_size": 40, "epochs": 1}
 CONFLICTS = {
@@ -39,7 +39,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("words", CONFLICTS)
 def test_privacy_conflicts_are_named_before_the_run(words, tmp_path):
-    study = make_smear_study(**CONFLICTS[words])
+    study = make_dp_smear_study(**CONFLICTS[words])
     with pytest.raises(IncompatibleStudyError, match=words):
         make_simulation(study, RunFolder(tmp_path), is_dry_run=True)
     assert not list(tmp_path.iterdir())

@@ -64,7 +64,7 @@ def compose_with_dp_accounting(kind: type, noise: float, rate: float, steps: int
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), SETTINGS)
 def test_prv_and_pld_agree_and_rdp_is_above(noise: float, rate: float, steps: int, delta: float) -> None:
     event = DpEvent(noise, rate, steps)
-    prv, pld, rdp = (compute_privacy_spent([event], delta, how) for how in ("prv", "pld", "rdp"))
+    prv, pld, rdp = (compute_privacy_spent([event], delta, accountant) for accountant in ("prv", "pld", "rdp"))
     assert (prv.accountant, pld.accountant, rdp.accountant) == ("prv", "pld", "rdp")
     assert prv.epsilon == pytest.approx(pld.epsilon, rel=0.02)
     assert rdp.epsilon > max(prv.epsilon, pld.epsilon)
@@ -79,10 +79,10 @@ def test_pld_epsilon_equals_dp_accounting_on_a_finer_grid(noise: float, rate: fl
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta"), SETTINGS)
 def test_rdp_epsilon_equals_dp_accounting(noise: float, rate: float, steps: int, delta: float) -> None:
-    whole = RDP_ORDERS.round() == RDP_ORDERS  # at other orders dp_accounting adds up what should alternate
-    theirs = compose_with_dp_accounting(RdpAccountant, noise, rate, steps, orders=RDP_ORDERS[whole].tolist())
+    is_integer = RDP_ORDERS.round() == RDP_ORDERS  # at other orders dp_accounting adds terms that should alternate
+    theirs = compose_with_dp_accounting(RdpAccountant, noise, rate, steps, orders=RDP_ORDERS[is_integer].tolist())
     ours = renyi_divergences([DpEvent(noise, rate, steps)])
-    np.testing.assert_allclose(ours[whole], theirs._rdp, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(ours[is_integer], theirs._rdp, rtol=1e-6, atol=1e-7)
     assert compute_epsilon([DpEvent(noise, rate, steps)], delta, "rdp") <= theirs.get_epsilon(delta) * (1 + 1e-6)
 
 
@@ -98,11 +98,11 @@ def test_gaussian_mechanism_in_closed_form(noise: float, steps: int, delta: floa
     assert compute_epsilon([DpEvent(noise, 1.0, steps)], delta) == pytest.approx(once, rel=2e-3)
 
 
-@pytest.mark.parametrize("how", ["rdp", "pld", "prv"])
-def test_gaussians_of_different_noise_multipliers_compose(how: str) -> None:
+@pytest.mark.parametrize("accountant", ["rdp", "pld", "prv"])
+def test_gaussians_of_different_noise_multipliers_compose(accountant: str) -> None:
     exact = gaussian_epsilon(math.sqrt(3 / 2**2 + 10 / 5**2 + 1 / 9), 1e-6)
-    found = compute_epsilon([DpEvent(2.0, 1.0, 3), DpEvent(5.0, 1.0, 10), DpEvent(3.0, 1.0, 1)], 1e-6, how)
-    assert exact <= found <= exact * (1.12 if how == "rdp" else 1.01)
+    found = compute_epsilon([DpEvent(2.0, 1.0, 3), DpEvent(5.0, 1.0, 10), DpEvent(3.0, 1.0, 1)], 1e-6, accountant)
+    assert exact <= found <= exact * (1.12 if accountant == "rdp" else 1.01)
 
 
 def test_rdp_of_small_sampling_rates() -> None:
@@ -128,23 +128,23 @@ def test_equal_dp_events_merge() -> None:
     assert compute_privacy_spent(parts, 1e-5) == compute_privacy_spent(reversed(parts), 1e-5)
 
 
-@pytest.mark.parametrize("how", ["rdp", "pld", "prv", "tightest"])
-def test_no_steps_spend_nothing_and_no_noise_spends_infinity(how: str) -> None:
-    assert compute_epsilon([], 1e-5, how) == 0
-    assert compute_epsilon([DpEvent(1.0, 0.1, 0)], 1e-5, how) == 0
-    assert compute_epsilon([DpEvent(0.0, 0.1, 1)], 1e-5, how) == math.inf
+@pytest.mark.parametrize("accountant", ["rdp", "pld", "prv", "tightest"])
+def test_no_steps_spend_nothing_and_no_noise_spends_infinity(accountant: str) -> None:
+    assert compute_epsilon([], 1e-5, accountant) == 0
+    assert compute_epsilon([DpEvent(1.0, 0.1, 0)], 1e-5, accountant) == 0
+    assert compute_epsilon([DpEvent(0.0, 0.1, 1)], 1e-5, accountant) == math.inf
 
 
-@pytest.mark.parametrize("how", ["rdp", "tightest"])
-def test_extreme_parameters_raise_no_warnings(how: str) -> None:
+@pytest.mark.parametrize("accountant", ["rdp", "tightest"])
+def test_extreme_parameters_raise_no_warnings(accountant: str) -> None:
     corners = itertools.product([0.3, 100.0], [1e-5, 0.03, 1.0], [1, 100_000], [1e-10, 1e-2])
     with np.errstate(over="raise", divide="raise", invalid="raise"):
         for noise, rate, steps, delta in corners:
-            assert 0 <= compute_epsilon([DpEvent(noise, rate, steps)], delta, how) < math.inf
+            assert 0 <= compute_epsilon([DpEvent(noise, rate, steps)], delta, accountant) < math.inf
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"noise_multiplier": -1.0}, "noise multiplier -1.0"),
         ({"noise_multiplier": math.nan}, "noise multiplier nan"),
@@ -156,8 +156,8 @@ def test_extreme_parameters_raise_no_warnings(how: str) -> None:
         ({"steps": True}, "steps True"),
     ],
 )
-def test_invalid_dp_events_are_refused(wrong: dict[str, float], says: str) -> None:
-    with pytest.raises(BudgetError, match=says):
+def test_invalid_dp_events_are_refused(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(BudgetError, match=message):
         DpEvent(**{"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 1} | wrong)
 
 
@@ -172,13 +172,15 @@ def test_invalid_deltas_are_refused(delta: float) -> None:
     noise=st.sampled_from([0.4, 1.0, 6.0, 60.0]),
     rate=st.sampled_from([1e-3, 0.04, 0.6, 1.0]),
     delta=st.sampled_from([1e-9, 1e-8, 1e-5]),
-    how=st.sampled_from(["rdp", "rdp", "rdp", "tightest"]),
+    accountant=st.sampled_from(["rdp", "rdp", "rdp", "tightest"]),
     steps=st.integers(1, 100_000),
     more=st.integers(0, 3),
 )
-def test_more_steps_never_spend_less(noise: float, rate: float, delta: float, how: str, steps: int, more: int) -> None:
-    less = compute_epsilon([DpEvent(noise, rate, steps)], delta, how)
-    assert less <= compute_epsilon([DpEvent(noise, rate, steps + 10**more)], delta, how)
+def test_more_steps_never_spend_less(
+    noise: float, rate: float, delta: float, accountant: str, steps: int, more: int
+) -> None:
+    less = compute_epsilon([DpEvent(noise, rate, steps)], delta, accountant)
+    assert less <= compute_epsilon([DpEvent(noise, rate, steps + 10**more)], delta, accountant)
 
 
 @pytest.mark.parametrize(("noise", "rate", "start"), [(100.0, 1.0, 99_000), (30.0, 1.0, 4090), (2.0, 0.01, 65_000)])
@@ -196,7 +198,7 @@ def test_tiny_deltas_use_rdp() -> None:
     assert found.epsilon >= gaussian_epsilon(math.sqrt(1e5) / 100, 1e-10)
 
 
-@pytest.mark.parametrize("how", ["rdp", "tightest"])
+@pytest.mark.parametrize("accountant", ["rdp", "tightest"])
 @pytest.mark.parametrize(
     ("target", "delta", "rate", "steps"),
     [
@@ -208,11 +210,11 @@ def test_tiny_deltas_use_rdp() -> None:
     ],
 )
 def test_calibrated_noise_multiplier_is_the_smallest(
-    target: float, delta: float, rate: float, steps: int, how: str
+    target: float, delta: float, rate: float, steps: int, accountant: str
 ) -> None:
-    noise = calibrate_noise_multiplier(target, delta, rate, steps, how)
-    assert compute_epsilon([DpEvent(noise, rate, steps)], delta, how) <= target
-    assert compute_epsilon([DpEvent(noise / 1.002, rate, steps)], delta, how) > target
+    noise = calibrate_noise_multiplier(target, delta, rate, steps, accountant)
+    assert compute_epsilon([DpEvent(noise, rate, steps)], delta, accountant) <= target
+    assert compute_epsilon([DpEvent(noise / 1.002, rate, steps)], delta, accountant) > target
 
 
 def test_calibrated_noise_multiplier_of_one_gaussian_is_analytic() -> None:

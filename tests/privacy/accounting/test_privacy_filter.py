@@ -115,7 +115,7 @@ def test_rdp_filter_costs_little_at_the_budget() -> None:
 def test_adaptive_adversary_stays_within_delta(budget: FilterBudget, first: float, rate: float) -> None:
     """The adversary sees the first release and chooses the most revealing second one that the filter allows."""
 
-    def sharpest(rate: float) -> float:
+    def smallest_allowed_noise(rate: float) -> float:
         def allowed(noise: float) -> bool:
             plans = {"a": PlannedSpending("a", first, 1.0, 1, 1), "b": PlannedSpending("b", noise, rate, 1, 1)}
             return check_charge(
@@ -130,11 +130,13 @@ def test_adaptive_adversary_stays_within_delta(budget: FilterBudget, first: floa
             low, high = (low, middle) if allowed(middle) else (middle, high)
         return high
 
-    answer = np.linspace(1 - 12 * first, 1 + 12 * first, 20_001)
-    density = np.exp(-((answer - 1) ** 2) / (2 * first**2)) / (first * math.sqrt(2 * math.pi))
-    left = budget.epsilon - (answer - 0.5) / first**2
-    second = np.maximum(step_delta(left, sharpest(1.0), 1.0), step_delta(left, sharpest(rate), rate))
-    delta = float((density * second).sum() * (answer[1] - answer[0]))
+    output = np.linspace(1 - 12 * first, 1 + 12 * first, 20_001)
+    density = np.exp(-((output - 1) ** 2) / (2 * first**2)) / (first * math.sqrt(2 * math.pi))
+    left = budget.epsilon - (output - 0.5) / first**2
+    second = np.maximum(
+        step_delta(left, smallest_allowed_noise(1.0), 1.0), step_delta(left, smallest_allowed_noise(rate), rate)
+    )
+    delta = float((density * second).sum() * (output[1] - output[0]))
     assert budget.delta / 20 < delta < budget.delta
 
 
@@ -152,9 +154,9 @@ def test_exclusive_study_spends_the_budget_to_its_last_round(eps: float) -> None
     longer = plans | {"tight": replace(tight, max_participations=31)}
     refused = check_charge(history, longer, PlanCharge("tight", tight.round_event), budget)
     assert not refused.is_allowed
-    reached = compute_privacy_spent([DpEvent(tight.noise_multiplier, 0.1, 310)], 1e-5).epsilon
+    spent = compute_privacy_spent([DpEvent(tight.noise_multiplier, 0.1, 310)], 1e-5).epsilon
     before = decisions[-1].epsilon_after
-    assert refused.reason == f"would spend epsilon {reached:.6g} of {eps:g} at delta 1e-05 (spent so far {before:.6g})"
+    assert refused.reason == f"would spend epsilon {spent:.6g} of {eps:g} at delta 1e-05 (spent so far {before:.6g})"
     assert refused.epsilon_after == before
 
 
@@ -176,9 +178,9 @@ def test_exclusive_study_excludes_other_studies() -> None:
 def test_two_studies_in_sequence_until_the_budget_is_spent() -> None:
     budget = FilterBudget(6.0, 1e-5)
     history, decisions = charge_rounds(PLANS, ["modest"] * 20 + ["other"] * 20 + ["modest"], budget)
-    granted = [decision.is_allowed for decision in decisions]
-    assert granted[:21] == [True] * 21
-    assert granted == sorted(granted, reverse=True)
+    is_allowed = [decision.is_allowed for decision in decisions]
+    assert is_allowed[:21] == [True] * 21
+    assert is_allowed == sorted(is_allowed, reverse=True)
     assert 20 < len(history) < 40
     assert {decision.accountant for decision in decisions[:20]} == {"pld"}
     assert {decision.accountant for decision in decisions[20:]} == {RDP_FILTER}
@@ -204,7 +206,7 @@ def test_partial_work_and_repeated_rounds_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "event", "says"),
+    ("plan", "event", "message"),
     [
         ("stranger", DpEvent(4.0, 0.1, 10), "study stranger has made no commitment"),
         ("modest", DpEvent(3.9, 0.1, 10), "noise multiplier 4 at sampling rate 0.1, not to 3.9 at 0.1"),
@@ -213,19 +215,19 @@ def test_partial_work_and_repeated_rounds_count() -> None:
         ("modest", DpEvent(4.0, 0.1, 0), "1 to 10 steps per round, not to 0"),
     ],
 )
-def test_charges_outside_the_commitment_are_refused(plan: str, event: DpEvent, says: str) -> None:
+def test_charges_outside_the_commitment_are_refused(plan: str, event: DpEvent, message: str) -> None:
     history = [PlanCharge("modest", MODEST.round_event)]
     decision = check_charge(history, PLANS, PlanCharge(plan, event), BUDGET)
     assert not decision.is_allowed
-    assert says in decision.reason
+    assert message in decision.reason
     assert decision.epsilon_after == compute_spent(history, PLANS, BUDGET).epsilon
     with pytest.raises(BudgetError, match="charge 2 breaks its commitment"):
         compute_spent([*history, PlanCharge(plan, event)], PLANS, BUDGET)
 
 
 def test_study_without_noise_is_never_allowed() -> None:
-    plans = {"bare": PlannedSpending("bare", 0.0, 0.1, 1, 1)}
-    decision = check_charge([], plans, PlanCharge("bare", plans["bare"].round_event), BUDGET)
+    plans = {"noiseless": PlannedSpending("noiseless", 0.0, 0.1, 1, 1)}
+    decision = check_charge([], plans, PlanCharge("noiseless", plans["noiseless"].round_event), BUDGET)
     assert not decision.is_allowed
     assert decision.epsilon_after == 0
     assert "would spend epsilon inf of 8" in decision.reason
@@ -271,18 +273,18 @@ def test_no_schedule_exceeds_its_budget(
 ) -> None:
     plans, charges, budget = schedule
     history: list[PlanCharge] = []
-    reached = 0.0
+    last_epsilon = 0.0
     for requested in charges:
         decision = check_charge(history, plans, requested, budget)
-        assert decision.epsilon_after >= reached
+        assert decision.epsilon_after >= last_epsilon
         assert decision.epsilon_left == pytest.approx(budget.epsilon - decision.epsilon_after)
         if decision.is_allowed:
             history.append(requested)
         else:
-            assert decision.epsilon_after == reached
+            assert decision.epsilon_after == last_epsilon
             assert decision == check_charge(history, plans, requested, budget)
-        reached = decision.epsilon_after
-        assert reached == compute_spent(history, plans, budget).epsilon <= budget.epsilon
+        last_epsilon = decision.epsilon_after
+        assert last_epsilon == compute_spent(history, plans, budget).epsilon <= budget.epsilon
     names = {charge.study_hash for charge in history}
     events = [charge.event for charge in history]
     for name in names:

@@ -31,16 +31,8 @@ from sites.data.pool import ExamplePool, SplitIndices
 from sites.training.base import TrainerContext, TrainingConfig, TrainRequest
 from sites.training.sequential import SequentialTrainer
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SHAPE, CLASSES = (1, 12, 12), 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Many small backward passes: two threads that wait for each other are a hundred times slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_network():
@@ -106,16 +98,16 @@ def test_epsilon_lower_bound_holds_in_95_of_100_audits(sides):
 
 def test_several_numbers_of_guesses_are_corrected():
     """With random scores and no correction, some number of guesses refutes epsilon 0 too often."""
-    tried, naive, honest = [5, 10, 20, 40, 60, 80, 100], 0, 0
+    tried, num_uncorrected, num_corrected = [5, 10, 20, 40, 60, 80, 100], 0, 0
     for seed in range(200):
         g = torch.Generator().manual_seed(seed)
         scores, included = torch.rand(200, generator=g), torch.rand(200, generator=g) < 0.5
-        naive += (
+        num_uncorrected += (
             max(evaluate_guesses(scores, included, 0.0, guesses_per_side=[k]).epsilon_lower_bound for k in tried) > 0
         )
-        honest += evaluate_guesses(scores, included, 0.0, guesses_per_side=tried).epsilon_lower_bound > 0
-    assert honest <= 0.05 * 200
-    assert naive > 0.1 * 200
+        num_corrected += evaluate_guesses(scores, included, 0.0, guesses_per_side=tried).epsilon_lower_bound > 0
+    assert num_corrected <= 0.05 * 200
+    assert num_uncorrected > 0.1 * 200
 
 
 def test_guesses_are_the_two_ends_of_the_ranking():
@@ -134,16 +126,19 @@ def test_numbers_of_guesses_beyond_the_canaries_are_refused():
         evaluate_guesses(torch.rand(7), torch.ones(8).bool(), 0.0)
 
 
-def test_canary_coins_are_fair_and_fresh():
-    thrown = []
-    for entropy in (None, None, SecureRandom(bytes(32)), SecureRandom(bytes(32))):
+def test_canary_coins_are_fair_and_new_each_time():
+    coins = []
+    for secure_random in (None, None, SecureRandom(bytes(32)), SecureRandom(bytes(32))):
         audit_canaries(
-            lambda included: thrown.append(included) or [], lambda turns: torch.zeros(2000), 2000, secure_random=entropy
+            lambda included: coins.append(included) or [],
+            lambda rounds: torch.zeros(2000),
+            2000,
+            secure_random=secure_random,
         )
-    for included in thrown:
+    for included in coins:
         assert 850 < int(included.sum()) < 1150
-    assert not torch.equal(thrown[0], thrown[1])
-    assert torch.equal(thrown[2], thrown[3])
+    assert not torch.equal(coins[0], coins[1])
+    assert torch.equal(coins[2], coins[3])
 
 
 def test_canaries_are_random_units_with_consecutive_labels():
@@ -164,15 +159,16 @@ def test_canaries_are_random_units_with_consecutive_labels():
 
 def test_consecutive_labels_separate_unit_gradients():
     module = make_network()
-    turns = make_canaries(SHAPE, CLASSES, 32)
-    same = CanaryUnits(turns.x, turns.y.view(-1, 2)[:, :1].expand(-1, 2).flatten(), turns.unit_index, 2)
+    consecutive = make_canaries(SHAPE, CLASSES, 32)
+    first_labels = consecutive.y.view(-1, 2)[:, :1].expand(-1, 2).flatten()
+    same = CanaryUnits(consecutive.x, first_labels, consecutive.unit_index, 2)
 
     def mean_similarity(canaries):
         directions = _gradient_directions(module, canaries, 1.0)
         assert torch.allclose(directions.norm(dim=1), torch.ones(32), atol=1e-5)
         return float((directions @ directions.T - torch.eye(32)).abs().mean())
 
-    assert mean_similarity(turns) < 0.7 * mean_similarity(same)
+    assert mean_similarity(consecutive) < 0.7 * mean_similarity(same)
 
 
 @pytest.fixture(scope="module")
@@ -191,24 +187,28 @@ def make_training(module, canaries, lr, optimizer="sgd", num_rounds=4, batch_siz
     x = torch.cat([canaries.x, torch.rand(50, *SHAPE, generator=g)])
     y = torch.cat([canaries.y, torch.randint(0, CLASSES, (50,), generator=g)])
     spec = ParameterSpec.from_module(module)
-    start = spec.read_state(make_network()).weights
+    initial_weights = spec.read_state(make_network()).weights
 
     def train(included):
         rows = torch.cat([canaries.included_rows(included), torch.arange(len(canaries.y), len(y))])
-        recipe = TrainingConfig(batch_size, optimizer, 0.0, 0.0, lambda round_number: lr)
-        build = lambda: make_network()  # noqa: E731
-        loop = SequentialTrainer(
-            TrainerContext(
-                build, spec, ExamplePool(x, y, x.device), {"a": SplitIndices(rows, rows, rows)}, recipe, CLASSES, 0
-            )
+        training_config = TrainingConfig(batch_size, optimizer, 0.0, 0.0, lambda round_number: lr)
+        context = TrainerContext(
+            make_network,
+            spec,
+            ExamplePool(x, y, x.device),
+            {"a": SplitIndices(rows, rows, rows)},
+            training_config,
+            CLASSES,
+            0,
         )
-        seen, weights = [], start
+        trainer = SequentialTrainer(context)
+        rounds, weights = [], initial_weights
         for round_number in range(num_rounds):
-            fitted = loop.run([TrainRequest("a", round_number, 0, TrainJob(weights, epochs=1))])[0]
-            assert isinstance(fitted, TrainResult)
-            seen.append((weights, fitted.weights))
-            weights = fitted.weights
-        return seen
+            result = trainer.run([TrainRequest("a", round_number, 0, TrainJob(weights, epochs=1))])[0]
+            assert isinstance(result, TrainResult)
+            rounds.append((weights, result.weights))
+            weights = result.weights
+        return rounds
 
     return train
 
@@ -223,29 +223,29 @@ def test_canaries_refute_privacy_of_plain_training(module, canaries):
 
 def test_canary_scores_with_adam_and_by_loss_alone(module, canaries):
     included = torch.rand(128, generator=torch.Generator().manual_seed(1)) < 0.5
-    turns = make_training(module, canaries, 0.001, "adam", num_rounds=15)(included)
-    black, white = loss_score(module, canaries), gradient_score(module, canaries)
-    alone, both = (
-        evaluate_guesses(score(turns), included, 1e-5).epsilon_lower_bound
-        for score in (black, combine_scores(black, white))
+    rounds = make_training(module, canaries, 0.001, "adam", num_rounds=15)(included)
+    by_loss, by_gradient = loss_score(module, canaries), gradient_score(module, canaries)
+    loss_bound, combined_bound = (
+        evaluate_guesses(score(rounds), included, 1e-5).epsilon_lower_bound
+        for score in (by_loss, combine_scores(by_loss, by_gradient))
     )
-    assert both > 2 > alone > 0.5
+    assert combined_bound > 2 > loss_bound > 0.5
 
 
 def test_untrained_canaries_are_not_found(module, canaries):
     """The coins decide nothing here."""
-    turns = make_training(module, canaries, 0.5, batch_size=None)(torch.zeros(128).bool())
+    rounds = make_training(module, canaries, 0.5, batch_size=None)(torch.zeros(128).bool())
     for score in (gradient_score(module, canaries), loss_score(module, canaries)):
-        scores = score(turns)
+        scores = score(rounds)
         audits = [
-            audit_canaries(lambda _: turns, lambda _, s=scores: s, 128, secure_random=SecureRandom(bytes([n]) * 32))
+            audit_canaries(lambda _: rounds, lambda _, s=scores: s, 128, secure_random=SecureRandom(bytes([n]) * 32))
             for n in range(40)
         ]
-        assert sum(found.epsilon_lower_bound > 0 for found in audits) <= 4  # two are to be expected
+        assert sum(found.epsilon_lower_bound > 0 for found in audits) <= 4  # two are expected
 
 
 def gaussian_epsilon(mu, delta):
-    """Of mu-Gaussian DP (Balle & Wang 2018, theorem 8)."""
+    """Epsilon of mu-Gaussian DP (Balle & Wang 2018, theorem 8)."""
     cdf = stats.norm.cdf
     spent = lambda e: cdf(mu / 2 - e / mu) - math.exp(e) * cdf(-mu / 2 - e / mu)  # noqa: E731
     return optimize.brentq(lambda e: spent(e) - delta, 0, 100)
@@ -257,14 +257,14 @@ def make_noisy_training(module, canaries, noise_multiplier, num_rounds, seed):
 
     def train(included):
         g = torch.Generator().manual_seed(seed)
-        weights, seen = spec.read_state(make_network()).weights, []
+        weights, rounds = spec.read_state(make_network()).weights, []
         for _ in range(num_rounds):
             spec.write_state(module, ModelState(weights, torch.zeros(0)))
             unit = _gradient_directions(module, canaries, 1.0)  # of length 1: clipped to 1
             total = unit[included].sum(0) + noise_multiplier * torch.randn(spec.num_parameters, generator=g)
-            seen.append((weights, weights - 0.01 * total))
-            weights = seen[-1][1]
-        return seen
+            rounds.append((weights, weights - 0.01 * total))
+            weights = rounds[-1][1]
+        return rounds
 
     return train
 
@@ -293,9 +293,9 @@ def test_canary_bound_stays_below_epsilon_of_noisy_training(module, canaries):
 
 
 def test_canary_bound_grows_with_less_noise(module, canaries):
-    little, much = (np.mean(audit_noisy_training(module, canaries, noise, 2, 0.0, 2)) for noise in (0.2, 5.0))
-    assert little > 1.5
-    assert much < 0.2
+    low_noise, high_noise = (np.mean(audit_noisy_training(module, canaries, noise, 2, 0.0, 2)) for noise in (0.2, 5.0))
+    assert low_noise > 1.5
+    assert high_noise < 0.2
 
 
 def test_round_without_a_step_does_not_change_the_score(module, canaries):
@@ -308,7 +308,7 @@ def test_round_without_a_step_does_not_change_the_score(module, canaries):
 
 
 def test_gradient_score_is_the_canarys_part_of_the_update(module, canaries):
-    """An update made of three canaries' gradients alone points to these three."""
+    """The sum of three canaries' gradients scores these three highest."""
     spec = ParameterSpec.from_module(module)
     w = spec.read_state(module).weights
     step = _gradient_directions(module, canaries, 1.0)[[3, 50, 99]].sum(0)

@@ -35,15 +35,8 @@ from sites.data.synthetic_smear import SyntheticSmear
 from sites.training.base import TrainerContext, TrainingConfig, TrainRequest
 from sites.training.sequential import SequentialTrainer
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CLASSES = 12
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +51,7 @@ def small(cells):
     return F.interpolate(cells[0], 28, mode="area"), cells[1]
 
 
-def one_step(model, x, y, lr):
+def train_one_step(model, x, y, lr):
     """(module, gradient, shape) that a coordinator sees of a site with one step on its only image."""
     shape, build = tuple(x.shape[1:]), lambda: model.init_network(tuple(x.shape[1:]), CLASSES, 0)
     module, row = build(), torch.zeros(1, dtype=torch.int64)
@@ -72,17 +65,17 @@ def one_step(model, x, y, lr):
         CLASSES,
         0,
     )
-    before = context.spec.read_state(module).weights.clone()
-    fitted = SequentialTrainer(context).run([TrainRequest("a", 0, 0, TrainJob(before, steps=1))])[0]
-    assert isinstance(fitted, TrainResult)
-    return module, gradient_from_update(before, fitted.weights, lr), shape
+    initial_weights = context.spec.read_state(module).weights.clone()
+    result = SequentialTrainer(context).run([TrainRequest("a", 0, 0, TrainJob(initial_weights, steps=1))])[0]
+    assert isinstance(result, TrainResult)
+    return module, gradient_from_update(initial_weights, result.weights, lr), shape
 
 
 @pytest.mark.parametrize("model", [MLP(), TwoNN(hidden=(32, 16))])
 def test_dense_first_layer_reveals_the_image(cells, model):
     x, y = cells
-    module, seen, shape = one_step(model, x[:1], y[:1], 0.1)
-    found = invert_gradient(module, seen, None, shape)
+    module, gradient, shape = train_one_step(model, x[:1], y[:1], 0.1)
+    found = invert_gradient(module, gradient, None, shape)
     assert found.route == "dense"
     assert image_similarity(x[0], found.image).ssim > 0.95
     assert image_similarity(x[0], found.image).psnr > 30
@@ -91,8 +84,8 @@ def test_dense_first_layer_reveals_the_image(cells, model):
 @pytest.mark.parametrize("label", [0, 4, 11])
 def test_bias_gradient_reveals_the_label(small, label):
     x, _ = small
-    module, seen, _ = one_step(CNN28(), x[:1], torch.tensor([label]), 0.1)
-    assert infer_label(module, seen) == label
+    module, gradient, _ = train_one_step(CNN28(), x[:1], torch.tensor([label]), 0.1)
+    assert infer_label(module, gradient) == label
 
 
 def test_head_without_bias_does_not_reveal_the_label():
@@ -106,25 +99,25 @@ def test_activations_follow_exactly_from_one_gradient(cells, side, channels):
     """48 pixels: the third convolution has 6 x 6 positions and 64 filters; at 72 (9 x 9) only the fourth has fewer."""
     x, y = cells
     x = F.interpolate(x[2:3], side, mode="bilinear")
-    module, seen, shape = one_step(CNN72(), x, y[2:3], 0.05)
-    found = recover_activation(module, seen, shape)
+    module, gradient, shape = train_one_step(CNN72(), x, y[2:3], 0.05)
+    found = recover_activation(module, gradient, shape)
     assert found is not None
     assert found.layer.input_shape[0] == channels
     assert not found.is_image
-    with record_layer_input(found.layer) as fed:
+    with record_layer_input(found.layer) as layer_input:
         module(x)
-    assert F.cosine_similarity(fed().flatten(), found.value.flatten(), 0) > 0.9999
+    assert F.cosine_similarity(layer_input().flatten(), found.value.flatten(), 0) > 0.9999
     assert all(p.grad is None or not p.grad.any() for p in module.parameters())
 
 
 def test_dense_layer_of_a_small_network_reveals_its_input(small):
     x, y = small
-    module, seen, shape = one_step(CNN28(), x[:1], y[:1], 0.1)
-    found = recover_activation(module, seen, shape)
+    module, gradient, shape = train_one_step(CNN28(), x[:1], y[:1], 0.1)
+    found = recover_activation(module, gradient, shape)
     assert found is not None
-    with record_layer_input(found.layer) as fed:
+    with record_layer_input(found.layer) as layer_input:
         module(x[:1])
-    assert torch.allclose(fed()[0], found.value, atol=1e-2)
+    assert torch.allclose(layer_input()[0], found.value, atol=1e-2)
 
 
 def test_two_examples_or_noise_defeat_analytic_inversion(cells):
@@ -158,24 +151,24 @@ def test_layer_gradients_are_in_forward_order():
 def test_convolutional_network_reveals_a_recognizable_image(cells):
     """The mean cell is known without an attack."""
     x, y = cells
-    module, seen, shape = one_step(CNN72(), x[:1], y[:1], 0.05)
-    found = invert_gradient(module, seen, None, shape, steps=600)
-    alike, mean = image_similarity(x[0], found.image), image_similarity(x[0], x[1:].mean(0))
+    module, gradient, shape = train_one_step(CNN72(), x[:1], y[:1], 0.05)
+    found = invert_gradient(module, gradient, None, shape, steps=600)
+    similarity, mean_similarity = image_similarity(x[0], found.image), image_similarity(x[0], x[1:].mean(0))
     assert found.route == "activations"
-    assert alike.ssim > 0.8
-    assert alike.correlation > 0.85
-    assert alike.ssim > mean.ssim + 0.1
+    assert similarity.ssim > 0.8
+    assert similarity.correlation > 0.85
+    assert similarity.ssim > mean_similarity.ssim + 0.1
 
 
 def test_inversion_after_training(small):
-    """Weights that have moved, normalisations included."""
+    """With trained weights and normalization layers."""
     x, y = small
     module = CNN28().init_network((3, 28, 28), CLASSES, 0)
-    search = torch.optim.Adam(module.parameters(), 0.003)
+    optimizer = torch.optim.Adam(module.parameters(), 0.003)
     for _ in range(15):
-        search.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(module(x), y).backward()
-        search.step()
+        optimizer.step()
     found = invert_gradient(module, compute_gradient(module, x[:1], y[:1]), None, (3, 28, 28), steps=900)
     assert image_similarity(x[0], found.image).correlation > 0.9
 
@@ -205,12 +198,12 @@ def test_noise_and_sums_hide_the_image(small):
     shown = make_inversion_figure(
         module, x[:8], y[:8], x[8:].mean(0), 1.0, 1.0, steps=250, secure_random=SecureRandom(bytes(32))
     )
-    mean, plain, noised, summed = shown.reconstructions
-    assert plain.route == "activations"
+    mean, unprotected, noised, summed = shown.reconstructions
+    assert unprotected.route == "activations"
     assert noised.route == summed.route == "gradient"
-    assert plain.similarity.correlation > 0.8
+    assert unprotected.similarity.correlation > 0.8
     assert max(noised.similarity.correlation, summed.similarity.correlation) < 0.5
-    assert plain.similarity.ssim > max(mean.similarity.ssim, noised.similarity.ssim, summed.similarity.ssim) + 0.1
+    assert unprotected.similarity.ssim > max(mean.similarity.ssim, noised.similarity.ssim, summed.similarity.ssim) + 0.1
     assert Image.open(io.BytesIO(shown.to_png())).size[0] > 1000
 
 
@@ -218,20 +211,20 @@ def test_dp_update_of_the_figure_is_clipped_and_noised(small, monkeypatch):
     """The attacked DP update has the length that clipping and noise give it."""
     x, y = small
     module = CNN28().init_network((3, 28, 28), CLASSES, 0)
-    asked = []
+    updates = []
 
-    def spy(module, update, label, shape, steps, **how):
-        asked.append(update)
-        return invert_gradient(module, update, label, shape, 1, **how)
+    def record_update(module, update, label, shape, steps, **options):
+        updates.append(update)
+        return invert_gradient(module, update, label, shape, 1, **options)
 
-    monkeypatch.setattr("privacy.attacks.inversion_figure.invert_gradient", spy)
+    monkeypatch.setattr("privacy.attacks.inversion_figure.invert_gradient", record_update)
     make_inversion_figure(module, x[:3], y[:3], x[8:].mean(0), 0.5, 2.0, secure_random=SecureRandom(bytes(32)))
-    mine = compute_gradient(module, x[:1], y[:1])
-    noise = SecureRandom(bytes(32)).normal(mine.shape)
-    assert torch.allclose(asked[0], mine)
-    assert torch.allclose(asked[1], 0.5 * F.normalize(mine, dim=0) + 0.5 * 2.0 * noise, atol=1e-5)
+    own_gradient = compute_gradient(module, x[:1], y[:1])
+    noise = SecureRandom(bytes(32)).normal(own_gradient.shape)
+    assert torch.allclose(updates[0], own_gradient)
+    assert torch.allclose(updates[1], 0.5 * F.normalize(own_gradient, dim=0) + 0.5 * 2.0 * noise, atol=1e-5)
     assert torch.allclose(
-        asked[-1], sum(compute_gradient(module, x[n : n + 1], y[n : n + 1]) for n in range(3)), atol=1e-4
+        updates[-1], sum(compute_gradient(module, x[n : n + 1], y[n : n + 1]) for n in range(3)), atol=1e-4
     )
 
 
@@ -243,10 +236,10 @@ def test_brightness_invariant_networks(small):
 def test_initial_brightness_is_kept_if_the_network_hides_it(small):
     x, y = small
     module = CNN28().init_network((3, 28, 28), CLASSES, 0)
-    seen = compute_gradient(module, x[:1], y[:1])
-    for start in (0.3, 0.6):
-        found = invert_gradient(module, seen, None, (3, 28, 28), steps=60, initial_color=start)
-        assert float(found.image.mean()) == pytest.approx(start, abs=0.03)
+    gradient = compute_gradient(module, x[:1], y[:1])
+    for color in (0.3, 0.6):
+        found = invert_gradient(module, gradient, None, (3, 28, 28), steps=60, initial_color=color)
+        assert float(found.image.mean()) == pytest.approx(color, abs=0.03)
 
 
 def test_total_variation_by_hand():
@@ -262,8 +255,8 @@ def test_ssim_of_one_window_by_hand():
     w = np.outer(ramp, ramp) / ramp.sum() ** 2
     mean_a, mean_b = (w * a).sum(), (w * b).sum()
     var_a, var_b = (w * (a - mean_a) ** 2).sum(), (w * (b - mean_b) ** 2).sum()
-    both = (w * (a - mean_a) * (b - mean_b)).sum()
-    expected = ((2 * mean_a * mean_b + 1e-4) * (2 * both + 9e-4)) / (
+    covariance = (w * (a - mean_a) * (b - mean_b)).sum()
+    expected = ((2 * mean_a * mean_b + 1e-4) * (2 * covariance + 9e-4)) / (
         (mean_a**2 + mean_b**2 + 1e-4) * (var_a + var_b + 9e-4)
     )
     found = image_similarity(torch.from_numpy(a)[None], torch.from_numpy(b)[None])
@@ -295,9 +288,9 @@ def test_image_row_shows_the_images_in_order():
 
 def test_update_divided_by_lr_is_the_gradient(small):
     x, y = small
-    module, seen, _ = one_step(CNN28(), x[:1], y[:1], 0.1)
+    module, gradient, _ = train_one_step(CNN28(), x[:1], y[:1], 0.1)
     spec = ParameterSpec.from_module(module)
     spec.write_state(
         module, ModelState(spec.read_state(CNN28().init_network((3, 28, 28), CLASSES, 0)).weights, torch.zeros(0))
     )
-    assert torch.allclose(seen, compute_gradient(module, x[:1], y[:1]), atol=1e-4)
+    assert torch.allclose(gradient, compute_gradient(module, x[:1], y[:1]), atol=1e-4)

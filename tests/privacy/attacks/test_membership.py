@@ -19,11 +19,12 @@ from privacy.attacks.membership import (
     evaluate_membership,
 )
 
-few = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=30)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+loss_lists = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
-@given(few, few)
+@given(loss_lists, loss_lists)
 def test_auc_equals_scikit_learn_with_ties(members, others):
     found = evaluate_membership(torch.tensor(members), torch.tensor(others))
     truth = [1] * len(members) + [0] * len(others)
@@ -31,7 +32,7 @@ def test_auc_equals_scikit_learn_with_ties(members, others):
 
 
 @settings(max_examples=60, deadline=None)
-@given(few, few)
+@given(loss_lists, loss_lists)
 def test_tpr_at_fpr_is_on_the_roc_curve(members, others):
     found = evaluate_membership(torch.tensor(members), torch.tensor(others), false_positive_rates=(0.5, 0.2, 0.05))
     fpr, tpr, _ = roc_curve(
@@ -47,25 +48,25 @@ def test_membership_result_by_hand():
     assert found.auc == pytest.approx(5 / 6)  # of six pairs only (2, 1.5) is in the wrong order
     assert found.advantage == pytest.approx(2 / 3)  # threshold 1: two of three members, none of the others
     assert (found.num_members, found.num_nonmembers, found.unit) == (3, 2, "patient")
-    assert (found.auc_low, found.auc_high) == (0, 1)  # too few to say
+    assert (found.auc_low, found.auc_high) == (0, 1)  # too few units
     assert average_by_unit(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 3, 7])).tolist() == [2.0, 3.5]
 
 
 def test_auc_interval_covers_95_percent_with_clustered_cells():
-    """Forty patients of fifteen cells that are nearly alike: an interval over cells would hold it in less than half."""
+    """Forty patients with fifteen similar cells each: an interval over cells would cover the truth in less than half."""
     truth = stats.norm.cdf(0.8 / np.sqrt(2))
-    held = fooled = 0
+    num_covered = num_covered_by_cells = 0
     units = torch.arange(40).repeat_interleave(15)
     for seed in range(200):
         g = torch.Generator().manual_seed(seed)
         a, b = (torch.randn(40, generator=g).repeat_interleave(15) + shift for shift in (-0.8, 0.0))
         a, b = (v + 1e-3 * torch.randn(600, generator=g) for v in (a, b))
         found = evaluate_membership(a, b, units=(units, units))
-        held += found.auc_low <= truth <= found.auc_high
+        num_covered += found.auc_low <= truth <= found.auc_high
         found = evaluate_membership(a, b)
-        fooled += found.auc_low <= truth <= found.auc_high
-    assert 182 <= held <= 198
-    assert fooled < 100
+        num_covered_by_cells += found.auc_low <= truth <= found.auc_high
+    assert 182 <= num_covered <= 198
+    assert num_covered_by_cells < 100
 
 
 def test_auc_interval_without_units_is_delongs():
@@ -74,9 +75,9 @@ def test_auc_interval_without_units_is_delongs():
     a, b = torch.randn(60, generator=g) - 0.5, torch.randn(50, generator=g)
     wins = (a[:, None] < b).double()
     auc, se = float(wins.mean()), float((wins.mean(1).var() / 60 + wins.mean(0).var() / 50).sqrt())
-    reach = 1.96 * se / (auc * (1 - auc))
+    half_width = 1.96 * se / (auc * (1 - auc))
     found = evaluate_membership(a, b)
-    expected = stats.logistic.cdf(np.log(auc / (1 - auc)) + np.array([-reach, reach]))
+    expected = stats.logistic.cdf(np.log(auc / (1 - auc)) + np.array([-half_width, half_width]))
     assert [found.auc_low, found.auc_high] == pytest.approx(expected, abs=1e-4)
 
 
@@ -86,25 +87,17 @@ def test_auc_interval_of_a_perfect_order():
     assert found.auc_low == pytest.approx(0.025 ** (1 / 20))  # 20 separate pairs, all in order
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def overfitted(one_thread):
-    """A dense network that has learnt the random labels of forty images by heart; also before that, and the images."""
+def overfitted(one_torch_thread):
+    """(untrained network, network that memorized the random labels of the first forty images, images, labels)"""
     g = torch.Generator().manual_seed(3)
     x, y = torch.rand(120, 1, 8, 8, generator=g), torch.randint(0, 3, (120,), generator=g)
     untrained, module = (MLP(hidden=(64,)).init_network((1, 8, 8), 3, 0) for _ in range(2))
-    search = torch.optim.Adam(module.parameters(), 0.01)
+    optimizer = torch.optim.Adam(module.parameters(), 0.01)
     for _ in range(150):
-        search.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(module(x[:40]), y[:40]).backward()
-        search.step()
+        optimizer.step()
     return untrained, module, x, y
 
 
@@ -145,9 +138,9 @@ def test_reference_model_removes_example_difficulty():
 
 def test_losses_in_batches(overfitted, monkeypatch):
     _, module, x, y = overfitted
-    whole = F.cross_entropy(module(x), y, reduction="none").detach()
+    expected = F.cross_entropy(module(x), y, reduction="none").detach()
     monkeypatch.setattr("privacy.attacks.membership.BATCH_SIZE", 7)
-    assert torch.allclose(compute_losses(module, x, y).float(), whole, atol=1e-6)
+    assert torch.allclose(compute_losses(module, x, y).float(), expected, atol=1e-6)
     assert len(compute_losses(module, x[:0], y[:0])) == 0
 
 
@@ -174,10 +167,10 @@ def test_epsilon_lower_bound_of_randomized_response():
 
 def test_delta_lowers_the_bound():
     a, b = torch.zeros(100), torch.ones(100)
-    free, allowed = epsilon_lower_bound(a, b, 0.0), epsilon_lower_bound(a, b, 0.5)
-    high = 1 - 0.025 ** (1 / 50)  # of no false alarms among the fifty that judge
-    assert free == pytest.approx(np.log((1 - high) / high), rel=1e-6)
-    assert allowed == pytest.approx(np.log((0.5 - high) / high), rel=1e-6)
+    without_delta, with_delta = epsilon_lower_bound(a, b, 0.0), epsilon_lower_bound(a, b, 0.5)
+    high = 1 - 0.025 ** (1 / 50)  # bound of the false positive rate: none among the fifty test rows
+    assert without_delta == pytest.approx(np.log((1 - high) / high), rel=1e-6)
+    assert with_delta == pytest.approx(np.log((0.5 - high) / high), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(0), torch.tensor([1.0, float("nan")])])

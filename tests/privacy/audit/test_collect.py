@@ -1,3 +1,5 @@
+"""The facts of an audit: epsilon, problems and disclosures of tiny private runs."""
+
 import json
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -8,164 +10,169 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 
 from pipeline.cli.commands.audit import audit_command
+from pipeline.coordinator.run_folder import RunFolder
+from pipeline.runs.simulation import run_simulation
 from privacy.audit.collect import collect_facts
-from tests.support.audit_factory import copied, ran
+from tests.support.audit_factory import copy_run_folder, make_tiny_study, run_tiny_study
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory):
-    return ran(
+def private_run(tmp_path_factory):
+    return run_tiny_study(
         tmp_path_factory.mktemp("audit") / "run", privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 20.0}}
     )
 
 
 @pytest.fixture(scope="module")
-def facts(private):
-    return collect_facts(private, NOW)
+def facts(private_run):
+    return collect_facts(private_run, NOW)
 
 
-def ledger(folder, site="site-02"):
+def ledger_path(folder, site="site-02"):
     return folder.path / "homes" / site / "ledger.jsonl"
 
 
-def test_a_run_in_order_is_in_order(facts):
+def test_private_run_has_no_problems(facts):
     assert facts["ok"], facts["problems"]
     assert facts["written"] == "2026-01-02T03:04:05+00:00"
     assert list(facts["sites"]) == ["site-01", "site-02", "site-03"]
-    assert all(found["ledger"]["ok"] and found["ledger"]["anchored"] for found in facts["sites"].values())
+    assert all(site["ledger"]["ok"] and site["ledger"]["anchored"] for site in facts["sites"].values())
     assert facts["software"]["audit"]["opacus"] == version("opacus")
     json.dumps(facts, allow_nan=False)
 
 
-def test_spent_is_what_another_implementation_says(facts, private):
-    promises = json.loads((private.path / "privacy.json").read_text())["dp_sgd"]
-    for site in ("site-01", "site-02"):
-        found = facts["sites"][site]
-        p = promises[site]
+def test_spent_epsilon_equals_dp_accounting(facts, private_run):
+    plans = json.loads((private_run.path / "privacy.json").read_text())["dp_sgd"]
+    for name in ("site-01", "site-02"):
+        site, plan = facts["sites"][name], plans[name]
         accountant = PLDAccountant()
-        step = PoissonSampledDpEvent(p["rate"], GaussianDpEvent(p["noise"]))
-        accountant.compose(SelfComposedDpEvent(step, p["steps"] * 2))
-        assert found["spent"] == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
-        assert found["left"] == pytest.approx(20.0 - found["spent"])
-        again = found["recount"]
-        assert again["again"] == pytest.approx(found["spent"], rel=1e-9)
-        assert again["pld"] == found["spent"] < again["rdp"]
-        assert again["dp_accounting"] == pytest.approx(again["rdp"], rel=1e-2)
-        assert [point["turn"] for point in found["curve"]] == [1, 2]
-        assert found["curve"][1]["epsilon"] == found["spent"]
+        step = PoissonSampledDpEvent(plan["sampling_rate"], GaussianDpEvent(plan["noise_multiplier"]))
+        accountant.compose(SelfComposedDpEvent(step, plan["steps_per_round"] * 2))
+        assert site["spent"] == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+        assert site["left"] == pytest.approx(20.0 - site["spent"])
+        recomputed = site["recomputed"]
+        assert recomputed["epsilon"] == pytest.approx(site["spent"], rel=1e-9)
+        assert recomputed["pld"] == site["spent"] < recomputed["rdp"]
+        assert recomputed["dp_accounting"] == pytest.approx(recomputed["rdp"], rel=1e-2)
+        assert [point["round"] for point in site["curve"]] == [1, 2]
+        assert site["curve"][1]["epsilon"] == site["spent"]
 
 
-def test_the_headline_is_the_worst_site(facts):
-    lead = facts["headline"]
-    assert lead["epsilon"] == max(found["spent"] for found in facts["sites"].values())
-    assert lead["unit"] == "patient"
-    assert facts["person"]["examples"] == sum(found["promise"]["examples"] for found in facts["sites"].values())
+def test_headline_is_the_site_with_the_largest_epsilon(facts):
+    headline = facts["headline"]
+    assert headline["epsilon"] == max(site["spent"] for site in facts["sites"].values())
+    assert headline["unit"] == "patient"
+    num_examples = sum(site["privacy_plan"]["num_examples"] for site in facts["sites"].values())
+    assert facts["data_subject"]["examples"] == num_examples
 
 
-def test_what_left_the_sites_is_listed_with_what_protects_it(facts):
-    by = {row["key"]: row["by"] for row in facts["disclosures"]}
-    assert by["update"] == by["final"] == "dp"
-    assert by["weight"] == by["work"] == by["scores/val"] == by["scores/test"] == by["profile"] == "unprotected"
-    assert "loss" not in by  # the guard keeps it at the site
-    assert facts["sites"]["site-01"]["took"]["judged"] == {"val": 3}
+def test_disclosures_name_their_protection(facts):
+    protected_by = {row["key"]: row["protected_by"] for row in facts["disclosures"]}
+    assert protected_by["update"] == protected_by["final"] == "dp"
+    for key in ("weight", "work", "scores/val", "scores/test", "profile"):
+        assert protected_by[key] == "unprotected"
+    assert "loss" not in protected_by  # with DP-SGD it stays at the site
+    assert facts["sites"]["site-01"]["participation"]["evaluated"] == {"val": 3}
 
 
-def edited(text):
+def edit_steps(text):
     return text.replace('"steps":', '"steps":1', 1)
 
 
-def shortened(text):
+def cut_two_lines(text):
     return "".join(text.splitlines(keepends=True)[:-2])
 
 
-def emptied(text):
+def empty_file(text):
     return ""
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
-        (edited, "it was edited"),
-        (shortened, "its end was cut off"),
-        (shortened, "took part in round 2 without a charge"),
-        (shortened, "told the coordinator that epsilon"),
-        (emptied, "its ledger does not verify: there is no entry"),
+        (edit_steps, "it was edited"),
+        (cut_two_lines, "its end was cut off"),
+        (cut_two_lines, "took part in round 2 without a charge"),
+        (cut_two_lines, "to the coordinator, but its ledger has"),
+        (empty_file, "its ledger does not verify: there is no entry"),
         (None, "has no ledger"),
     ],
 )
-def test_a_ledger_that_was_tampered_with_is_found(private, tmp_path, facts, change, words):
-    bad = copied(private, tmp_path / "bad")
+def test_manipulated_ledger_is_a_problem(private_run, tmp_path, facts, change, message):
+    changed_run = copy_run_folder(private_run, tmp_path / "changed")
     if change is None:
-        ledger(bad).unlink()
+        ledger_path(changed_run).unlink()
     else:
-        ledger(bad).write_text(change(ledger(bad).read_text()))
-    found = collect_facts(bad, NOW)
-    assert not found["ok"]
-    assert all(problem.startswith("site-02: ") for problem in found["problems"])
-    assert any(words in problem for problem in found["problems"]), found["problems"]
-    assert found["headline"]["epsilon"] == facts["headline"]["epsilon"]  # a cut ledger makes no promise better
+        ledger_path(changed_run).write_text(change(ledger_path(changed_run).read_text()))
+    changed_facts = collect_facts(changed_run, NOW)
+    assert not changed_facts["ok"]
+    assert all(problem.startswith("site-02: ") for problem in changed_facts["problems"])
+    assert any(message in problem for problem in changed_facts["problems"]), changed_facts["problems"]
+    assert changed_facts["headline"]["epsilon"] == facts["headline"]["epsilon"]  # a cut ledger lowers no epsilon
 
 
-def test_a_record_of_other_noise_is_found(private, tmp_path):
-    bad = copied(private, tmp_path / "bad")
-    file = bad.path / "privacy.json"
-    told = json.loads(file.read_text())
-    told["dp_sgd"]["site-03"]["noise"] *= 2
-    file.write_text(json.dumps(told))
-    assert collect_facts(bad)["problems"] == [
-        "site-03: was charged for other noise, rates, steps or units than privacy.json promised"
+def test_charges_that_differ_from_privacy_json_are_a_problem(private_run, tmp_path):
+    changed_run = copy_run_folder(private_run, tmp_path / "changed")
+    file = changed_run.path / "privacy.json"
+    record = json.loads(file.read_text())
+    record["dp_sgd"]["site-03"]["noise_multiplier"] *= 2
+    file.write_text(json.dumps(record))
+    assert collect_facts(changed_run)["problems"] == [
+        "site-03: its charges differ from privacy.json in noise multiplier, sampling rate, steps or unit"
     ]
 
 
-def test_an_attack_that_finds_more_than_was_promised_is_a_problem(private, tmp_path):
-    bad = copied(private, tmp_path / "bad")
+def test_attack_above_the_promised_bound_is_a_problem(private_run, tmp_path):
+    attacked_run = copy_run_folder(private_run, tmp_path / "attacked")
     canaries = {"epsilon_low": 9.0, "epsilon_promised": 8.0, "confidence": 0.95}
-    (bad.path / "attacks.json").write_text(json.dumps({"canaries": canaries}))
-    assert ["canaries" in problem for problem in collect_facts(bad)["problems"]] == [True]
+    (attacked_run.path / "attacks.json").write_text(json.dumps({"canaries": canaries}))
+    (problem,) = collect_facts(attacked_run)["problems"]
+    assert "the attack “canaries” exceeds the promised bound" in problem
     canaries["epsilon_low"] = 7.0
-    (bad.path / "attacks.json").write_text(json.dumps({"canaries": canaries}))
-    assert collect_facts(bad)["ok"]
+    (attacked_run.path / "attacks.json").write_text(json.dumps({"canaries": canaries}))
+    assert collect_facts(attacked_run)["ok"]
 
 
-def test_the_command_fails_once_all_is_written(private, tmp_path, capsys):
-    bad = copied(private, tmp_path / "bad")
-    ledger(bad).write_text(edited(ledger(bad).read_text()))
-    with pytest.raises(typer.Exit) as end:
-        audit_command(bad.path, False, None, None, True)
-    told = capsys.readouterr()
-    assert end.value.exit_code == 1
-    assert not json.loads(told.out)["ok"]
-    assert "not in order: site-02" in told.err
-    assert sorted(path.name for path in (bad.path / "audit").iterdir()) == ["audit.html", "audit.json", "audit.pdf"]
+def test_audit_command_fails_after_writing_all_files(private_run, tmp_path, capsys):
+    changed_run = copy_run_folder(private_run, tmp_path / "changed")
+    ledger_path(changed_run).write_text(edit_steps(ledger_path(changed_run).read_text()))
+    with pytest.raises(typer.Exit) as exit_info:
+        audit_command(changed_run.path, False, None, None, True)
+    output = capsys.readouterr()
+    assert exit_info.value.exit_code == 1
+    assert not json.loads(output.out)["ok"]
+    assert "problem: site-02" in output.err
+    names = sorted(path.name for path in (changed_run.path / "audit").iterdir())
+    assert names == ["audit.html", "audit.json", "audit.pdf"]
 
 
-def test_sites_that_sit_out_are_told(tmp_path):
-    folder = ran(tmp_path / "run", rounds=3, privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 4.5}})
-    found = collect_facts(folder)
-    assert found["ok"], found["problems"]
-    for site in found["sites"].values():
+def test_rounds_declined_for_the_budget_are_listed(tmp_path):
+    folder = run_tiny_study(
+        tmp_path / "run", rounds=3, privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 4.5}}
+    )
+    facts = collect_facts(folder)
+    assert facts["ok"], facts["problems"]
+    for site in facts["sites"].values():
         assert site["spent"] <= 4.5
-        assert site["took"]["sat_out"] == [3]
-        assert site["refusals"][-1]["turn"] == 3
+        assert site["participation"]["out_of_budget"] == [3]
+        assert site["refusals"][-1]["round"] == 3
 
 
 def test_two_studies_on_the_same_data_share_a_budget(tmp_path):
-    from pipeline.coordinator.run_folder import RunFolder
-    from pipeline.runs.simulation import run_simulation
-    from tests.support.audit_factory import tiny
-
     for seed in (1, 2):
-        study = tiny(seed=seed, rounds=1, privacy={"dp_sgd": {"noise_multiplier": 6.0, "epsilon_budget": 20.0}})
+        study = make_tiny_study(
+            seed=seed, rounds=1, privacy={"dp_sgd": {"noise_multiplier": 6.0, "epsilon_budget": 20.0}}
+        )
         folder = RunFolder.create(tmp_path / f"run{seed}", study)
         run_simulation(study, folder, homes_folder=tmp_path / "homes")
-    found = collect_facts(folder)
-    site = found["sites"]["site-01"]
-    assert found["ok"], found["problems"]
-    assert found["coordinator"]["shared_homes"]
+    facts = collect_facts(folder)
+    site = facts["sites"]["site-01"]
+    assert facts["ok"], facts["problems"]
+    assert facts["coordinator"]["shared_homes"]
     assert len(site["charges"]) == 2
     assert len(site["curve"]) == 1
-    assert 0 < site["before"] < site["spent"]
-    assert site["recount"]["how"] == "rdp filter"
-    assert site["recount"]["again"] == pytest.approx(site["spent"])
+    assert 0 < site["spent_before"] < site["spent"]
+    assert site["recomputed"]["accountant"] == "rdp filter"
+    assert site["recomputed"]["epsilon"] == pytest.approx(site["spent"])

@@ -1,3 +1,5 @@
+"""The sentences of the audit report under each protection."""
+
 import json
 import math
 
@@ -7,107 +9,112 @@ from pipeline.cli.commands.audit import audit_command
 from pipeline.reports.run.report import write_report
 from privacy.audit.collect import collect_facts
 from privacy.audit.document.report import build_report
-from tests.support.audit_factory import printed, ran
+from tests.support.audit_factory import read_pdf_text, run_tiny_study
 
-AT_SITE = {"dp_sgd": {"noise": 1.4, "budget": 20.0}}
+DP_SGD = {"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 20.0}}
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory):
-    """(facts, what the PDF says) of a study's tiny run; made once each."""
-    done = {}
+def audit_run(tmp_path_factory):
+    """Runs a tiny study with these sections, once each: (run folder, facts, text of the PDF)."""
+    audits = {}
 
     def get(**sections):
         key = json.dumps(sections, sort_keys=True)
-        if key not in done:
-            folder = ran(tmp_path_factory.mktemp("words") / "run", **sections)
+        if key not in audits:
+            folder = run_tiny_study(tmp_path_factory.mktemp("report") / "run", **sections)
             facts = collect_facts(folder)
-            done[key] = folder, facts, printed(build_report(facts, folder.path))
-        return done[key]
+            audits[key] = folder, facts, read_pdf_text(build_report(facts, folder.path))
+        return audits[key]
 
     return get
 
 
-def officers(facts, folder):
-    first = build_report(facts, folder.path).chapters[0]
-    return dict(first.blocks[1].rows)
+def officer_answers(facts, folder):
+    officer_chapter = build_report(facts, folder.path).chapters[0]
+    return dict(officer_chapter.blocks[1].rows)
 
 
-def test_a_run_without_privacy_says_so(audited):
-    folder, facts, text = audited()
+def test_report_of_an_unprotected_run(audit_run):
+    folder, facts, text = audit_run()
     assert facts["ok"]
     assert facts["headline"] is None
     assert not any(facts["protection"].values())
-    assert "Nothing is protected" in officers(facts, folder)["What is promised?"]
+    assert "Nothing is protected" in officer_answers(facts, folder)["What is promised?"]
     assert "Mean training loss" in text
-    assert {row["by"] for row in facts["disclosures"]} == {"unprotected"}
+    assert {row["protected_by"] for row in facts["disclosures"]} == {"unprotected"}
     html = write_report(folder.path).read_text("utf-8")
     assert "This run has no formal privacy protection" in html
 
 
-def test_the_command_says_so_too_and_does_not_fail(audited, tmp_path, capsys):
-    folder, _, _ = audited()
+def test_audit_command_of_an_unprotected_run_succeeds(audit_run, tmp_path, capsys):
+    folder, _, _ = audit_run()
     audit_command(folder.path, False, tmp_path / "out", None, False)
-    assert "nothing is protected in this run" in capsys.readouterr().out
+    assert "this run has no formal protection" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["ok"]
 
 
-def test_the_unit_is_named_first(audited):
-    folder, facts, text = audited(privacy=AT_SITE)
-    page = officers(facts, folder)
-    assert page["What is promised?"].startswith("The unit is the patient: all images of one patient count as one.")
+def test_report_of_dp_sgd_names_the_unit_first(audit_run):
+    folder, facts, text = audit_run(privacy=DP_SGD)
+    answers = officer_answers(facts, folder)
+    assert answers["What is promised?"].startswith("The unit is the patient: all images of one patient count as one.")
     e = facts["headline"]["epsilon"]
-    rises = 100 * 0.01 * math.exp(e) / (0.99 + 0.01 * math.exp(e))
-    assert f"think it at most {rises:.1f} % likely" in page["What does that mean?"]
-    assert "AES-256" in page["What does it rest on?"]
-    assert "Mironov 2012" in page["What does it rest on?"]
-    assert "validation and test images" in page["What is not protected?"]
-    assert page["Was it kept?"].startswith("Yes. All 3 ledgers")
+    belief = 100 * 0.01 * math.exp(e) / (0.99 + 0.01 * math.exp(e))
+    assert f"consider it at most {belief:.1f} % likely" in answers["What does that mean?"]
+    assert "AES-256" in answers["What does the promise rest on?"]
+    assert "Mironov 2012" in answers["What does the promise rest on?"]
+    assert "validation and test images" in answers["What is not protected?"]
+    assert answers["Was the promise kept?"].startswith("Yes. All 3 ledgers")
     assert "Art. 35 (7) GDPR" in text
     assert "Art. 30 (1) GDPR" in text
     assert "[to be filled in]" in text
-    assert text.count("no legal advice") == 1
+    assert text.count("not legal advice") == 1
     assert "none recorded (a simulation)" in text
 
 
-def test_a_promise_to_images_says_what_it_does_not_promise(audited):
-    folder, facts, _ = audited(
+def test_report_of_image_privacy_gives_the_bound_for_a_patient(audit_run):
+    folder, facts, _ = audit_run(
         privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 20.0, "privacy_unit": "example"}}
     )
-    promised = officers(facts, folder)["What is promised?"]
-    assert promised.startswith("The unit is the single image, not the patient. A patient has about 4 images here")
-    assert facts["person"]["examples"] / facts["person"]["units"] == 4
-    assert f"epsilon {4 * facts['headline']['epsilon']:.1f}" in promised
+    promise = officer_answers(facts, folder)["What is promised?"]
+    assert promise.startswith(
+        "The privacy unit is the single image, not the patient. A patient has about 4 images here"
+    )
+    assert facts["data_subject"]["examples"] / facts["data_subject"]["units"] == 4
+    assert f"epsilon {4 * facts['headline']['epsilon']:.1f}" in promise
 
 
-def test_masks_alone_promise_no_patient_anything(audited):
-    folder, facts, _ = audited(privacy={"secure_aggregation": {}})
-    page = officers(facts, folder)
-    assert "No differential privacy" in page["What is promised?"]
-    assert "All 3 sites but one in league learn that one's update" in page["To whom, against whom?"]
-    by = {row["key"]: row["by"] for row in facts["disclosures"]}
-    assert by["update"] == by["weight"] == by["loss"] == "sum"
-    assert "work" not in by
-    assert by["final"] == "unprotected"
+def test_report_of_secure_aggregation_alone_promises_nothing_to_a_patient(audit_run):
+    folder, facts, _ = audit_run(privacy={"secure_aggregation": {}})
+    answers = officer_answers(facts, folder)
+    assert "no differential privacy: nothing is promised to a patient" in answers["What is promised?"]
+    assert (
+        "If all 3 sites except one collude, they learn the update of that one" in answers["To whom, and against whom?"]
+    )
+    protected_by = {row["key"]: row["protected_by"] for row in facts["disclosures"]}
+    assert protected_by["update"] == protected_by["weight"] == protected_by["loss"] == "sum"
+    assert "work" not in protected_by
+    assert protected_by["final"] == "unprotected"
 
 
-def test_noise_at_the_coordinator_does_not_hold_off_the_coordinator(audited):
-    folder, facts, _ = audited(weighting="equal", privacy={"client_level_dp": {"noise_multiplier": 2.0}})
-    page = officers(facts, folder)
+def test_report_of_client_level_dp_excludes_the_coordinator(audit_run):
+    folder, facts, _ = audit_run(weighting="equal", privacy={"client_level_dp": {"noise_multiplier": 2.0}})
+    answers = officer_answers(facts, folder)
     assert facts["protection"]["client_level_dp"]["releases"] == 2
-    assert page["What is promised?"].startswith("With the site as unit")
-    assert "Not against the coordinator, which sees every update before the noise" in page["To whom, against whom?"]
-    assert "below 50 sites" in page["What else to know?"]
+    assert answers["What is promised?"].startswith("With the site as unit")
+    scope = answers["To whom, and against whom?"]
+    assert "Not against the coordinator, which sees every update before the noise" in scope
+    assert "below 50 sites" in answers["What else is important?"]
 
 
-def test_models_that_sites_adapt_are_pointed_out(audited):
-    folder, facts, _ = audited(strategy="finetune", privacy=AT_SITE)
+def test_report_warns_of_personalized_models(audit_run):
+    folder, facts, _ = audit_run(strategy="finetune", privacy=DP_SGD)
     assert {"own", "own_model"} <= {row["key"] for row in facts["disclosures"]}
-    assert "must not be given away" in officers(facts, folder)["What else to know?"]
+    assert "must not be given to others" in officer_answers(facts, folder)["What else is important?"]
 
 
-def test_the_runs_own_report_names_spent_and_budget(audited):
-    folder, facts, _ = audited(privacy=AT_SITE)
+def test_run_report_shows_spent_epsilon_and_budget(audit_run):
+    folder, facts, _ = audit_run(privacy=DP_SGD)
     html = write_report(folder.path).read_text("utf-8")
     section = html[html.index(">Privacy</h2>") :]
     section = section[: section.index("</section>")]

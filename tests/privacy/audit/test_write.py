@@ -1,3 +1,5 @@
+"""The files of an audit: self-contained HTML, PDF with outline, and JSON, for hostile and long names too."""
+
 import json
 import re
 from dataclasses import replace
@@ -7,51 +9,53 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipeline.reports.document.blocks import ReportChapter
+from pipeline.reports.document.blocks import ImageBlock
 from pipeline.reports.document.pdf import write_pdf
 from privacy.audit.collect import collect_facts
 from privacy.audit.document.report import build_report
 from privacy.audit.write import to_finite_json, write_audit
-from tests.support.audit_factory import printed, ran
+from tests.support.audit_factory import read_pdf_text, run_tiny_study
 
-NASTY = "<script>alert('$x_1$')</script> & 北京"
-LONG = "Universitätsklinikum" * 9
+HOSTILE_NAME = "<script>alert('$x_1$')</script> & 北京"
+LONG_NAME = "Universitätsklinikum" * 9
 
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory):
-    folder = ran(
+    """(run folder, facts) of a private run with results of attacks."""
+    folder = run_tiny_study(
         tmp_path_factory.mktemp("files") / "run",
         privacy={"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 20.0}, "secure_aggregation": {}},
     )
     (folder.path / "attacks").mkdir()
     Image.new("RGB", (60, 20), "red").save(folder.path / "attacks" / "inversion.png")
-    tried = {
+    attack_results = {
         "membership": {
             "auc": 0.53,
-            "low": 0.44,
-            "high": 0.62,
+            "auc_low": 0.44,
+            "auc_high": 0.62,
             "unit": "patient",
-            "members": 15,
-            "others": 6,
-            "words": "By loss.",
+            "num_members": 15,
+            "num_nonmembers": 6,
+            "summary": "By loss.",
         },
         "canaries": {
             "epsilon_low": 0.4,
             "confidence": 0.95,
             "epsilon_promised": 4.3,
             "delta": 1e-5,
-            "m": 64,
-            "guesses": 20,
-            "correct": 14,
+            "num_canaries": 64,
+            "num_guesses": 20,
+            "num_correct": 14,
+            "max_epsilon_low": 1.25,
         },
-        "inversion": {"picture": "attacks/inversion.png", "cases": [{"name": "as it is", "ssim": 0.9, "psnr": 24.0}]},
+        "inversion": {"image": "attacks/inversion.png", "cases": [{"name": "unprotected", "ssim": 0.9, "psnr": 24.0}]},
     }
-    (folder.path / "attacks.json").write_text(json.dumps(tried))
+    (folder.path / "attacks.json").write_text(json.dumps(attack_results))
     return folder, collect_facts(folder, datetime(2026, 1, 2, tzinfo=UTC))
 
 
-def pages(file):
+def count_pages(file):
     return len(re.findall(rb"/Type /Page\b", file.read_bytes()))
 
 
@@ -61,7 +65,7 @@ def written(audited, tmp_path_factory):
     return write_audit(facts, folder.path, tmp_path_factory.mktemp("written"))
 
 
-def test_the_page_stands_alone(written):
+def test_html_is_self_contained(written):
     html = written[0].read_text("utf-8")
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*""", html)
     assert not re.findall(r"url\((?!#)", html)
@@ -71,72 +75,76 @@ def test_the_page_stands_alone(written):
     assert "consistent with the promise" in html
 
 
-def test_the_same_facts_make_the_same_bytes(audited, written, tmp_path):
+def test_same_facts_give_the_same_bytes(audited, written, tmp_path):
     folder, facts = audited
-    again = write_audit(facts, folder.path, tmp_path)
-    assert [one.read_bytes() for one in again] == [other.read_bytes() for other in written]
+    rewritten = write_audit(facts, folder.path, tmp_path)
+    assert [path.read_bytes() for path in rewritten] == [path.read_bytes() for path in written]
 
 
-def test_the_pdf_has_the_officers_page_first_and_alone(audited, written, tmp_path):
+def test_pdf_starts_with_one_page_for_the_officer(audited, written, tmp_path):
     folder, facts = audited
-    whole, file = build_report(facts, folder.path), written[1]
+    report, file = build_report(facts, folder.path), written[1]
     data = file.read_bytes()
     assert data.startswith(b"%PDF-")
-    assert pages(file) >= len(facts["sites"]) + 4
+    assert count_pages(file) >= len(facts["sites"]) + 4
     titles = re.findall(rb"/Title \(([^)]*)\)", data)
-    assert b"Attacks beside the bound" in titles
+    assert b"Attacks compared with the bound" in titles
     assert b"Site site-03" in titles
-    one = replace(whole, notice=80 * "not in order; ", chapters=whole.chapters[:1])
-    assert pages(write_pdf(one, tmp_path / "one.pdf")) == 1
-    text = printed(whole)
-    for words in (
+    officer_report = replace(report, notice=80 * "not in order; ", chapters=report.chapters[:1])
+    assert count_pages(write_pdf(officer_report, tmp_path / "officer.pdf")) == 1
+    text = read_pdf_text(report)
+    for expected in (
         "For the data protection officer",
         "The unit is the patient",
-        "AUC 0.530 (0.440 to 0.620)",
-        "0.5 is chance",
-        "epsilon at least 0.400 with 95 % confidence",
+        "AUC 0.530 (0.440 to 0.620), by patient; 0.5 is chance; 15 members, 6 nonmembers",
+        "By loss.",
+        "epsilon at least 0.400 with 95 % confidence; 14 of 20 guesses right, 64 canaries; with every guess right 1.25",
         "SSIM 0.90",
         facts["data"]["fingerprint"],
     ):
-        assert words in text, words
+        assert expected in text, expected
 
 
-def test_names_are_neither_markup_nor_cut(audited, tmp_path):
+def test_hostile_and_long_names_are_shown_as_text(audited, tmp_path):
     folder, facts = audited
-    text = json.dumps(facts)
-    for name, other in (("site-01", NASTY), ("site-02", LONG)):
-        text = text.replace(name, json.dumps(other)[1:-1])
-    named = json.loads(text)
-    page, pdf, _ = write_audit(named, folder.path, tmp_path)
-    html = page.read_text("utf-8")
+    facts_json = json.dumps(facts)
+    for name, new_name in (("site-01", HOSTILE_NAME), ("site-02", LONG_NAME)):
+        facts_json = facts_json.replace(name, json.dumps(new_name)[1:-1])
+    renamed_facts = json.loads(facts_json)
+    html_path, pdf_path, _ = write_audit(renamed_facts, folder.path, tmp_path)
+    html = html_path.read_text("utf-8")
     assert "<script" not in html
     assert "&lt;script&gt;" in html
-    assert pages(pdf) > 1
-    words = printed(build_report(named, folder.path))
-    assert "<script>alert('$x_1$')</script> & [U+5317][U+4EAC]" in words
-    assert LONG in words
+    assert count_pages(pdf_path) > 1
+    text = read_pdf_text(build_report(renamed_facts, folder.path))
+    assert "<script>alert('$x_1$')</script> & [U+5317][U+4EAC]" in text
+    assert LONG_NAME in text
 
 
-def test_many_sites_share_pages(audited):
+def test_many_sites_have_no_chapters_of_their_own(audited):
     folder, facts = audited
-    one = facts["sites"]["site-01"]
-    many = build_report({**facts, "sites": {f"site-{n:03}": one for n in range(70)}}, folder.path)
-    assert not [chapter for chapter in many.chapters if chapter.title.startswith("Site ")]
-    assert "site-069" in printed(many)
+    site_facts = facts["sites"]["site-01"]
+    report = build_report({**facts, "sites": {f"site-{n:03}": site_facts for n in range(70)}}, folder.path)
+    assert not [chapter for chapter in report.chapters if chapter.title.startswith("Site ")]
+    assert "site-069" in read_pdf_text(report)
 
 
-def test_a_picture_from_elsewhere_is_not_shown(audited, tmp_path):
+def attack_images(facts, folder, image):
+    """The images that the report shows if attacks.json names this one."""
+    attack_results = {**facts["attacks"], "inversion": {"image": image}}
+    chapters = build_report({**facts, "attacks": attack_results}, folder.path).chapters
+    attack_chapter = next(chapter for chapter in chapters if "Attacks" in chapter.title)
+    return [block for block in attack_chapter.blocks if isinstance(block, ImageBlock)]
+
+
+def test_image_outside_the_run_folder_is_not_shown(audited, tmp_path):
     folder, facts = audited
     secret = tmp_path / "secret.png"
     Image.new("RGB", (4, 4)).save(secret)
     for path in (str(secret), "../secret.png", "attacks/none.png"):
-        tried = {**facts["attacks"], "inversion": {"picture": path}}
-        chapter = next(
-            c for c in build_report({**facts, "attacks": tried}, folder.path).chapters if "Attacks" in c.title
-        )
-        assert isinstance(chapter, ReportChapter)
-        assert not [block for block in chapter.blocks if type(block).__name__ == "Photo"]
+        assert attack_images(facts, folder, path) == []
+    assert [image.title for image in attack_images(facts, folder, "attacks/inversion.png")] == ["Inversion"]
 
 
-def test_json_holds_no_infinity():
+def test_json_has_no_infinity():
     assert to_finite_json({"a": [1.0, float("inf"), (float("nan"), Path("x").name)]}) == {"a": [1.0, None, [None, "x"]]}

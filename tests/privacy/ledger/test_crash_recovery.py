@@ -5,7 +5,8 @@ import pytest
 from pipeline.core.errors import LedgerError, NoSpaceError
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.verify import verify_ledger
-from tests.support.ledger_factory import DATASET, LedgerParties, fill_disk, mount_small_disk
+from tests.support.ledger_factory import DATASET, LedgerParties
+from tests.support.machine import fill_disk, mount_small_disk
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_broken_line_in_the_middle_is_not_repaired(parties):
 
 
 def test_full_disk_leaves_complete_lines(tmp_path):
-    with mount_small_disk(tmp_path) as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         parties = LedgerParties(disk)
         ledger = parties.create_ledger()
         fill_disk(disk)

@@ -25,7 +25,7 @@ from privacy.ledger.keys import (
     save_key,
     sign,
 )
-from tests.support.ledger_factory import fill_disk, mount_small_disk
+from tests.support.machine import fill_disk, mount_small_disk
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -60,12 +60,12 @@ def test_openssl_reads_the_key_file(tmp_path):
     """Another implementation finds the same public key in the file."""
     key = generate_key()
     path = save_key(key, tmp_path / "agent.pem", "secret words")
-    said = subprocess.run(
+    result = subprocess.run(
         ["openssl", "pkey", "-in", path, "-passin", "pass:secret words", "-pubout", "-outform", "DER"],
         capture_output=True,
         check=True,
     )
-    assert said.stdout[-32:] == public_bytes(key)
+    assert result.stdout[-32:] == public_bytes(key)
 
 
 def test_key_file_is_never_overwritten(tmp_path):
@@ -76,27 +76,25 @@ def test_key_file_is_never_overwritten(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("loose", [0o640, 0o604, 0o620, 0o610, 0o666])
-def test_key_file_with_access_for_others_is_refused(tmp_path, loose):
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610, 0o666])
+def test_key_file_with_access_for_others_is_refused(tmp_path, mode):
     path = save_key(generate_key(), tmp_path / "agent.pem")
-    path.chmod(loose)
-    with pytest.raises(KeyFileError, match=rf"mode 0{loose:o}\): chmod 600 {path}"):
+    path.chmod(mode)
+    with pytest.raises(KeyFileError, match=rf"mode 0{mode:o}\): chmod 600 {path}"):
         load_key(path)
     path.chmod(0o600)
     load_key(path)
 
 
 def test_wrong_and_missing_passphrases_have_different_messages(tmp_path):
-    locked, plain = (
-        save_key(generate_key(), tmp_path / "locked.pem", "right"),
-        save_key(generate_key(), tmp_path / "plain.pem"),
-    )
+    locked = save_key(generate_key(), tmp_path / "locked.pem", "right")
+    unlocked = save_key(generate_key(), tmp_path / "unlocked.pem")
     with pytest.raises(KeyFileError, match="passphrase is wrong"):
         load_key(locked, "wrong")
     with pytest.raises(KeyFileError, match="none was given"):
         load_key(locked)
     with pytest.raises(KeyFileError, match="leave the passphrase out"):
-        load_key(plain, "right")
+        load_key(unlocked, "right")
 
 
 @pytest.mark.parametrize(
@@ -111,11 +109,11 @@ def test_damaged_key_file_is_named(tmp_path, text):
 
 
 def test_cut_key_file_is_refused(tmp_path):
-    whole = save_key(generate_key(), tmp_path / "whole.pem").read_bytes()
+    pem = save_key(generate_key(), tmp_path / "complete.pem").read_bytes()
     path = tmp_path / "cut.pem"
     path.touch(0o600)
-    for end in range(0, len(whole) - 3, 5):
-        path.write_bytes(whole[:end])
+    for end in range(0, len(pem) - 3, 5):
+        path.write_bytes(pem[:end])
         with pytest.raises(KeyFileError):
             load_key(path)
 
@@ -134,7 +132,7 @@ def test_other_files_are_refused_as_keys(tmp_path):
 
 
 def test_full_disk_leaves_no_partial_key(tmp_path):
-    with mount_small_disk(tmp_path) as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         fill_disk(disk)
         with pytest.raises(NoSpaceError, match=r"agent\.pem"):
             save_key(generate_key(), disk / "agent.pem")

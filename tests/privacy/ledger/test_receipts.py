@@ -21,10 +21,9 @@ from tests.support.ledger_factory import (
     SITE,
     LedgerParties,
     create_long_ledger,
-    fill_disk,
     make_charge,
-    mount_small_disk,
 )
+from tests.support.machine import fill_disk, mount_small_disk
 
 
 @pytest.fixture
@@ -105,18 +104,18 @@ def test_restored_backup_is_refused(parties):
 def test_second_ledger_of_the_same_keys_is_refused(parties, tmp_path):
     """The same keys, the same data set, nothing spent."""
     parties.charge_round(parties.create_ledger(), 0, 0.5)
-    fresh = LedgerParties(tmp_path / "fresh", parties.agent, parties.officer, parties.coordinator).create_ledger()
+    second = LedgerParties(tmp_path / "second", parties.agent, parties.officer, parties.coordinator).create_ledger()
     with pytest.raises(LedgerError, match="another than, the one receipted"):
-        parties.countersigner.countersign(parties.make_request(fresh))
+        parties.countersigner.countersign(parties.make_request(second))
 
 
 def test_forked_ledger_gets_one_receipt(parties):
     ledger = parties.create_ledger()
     parties.append_receipt(ledger)
-    whole = parties.path.read_bytes()
+    original = parties.path.read_bytes()
     ledger.append(make_charge(0, 0.5))
     parties.countersigner.countersign(parties.make_request(ledger))
-    parties.path.write_bytes(whole)
+    parties.path.write_bytes(original)
     other = parties.open_ledger()
     other.append(make_charge(0, 0.1))
     with pytest.raises(LedgerError, match="another than"):
@@ -222,24 +221,24 @@ def test_damaged_coordinator_record_is_refused(parties):
 
 
 def test_receipt_is_not_signed_on_a_full_disk(tmp_path):
-    with mount_small_disk(tmp_path) as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         parties = LedgerParties(tmp_path / "site")
         ledger = parties.create_ledger()
-        desk = LedgerCountersigner(disk / "coordinator", parties.coordinator)
-        first = desk.countersign(parties.make_request(ledger))
+        countersigner = LedgerCountersigner(disk / "coordinator", parties.coordinator)
+        first = countersigner.countersign(parties.make_request(ledger))
         ledger.append(DATASET)
         fill_disk(disk)
         with pytest.raises(NoSpaceError):
-            desk.countersign(parties.make_request(ledger))
-        assert desk.last_receipt(SITE, DATASET_ID) == first
+            countersigner.countersign(parties.make_request(ledger))
+        assert countersigner.last_receipt(SITE, DATASET_ID) == first
 
 
 def test_two_coordinators_keep_their_own_receipts(parties):
     ledger = parties.create_ledger()
     parties.charge_round(ledger, 0, 0.5)
     other = generate_key()
-    desk = LedgerCountersigner(parties.folder / "other", other)
-    receipt = desk.countersign(create_receipt_request(ledger, parties.agent, public_hex(other)))
+    countersigner = LedgerCountersigner(parties.folder / "other", other)
+    receipt = countersigner.countersign(create_receipt_request(ledger, parties.agent, public_hex(other)))
     ledger.append(receipt)
     assert parties.make_request(ledger).since_index == 2
     assert create_receipt_request(ledger, parties.agent, public_hex(other)).since_index == 3
@@ -247,7 +246,7 @@ def test_two_coordinators_keep_their_own_receipts(parties):
     assert verify_ledger(parties.path, parties.countersigner.last_receipt(SITE, DATASET_ID)).is_valid
     unrecorded = parties.countersigner.countersign(parties.make_request(ledger))
     ledger.append(DATASET)
-    ledger.append(desk.countersign(create_receipt_request(ledger, parties.agent, public_hex(other))))
+    ledger.append(countersigner.countersign(create_receipt_request(ledger, parties.agent, public_hex(other))))
     assert "does not hold that receipt" in verify_ledger(parties.path, unrecorded).problems[0]
 
 
@@ -361,10 +360,10 @@ def test_officer_continues_a_ledger_after_a_key_theft(parties, tmp_path):
     copy = LedgerParties(tmp_path / "thief", parties.agent, coordinator=parties.coordinator)
     copy.folder.mkdir()
     copy.path.write_bytes(parties.path.read_bytes())
-    taken = Ledger.open(copy.path, parties.agent, parties.clock)
+    stolen = Ledger.open(copy.path, parties.agent, parties.clock)
     thief = generate_key()
-    taken.rotate_agent_key(thief)
-    parties.countersigner.countersign(parties.make_request(taken, thief))
+    stolen.rotate_agent_key(thief)
+    parties.countersigner.countersign(parties.make_request(stolen, thief))
     ledger.append(make_charge(1, 0.9))
     with pytest.raises(LedgerError, match="the officer opens a new ledger that continues") as raised:
         parties.countersigner.countersign(parties.make_request(ledger))
@@ -373,12 +372,12 @@ def test_officer_continues_a_ledger_after_a_key_theft(parties, tmp_path):
 
     previous, carried = continuation_records(ledger.entries(), LedgerPosition(end.index, end.head), note="key stolen")
     successor = LedgerParties(tmp_path / "after", officer=parties.officer, coordinator=parties.coordinator)
-    fresh = successor.create_ledger(previous_ledger=previous)
-    fresh.append(carried, parties.officer)
-    assert parties.countersigner.countersign(successor.make_request(fresh)).index == 1
-    assert [c.total_epsilon for c in fresh.list_charges()] == [0.5, 0.9]
+    new_ledger = successor.create_ledger(previous_ledger=previous)
+    new_ledger.append(carried, parties.officer)
+    assert parties.countersigner.countersign(successor.make_request(new_ledger)).index == 1
+    assert [c.total_epsilon for c in new_ledger.list_charges()] == [0.5, 0.9]
     with pytest.raises(LedgerError, match="another than"):
-        parties.countersigner.countersign(parties.make_request(taken, thief))
+        parties.countersigner.countersign(parties.make_request(stolen, thief))
 
 
 def test_continuation_needs_the_expected_officer_and_the_last_receipt(parties, tmp_path):
@@ -392,10 +391,10 @@ def test_continuation_needs_the_expected_officer_and_the_last_receipt(parties, t
     with pytest.raises(LedgerError, match="another than"):
         parties.countersigner.countersign(parties.make_request(stale.create_ledger(previous_ledger=early), stale.agent))
     other = LedgerParties(tmp_path / "other")
-    fresh = other.create_ledger(previous_ledger=previous)
+    new_ledger = other.create_ledger(previous_ledger=previous)
     with pytest.raises(LedgerError, match="if the old key is lost, compare the new fingerprint with the"):
-        parties.countersigner.countersign(parties.make_request(fresh, other.agent))
+        parties.countersigner.countersign(parties.make_request(new_ledger, other.agent))
     expecting = LedgerCountersigner(
         parties.folder / "coordinator", parties.coordinator, {"st-anne": fingerprint_of(public_hex(other.officer))}
     )
-    assert expecting.countersign(parties.make_request(fresh, other.agent)).index == 0
+    assert expecting.countersign(parties.make_request(new_ledger, other.agent)).index == 0

@@ -95,12 +95,12 @@ def edit_and_rechain(data, rng):
 
 
 def rechain(entries, start):
-    done = entries[:start]
+    chained = entries[:start]
     for index, entry in enumerate(entries[start:], start=start):
-        before = done[-1].hash if done else "0" * 64
-        moved = replace(entry, index=index, previous_hash=before)
-        done.append(replace(moved, hash=chain_hash(before, moved.digest)))
-    return done
+        previous_hash = chained[-1].hash if chained else "0" * 64
+        entry = replace(entry, index=index, previous_hash=previous_hash)
+        chained.append(replace(entry, hash=chain_hash(previous_hash, entry.digest)))
+    return chained
 
 
 def flip_bit(data, rng):
@@ -237,7 +237,7 @@ MANIPULATIONS = (
 )
 
 
-SHORTENING = (drop_lines, drop_and_rechain, cut_bytes, cut_lines)  # at the end only an anchor finds it
+SHORTENING = (drop_lines, drop_and_rechain, cut_bytes, cut_lines)  # a cut end is found only with an anchor
 
 
 def test_verify_finds_a_thousand_manipulations(long_ledger, tmp_path):
@@ -246,21 +246,21 @@ def test_verify_finds_a_thousand_manipulations(long_ledger, tmp_path):
     assert verify_ledger(parties.path, anchor).is_valid
     missed = []
     for trial in range(NUM_MANIPULATIONS):
-        way = MANIPULATIONS[trial % len(MANIPULATIONS)] if trial % 3 else edit_value
-        bad = way(good, random.Random(trial))
+        manipulate = MANIPULATIONS[trial % len(MANIPULATIONS)] if trial % 3 else edit_value
+        bad = manipulate(good, random.Random(trial))
         assert bad != good
         file.write_bytes(bad)
-        if verify_ledger(file, anchor if way in SHORTENING else None).is_valid:
-            missed.append((trial, way.__name__))
+        if verify_ledger(file, anchor if manipulate in SHORTENING else None).is_valid:
+            missed.append((trial, manipulate.__name__))
     assert missed == []
 
 
-@pytest.mark.parametrize("way", [way for way in MANIPULATIONS if way not in SHORTENING])
-def test_manipulated_ledger_is_neither_opened_nor_repaired(long_ledger, tmp_path, way):
+@pytest.mark.parametrize("manipulate", [change for change in MANIPULATIONS if change not in SHORTENING])
+def test_manipulated_ledger_is_neither_opened_nor_repaired(long_ledger, tmp_path, manipulate):
     parties, _ = long_ledger
     file = tmp_path / "ledger.jsonl"
     for trial in range(5):
-        file.write_bytes(bad := way(parties.path.read_bytes(), random.Random(trial)))
+        file.write_bytes(bad := manipulate(parties.path.read_bytes(), random.Random(trial)))
         with pytest.raises(LedgerError):
             Ledger.open(file, parties.agent)
         assert file.read_bytes() == bad
@@ -324,10 +324,10 @@ def forge_with_agent_key(folder, change):
     entries = change(ledger.entries())
     forged: list[LedgerEntry] = []
     for entry in rechain(entries, 0):
-        before = forged[-1].hash if forged else entry.previous_hash
-        fresh = replace(entry, previous_hash=before)
-        fresh = replace(fresh, hash=chain_hash(before, fresh.digest))
-        forged.append(replace(fresh, signature=sign(parties.agent, "entry", fresh.hash)))
+        previous_hash = forged[-1].hash if forged else entry.previous_hash
+        entry = replace(entry, previous_hash=previous_hash)
+        entry = replace(entry, hash=chain_hash(previous_hash, entry.digest))
+        forged.append(replace(entry, signature=sign(parties.agent, "entry", entry.hash)))
     return forged, anchor
 
 

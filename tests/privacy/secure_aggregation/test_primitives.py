@@ -63,7 +63,7 @@ def test_any_t_shares_reconstruct_the_secret(secret: bytes, n: int, data: st.Dat
 @settings(max_examples=50, deadline=None)
 @given(secret=st.binary(min_size=32, max_size=32), other=st.binary(min_size=32, max_size=32), t=st.integers(2, 8))
 def test_fewer_shares_are_consistent_with_every_secret(secret: bytes, other: bytes, t: int) -> None:
-    """For any secret at all there is a t-th share that makes it."""
+    """For every secret there is a t-th share that gives it."""
     known = dict(enumerate(split_secret(secret, t, t), start=1))
     del known[t]
     assert interpolate(known) != int.from_bytes(secret)

@@ -29,7 +29,7 @@ from tests.support.secagg_factory import (
     to_lists,
 )
 
-PHASES = [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 1, 0]  # in which a site takes part; mostly all of them
+PHASES = [4, 4, 4, 4, 4, 4, 3, 3, 2, 2, 1, 0]  # the last phase in which a site takes part, mostly the last of all
 
 segments = st.sampled_from(["uint16", "uint32", "uint64"]).flatmap(
     lambda dtype: st.builds(
@@ -40,20 +40,20 @@ segments = st.sampled_from(["uint16", "uint32", "uint64"]).flatmap(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    lasts=st.lists(st.sampled_from(PHASES), min_size=3, max_size=9),
+    last_phases=st.lists(st.sampled_from(PHASES), min_size=3, max_size=9),
     layout=st.lists(segments, min_size=1, max_size=3),
     order=st.randoms(use_true_random=False),
 )
 def test_secagg_equals_plain_sum_or_fails_for_any_dropouts(
-    lasts: list[int], layout: list[MaskedSegment], order: object
+    last_phases: list[int], layout: list[MaskedSegment], order: object
 ) -> None:
-    secagg_round = make_round(len(lasts), layout)
+    secagg_round = make_round(len(last_phases), layout)
     names = list(secagg_round.clients)
     order.shuffle(names)  # type: ignore[attr-defined]
-    last = dict(zip(secagg_round.clients, lasts, strict=True))
-    active = [[name for name in names if last[name] >= phase] for phase in (1, 2, 3, 4)]
+    last_phase = dict(zip(secagg_round.clients, last_phases, strict=True))
+    active = [[name for name in names if last_phase[name] >= phase] for phase in (1, 2, 3, 4)]
     t = max(3, 2 * len(active[0]) // 3 + 1)
-    enough = len(active[0]) >= 3 and len(active[3]) >= t
+    is_quorum_reached = len(active[0]) >= 3 and len(active[3]) >= t
 
     def run() -> list[np.ndarray]:
         g = secagg_round.server
@@ -70,7 +70,7 @@ def test_secagg_equals_plain_sum_or_fails_for_any_dropouts(
             g.receive_unmask_shares(name, secagg_round.clients[name].reveal_shares(survivors))
         return g.unmask_sums()
 
-    if enough:
+    if is_quorum_reached:
         total = run()
         assert to_lists(total) == plain_sum([secagg_round.data[name] for name in active[2]], layout)
         assert [vector.dtype.name for vector in total] == [segment.dtype for segment in layout]
@@ -85,8 +85,8 @@ def test_secagg_of_vectors_longer_than_the_buffer(dtype: str, bits: int) -> None
     secagg_round = make_round(4, layout)
     survivors = secagg_round.run_until_masked(NAMES[1:2])
     secagg_round.reveal_all(survivors)
-    wanted = sum(secagg_round.data[name][0].astype(object) for name in survivors) % 2**bits
-    assert (secagg_round.server.unmask_sums()[0] == wanted).all()
+    expected = sum(secagg_round.data[name][0].astype(object) for name in survivors) % 2**bits
+    assert (secagg_round.server.unmask_sums()[0] == expected).all()
 
 
 @pytest.mark.parametrize(("n", "t"), [(3, 3), (4, 3), (5, 4), (6, 5), (9, 7), (20, 14), (30, 21)])
@@ -152,18 +152,17 @@ def test_secagg_ignores_invalid_masked_vectors() -> None:
 
 def test_secagg_ignores_invalid_advertisements_and_shares() -> None:
     secagg_round = make_round(7)
-    g, advertisements = (
-        secagg_round.server,
-        {name: client.advertise_keys() for name, client in secagg_round.clients.items()},
-    )
+    g = secagg_round.server
+    advertisements = {name: client.advertise_keys() for name, client in secagg_round.clients.items()}
     forger = Ed25519PrivateKey.generate()
-    low = KeyAdvertisement(bytes(32), bytes(32), bytes(32)).to_signed_bytes(
-        KEYS[NAMES[0]], NAMES[0], CONTEXT
-    )  # a point of low order
+    # a point of low order
+    low = KeyAdvertisement(bytes(32), bytes(32), bytes(32)).to_signed_bytes(KEYS[NAMES[0]], NAMES[0], CONTEXT)
     short = advertisements[NAMES[0]][:-1]
     forged = KeyAdvertisement(*[bytes([9] * 32)] * 3).to_signed_bytes(forger, NAMES[0], CONTEXT)
-    cut = KeyAdvertisement(bytes([9] * 32), bytes([9] * 32), b"").to_signed_bytes(KEYS[NAMES[0]], NAMES[0], CONTEXT)
-    bad = [(NAMES[0], advertisement) for advertisement in (low, short, forged, cut)]
+    incomplete = KeyAdvertisement(bytes([9] * 32), bytes([9] * 32), b"").to_signed_bytes(
+        KEYS[NAMES[0]], NAMES[0], CONTEXT
+    )
+    bad = [(NAMES[0], advertisement) for advertisement in (low, short, forged, incomplete)]
     for site, advertisement in [*bad, ("mallory", advertisements[NAMES[0]])]:
         with pytest.raises(ReplyError, match=site):
             g.receive_advertisement(site, advertisement)
@@ -172,7 +171,10 @@ def test_secagg_ignores_invalid_advertisements_and_shares() -> None:
     received = g.end_advertise_phase()
     sent = {name: secagg_round.clients[name].share_secrets(received) for name in received}
     first = sent[NAMES[1]]
-    for encrypted_shares in (dict(list(first.items())[1:]), {name: parcel[1:] for name, parcel in first.items()}):
+    for encrypted_shares in (
+        dict(list(first.items())[1:]),
+        {name: ciphertext[1:] for name, ciphertext in first.items()},
+    ):
         with pytest.raises(ReplyError, match=NAMES[1]):
             g.receive_encrypted_shares(NAMES[1], encrypted_shares)
     for name in received:
@@ -223,14 +225,14 @@ def test_secagg_server_stores_one_sum_and_no_vector() -> None:
         references.append(weakref.ref(masked[0]))
         del masked
     assert not any(ref() is not None for ref in references)
-    arrays, seen, front = 0, set(), [secagg_round.server.__dict__]
-    while front:
-        thing = front.pop()
-        if id(thing) not in seen and isinstance(thing, dict | list | tuple | set | np.ndarray):
-            seen.add(id(thing))
-            arrays += thing.nbytes if isinstance(thing, np.ndarray) else 0
-            front += gc.get_referents(thing)
-    assert arrays == 4000
+    num_bytes, visited, queue = 0, set(), [secagg_round.server.__dict__]
+    while queue:
+        value = queue.pop()
+        if id(value) not in visited and isinstance(value, dict | list | tuple | set | np.ndarray):
+            visited.add(id(value))
+            num_bytes += value.nbytes if isinstance(value, np.ndarray) else 0
+            queue += gc.get_referents(value)
+    assert num_bytes == 4000
 
 
 def test_secagg_roster_must_have_the_own_key_and_unique_keys() -> None:

@@ -68,24 +68,24 @@ def test_secagg_steps_are_taken_once_and_in_order() -> None:
         "unmask": lambda: client.reveal_shares(NAMES[:4]),
     }
 
-    def only(step: str | None) -> None:
+    def assert_only_step(step: str | None) -> None:
         for other, call in steps.items():
             if other != step:
-                with pytest.raises(MessageError, match=f"asked to {other}, and next"):
+                with pytest.raises(MessageError, match=f"asked to {other}, and its next step"):
                     call()
 
-    only("advertise")
+    assert_only_step("advertise")
     advertisements = {each: secagg_round.clients[each].advertise_keys() for each in NAMES[:4]}
-    only("share")
+    assert_only_step("share")
     sent = {each: secagg_round.clients[each].share_secrets(advertisements) for each in NAMES[:4]}
-    only("mask")
+    assert_only_step("mask")
     client.mask_vectors(
         {by: encrypted_shares[name] for by, encrypted_shares in sent.items() if by != name},
         add_bits(secagg_round.data[name], LAYOUT),
     )
-    only("unmask")
+    assert_only_step("unmask")
     client.reveal_shares(NAMES[:4])
-    only(None)
+    assert_only_step(None)
 
 
 @pytest.mark.parametrize("second", [NAMES[:5], NAMES[:4], [*NAMES[:3], NAMES[4]]], ids=["same", "fewer", "others"])
@@ -135,21 +135,19 @@ def split_survivor_lists(
     secagg_round: SecAggRound, target: str, survivor_lists: dict[str, list[str]], colluders: Iterable[str]
 ) -> list[set[str]]:
     """The sites that reveal a share of the target's mask key, and of its seed. Colluders reveal both."""
-    found: list[dict[str, int]] = [
+    revealed: list[dict[str, int]] = [
         {c: secagg_round.clients[c]._received_shares[target][kind] for c in colluders} for kind in (0, 1)
     ]
     for name, survivors in survivor_lists.items():
         answer = secagg_round.clients[name].reveal_shares(survivors)
-        found[target in survivors][name] = parse_shares(answer, secagg_round.clients)[target]
-    t, places = (
-        reconstruction_threshold(len(secagg_round.clients)),
-        {name: i for i, name in enumerate(sorted(secagg_round.clients), start=1)},
-    )
+        revealed[target in survivors][name] = parse_shares(answer, secagg_round.clients)[target]
+    t = reconstruction_threshold(len(secagg_round.clients))
+    positions = {name: i for i, name in enumerate(sorted(secagg_round.clients), start=1)}
     secrets = (secagg_round.clients[target]._mask_key.private_bytes_raw(), secagg_round.clients[target]._seed)
-    for kind, secret in zip(found, secrets, strict=True):
-        rebuilt = reconstruct_secret({places[name]: share for name, share in kind.items()}, t, secret.__eq__)
-        assert (rebuilt is not None) == (len(kind) >= t)  # exactly t shares suffice
-    return [set(kind) for kind in found]
+    for shares, secret in zip(revealed, secrets, strict=True):
+        result = reconstruct_secret({positions[name]: share for name, share in shares.items()}, t, secret.__eq__)
+        assert (result is not None) == (len(shares) >= t)  # exactly t shares suffice
+    return [set(shares) for shares in revealed]
 
 
 def test_secagg_no_split_of_four_reveals_both_secrets() -> None:
@@ -197,14 +195,14 @@ def test_secagg_split_reveals_both_secrets_with_more_than_a_third_colluding() ->
 def min_sum_size(n: int) -> int:
     """The smallest sum that different survivor lists give a coordinator without colluders, by counting.
 
-    To sum over s sites it needs the mask keys of the d others that these s heard of, t shares of each. A site leaves at
-    most as many off its list as it heard of beyond t, and never itself.
+    To sum over s sites it needs the mask keys of the d others that these s know of, t shares of each. A site omits from
+    its list at most as many sites as it knows of beyond t, and never itself.
     """
     t = reconstruction_threshold(n)
 
     def possible(s: int, d: int) -> bool:
-        left_out = s * min(s + d - t, d) + d * min(n - t, d - 1) + (n - s - d) * min(n - t, d)
-        return s + d >= t and d * t <= left_out
+        num_omitted = s * min(s + d - t, d) + d * min(n - t, d - 1) + (n - s - d) * min(n - t, d)
+        return s + d >= t and d * t <= num_omitted
 
     return min(s for s in range(1, n + 1) for d in range(n - s + 1) if possible(s, d))
 
@@ -217,34 +215,38 @@ def test_secagg_different_survivor_lists_reduce_the_sum_as_documented() -> None:
 
 def test_secagg_different_survivor_lists_give_one_sum_of_six_of_ten() -> None:
     secagg_round = make_round(10)  # t = 7
-    kept, left_out = NAMES[:6], NAMES[6:10]
+    summed, omitted = NAMES[:6], NAMES[6:10]
     masked = mask_all(secagg_round)
-    off = {name: [each for each in left_out if each != name] for name in left_out}
-    off |= {name: [each for k, each in enumerate(left_out) if k != i % 4] for i, name in enumerate(kept)}
+    omitted_by = {name: [site for site in omitted if site != name] for name in omitted}
+    omitted_by |= {name: [site for k, site in enumerate(omitted) if k != i % 4] for i, name in enumerate(summed)}
     answers = {
-        name: secagg_round.clients[name].reveal_shares([s for s in NAMES[:10] if s not in off[name]])
+        name: secagg_round.clients[name].reveal_shares([s for s in NAMES[:10] if s not in omitted_by[name]])
         for name in NAMES[:10]
     }
-    places = {name: i for i, name in enumerate(NAMES[:10], start=1)}
+    positions = {name: i for i, name in enumerate(NAMES[:10], start=1)}
 
-    def secret(of: str, gone: bool, wanted: bytes) -> bytes:
-        given_ = {places[n]: parse_shares(a, NAMES[:10])[of] for n, a in answers.items() if (of in off[n]) == gone}
-        found = reconstruct_secret(given_, 7, wanted.__eq__)
-        assert found is not None
-        return found[0]
+    def reconstruct(owner: str, is_dropout: bool, secret: bytes) -> bytes:
+        shares = {
+            positions[name]: parse_shares(answer, NAMES[:10])[owner]
+            for name, answer in answers.items()
+            if (owner in omitted_by[name]) == is_dropout
+        }
+        result = reconstruct_secret(shares, 7, secret.__eq__)
+        assert result is not None
+        return result[0]
 
-    total = [sum(masked[name][k] for name in kept) for k in range(2)]
+    total = [sum(masked[name][k] for name in summed) for k in range(2)]
     view = secagg_round.server._roster_view
-    for name in kept:
-        apply_masks(total, added_seeds=[], removed_seeds=[secret(name, False, secagg_round.clients[name]._seed)])
-    for gone in left_out:
-        key = secagg_round.clients[gone]._mask_key
-        assert secret(gone, True, key.private_bytes_raw()) == key.private_bytes_raw()
-        for name in kept:  # they come before all that were left out, so they added
+    for name in summed:
+        apply_masks(total, added_seeds=[], removed_seeds=[reconstruct(name, False, secagg_round.clients[name]._seed)])
+    for dropout in omitted:
+        key = secagg_round.clients[dropout]._mask_key
+        assert reconstruct(dropout, True, key.private_bytes_raw()) == key.private_bytes_raw()
+        for name in summed:  # their names come before all omitted ones, so they added the pair masks
             public = secagg_round.clients[name]._mask_key.public_key().public_bytes_raw()
-            apply_masks(total, added_seeds=[], removed_seeds=[derive_pair_seed(key, public, view, name, gone)])
-    cut = [segment.reduce_modulo(vector) for segment, vector in zip(LAYOUT, total, strict=True)]
-    assert to_lists(cut) == plain_sum([secagg_round.data[name] for name in kept], LAYOUT)
+            apply_masks(total, added_seeds=[], removed_seeds=[derive_pair_seed(key, public, view, name, dropout)])
+    unmasked = [segment.reduce_modulo(vector) for segment, vector in zip(LAYOUT, total, strict=True)]
+    assert to_lists(unmasked) == plain_sum([secagg_round.data[name] for name in summed], LAYOUT)
 
 
 # Forged, swapped and replayed messages
@@ -284,7 +286,7 @@ def test_secagg_client_refuses_changed_swapped_and_replayed_shares() -> None:
         lambda p: p | {NAMES[1]: p[NAMES[2]]},
         lambda p: p | {NAMES[1]: old[NAMES[1]]},
         lambda p: p | {NAMES[1]: p[NAMES[1]][:-1]},
-        lambda p: {(NAMES[4] if by == NAMES[1] else by): parcel for by, parcel in p.items()},
+        lambda p: {(NAMES[4] if by == NAMES[1] else by): ciphertext for by, ciphertext in p.items()},
     ]
     for change in changes:
         secagg_round = make_round(4)
@@ -353,7 +355,7 @@ def test_secagg_wrong_share_is_ignored_and_named(of: str) -> None:
         [secagg_round.data[name] for name in survivors], LAYOUT
     )
     (warning,) = secagg_round.server.share_warnings
-    assert f"wrong share of {of}'s secret from {NAMES[2]}:" in warning
+    assert f"{NAMES[2]} sent a wrong share of {of}'s secret, or received a wrong one from {of}" in warning
 
 
 def test_secagg_too_many_wrong_shares_fail() -> None:
@@ -412,17 +414,17 @@ def make_zero_round(context: bytes = CONTEXT) -> SecAggRound:
     return secagg_round
 
 
-def test_secagg_masked_vector_is_uniform_and_fresh() -> None:
-    ones = [mask_all(make_zero_round(context))[NAMES[0]][0] for context in (CONTEXT, CONTEXT, NEXT_CONTEXT)]
-    assert all(map(is_uniform, ones))
+def test_secagg_masked_vector_is_uniform_and_new_each_time() -> None:
+    vectors = [mask_all(make_zero_round(context))[NAMES[0]][0] for context in (CONTEXT, CONTEXT, NEXT_CONTEXT)]
+    assert all(map(is_uniform, vectors))
     assert not is_uniform(np.zeros(2**16, np.uint32))
-    for one, other in itertools.combinations(ones, 2):
-        assert (one == other).sum() < 10
-        assert is_uniform(one - other)
+    for vector, other in itertools.combinations(vectors, 2):
+        assert (vector == other).sum() < 10
+        assert is_uniform(vector - other)
 
 
 def test_secagg_either_mask_alone_hides_the_vector() -> None:
-    """A survivor's seed is known at the end and a dropout's mask key: its vector may have come late, after all."""
+    """At the end a survivor's seed is known, and a dropout's mask key, whose vector may still arrive late."""
     secagg_round = make_zero_round()
     masked, client = mask_all(secagg_round)[NAMES[0]][0], secagg_round.clients[NAMES[0]]
     without_own, without_pairs = masked.copy(), masked.copy()
@@ -433,7 +435,7 @@ def test_secagg_either_mask_alone_hides_the_vector() -> None:
         derive_pair_seed(client._mask_key, client._advertisements[n].mask_public_key, view, n, NAMES[0])
         for n in NAMES[1:4]
     ]
-    apply_masks([without_pairs], added_seeds=[], removed_seeds=pairs)  # the first name of all adds every pair's mask
+    apply_masks([without_pairs], added_seeds=[], removed_seeds=pairs)  # the first name adds the masks of all its pairs
     assert is_uniform(without_own)
     assert is_uniform(without_pairs)
     apply_masks([without_own], added_seeds=[], removed_seeds=pairs)
@@ -445,12 +447,12 @@ def test_secagg_all_but_one_colluding_learn_the_vector() -> None:
     survivors = secagg_round.run_until_masked()
     secagg_round.reveal_all(survivors)
     total = secagg_round.server.unmask_sums()
-    own = plain_sum([secagg_round.data[name] for name in survivors[1:]], LAYOUT)
-    learnt = [
-        [(int(a) - b) % 2**s.bits for a, b in zip(vector, mine, strict=True)]
-        for vector, mine, s in zip(total, own, LAYOUT, strict=True)
+    colluders_sum = plain_sum([secagg_round.data[name] for name in survivors[1:]], LAYOUT)
+    difference = [
+        [(int(a) - b) % 2**s.bits for a, b in zip(vector, known, strict=True)]
+        for vector, known, s in zip(total, colluders_sum, LAYOUT, strict=True)
     ]
-    assert learnt == to_lists(secagg_round.data[survivors[0]])
+    assert difference == to_lists(secagg_round.data[survivors[0]])
 
 
 def test_secagg_same_vectors_in_two_attempts_reveal_a_dropout() -> None:
@@ -461,5 +463,5 @@ def test_secagg_same_vectors_in_two_attempts_reveal_a_dropout() -> None:
         survivors = secagg_round.run_until_masked(dropouts)
         secagg_round.reveal_all(survivors)
         sums.append(secagg_round.server.unmask_sums())
-    apart = [s.reduce_modulo(a - b) for s, a, b in zip(LAYOUT, *sums, strict=True)]
-    assert to_lists(apart) == to_lists(make_round(5).data[NAMES[2]])
+    difference = [s.reduce_modulo(a - b) for s, a, b in zip(LAYOUT, *sums, strict=True)]
+    assert to_lists(difference) == to_lists(make_round(5).data[NAMES[2]])

@@ -19,17 +19,22 @@ from pipeline.ops.child_processes import kill_by_mark
 from pipeline.protocol.invitations import format_invitation
 from pipeline.study.offer import StudyOffer, create_offer
 from privacy.ledger import keys
-from privacy.ledger.records import LedgerBudget
 from sites.agent.agent import SiteAgent, process_mark
 from sites.agent.enrolment import enrol_site
 from sites.governance.approvals import approve_offer, revoke_approval
 from sites.governance.home import SiteHome
 from sites.governance.settings import ResourceLimits, SiteSettings
-from tests.support.fake_coordinator import FakeCoordinator, certificate_authority, serve_tls, wait_for
+from tests.support.fake_coordinator import (
+    INVITATION_TOKEN,
+    FakeCoordinator,
+    certificate_authority,
+    make_site_home,
+    serve_tls,
+)
+from tests.support.machine import is_running, wait_for
 from tests.support.studies import moons_study
 
 CHILD_CODE = "import json, os, time; open('child.tmp', 'w').write(json.dumps([os.getpid(), dict(os.environ)])); os.rename('child.tmp', 'child'); time.sleep(600)"
-TOKEN = "secret-token-0123"
 AGENT_CODE = """
 import signal, sys, threading
 from pathlib import Path
@@ -47,17 +52,17 @@ def make_child_argv(home, site):
 
 @pytest.fixture
 def coordinator():
-    coordinator = FakeCoordinator()
-    coordinator.invitations = {TOKEN: "north"}
-    return coordinator
+    return FakeCoordinator()
 
 
 @pytest.fixture
 def home(coordinator, tmp_path):
-    home = SiteHome.create(tmp_path / "home", "north", "smears", "patient", LedgerBudget(epsilon=8.0, delta=1e-5))
+    home = make_site_home(tmp_path)
     SiteSettings(limits=ResourceLimits(min_free_disk_gb=1e-3, max_cores=1)).save(home.path)
     with serve_tls(coordinator.app, tmp_path) as port:
-        enrol_site(home, f"https://localhost:{port}", "north", format_invitation(TOKEN, certificate_authority().pem))
+        enrol_site(
+            home, f"https://localhost:{port}", "north", format_invitation(INVITATION_TOKEN, certificate_authority().pem)
+        )
     coordinator.port = port
     yield home
     kill_by_mark(process_mark(home.path))
@@ -102,13 +107,6 @@ def wait_for_child(home: SiteHome) -> tuple[psutil.Process, dict]:
     return psutil.Process(pid), env
 
 
-def is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_offers_are_stored_and_approval_notices_sent(home, coordinator, online):
     own_offer, later_offer = make_offer(home, coordinator), make_offer(home, coordinator, "run-2")
     foreign_offers = [
@@ -132,7 +130,7 @@ def test_offers_are_stored_and_approval_notices_sent(home, coordinator, online):
         assert (notice["run"], notice["offer"]) == ("run-1", own_offer.digest)
         wait_for(lambda: not read_status_file(home)["pending_offers"])
         revoke_approval(SiteHome.open(home.path), "run-1")
-        wait_for(lambda: coordinator.heartbeats[-1]["withdrawn"])
+        wait_for(lambda: coordinator.heartbeats[-1]["revoked"])
         assert coordinator.heartbeats[-1]["approvals"] == []
         coordinator.offers = [later_offer.model_dump()]
         wait_for(lambda: (home.path / "offers" / f"{later_offer.digest}.json").exists())
@@ -177,7 +175,7 @@ def test_access_denied_stops_the_child_process(home, coordinator, online):
         coordinator.credential = "another"
         wait_for(lambda: read_status_file(home)["state"] == "denied")
         wait_for(lambda: not is_running(process))
-        assert "who are you" in read_status_file(home)["problem"]
+        assert "the credential is missing or wrong" in read_status_file(home)["problem"]
         assert "the-credential" not in (home.path / "log" / "agent.jsonl").read_text() + json.dumps(
             read_status_file(home)
         )

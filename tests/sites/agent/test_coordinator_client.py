@@ -74,10 +74,10 @@ def make_offer(run="run-1", **changes) -> dict:
 
 def test_heartbeat_sends_status_and_receives_offers_and_runs(coordinator, client):
     coordinator.offers = [make_offer()]
-    coordinator.runs = [{"id": "run-0", "state": "finished", "models": ["global", "group/2"]}]
+    coordinator.runs = [{"id": "run-0", "state": "finished", "models": ["global", "cluster/2"]}]
     reply = client.send_heartbeat({"state": "connected"}, [{"run": "run-0"}], [])
     assert reply.offers == (StudyOffer(**make_offer()),)
-    assert reply.runs[0].models == ("global", "group/2")
+    assert reply.runs[0].models == ("global", "cluster/2")
     assert abs((reply.coordinator_time - datetime.now(UTC)).total_seconds()) < 10
     (payload,) = coordinator.heartbeats
     assert payload["status"] == {"state": "connected"}
@@ -113,10 +113,10 @@ def test_path_traversal_in_run_and_model_names_is_refused(coordinator, client, r
 
 
 def test_download_model(coordinator, client, tmp_path):
-    coordinator.models["run", "group/2"] = MODEL
-    target = model_file(tmp_path, "run", "group/2")
+    coordinator.models["run", "cluster/2"] = MODEL
+    target = model_file(tmp_path, "run", "cluster/2")
     assert (
-        client.download_model("run", "group/2", target)
+        client.download_model("run", "cluster/2", target)
         == target
         == tmp_path / "models" / "run" / "group" / "2.safetensors"
     )
@@ -124,7 +124,7 @@ def test_download_model(coordinator, client, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip", MODEL[:-1], MODEL + b"x", b"\x80\x04pickled", save({})])
-def test_a_download_that_is_no_safetensors_file_is_deleted(coordinator, client, tmp_path, content):
+def test_a_download_that_is_not_a_safetensors_file_is_deleted(coordinator, client, tmp_path, content):
     coordinator.models["run", "global"] = content
     with pytest.raises(MessageError, match="was deleted"):
         client.download_model("run", "global", tmp_path / "m" / "global.safetensors")
@@ -152,7 +152,7 @@ def test_only_temporary_errors_are_retried(coordinator, client, tmp_path, monkey
     assert len(delays) == 3
     assert delays[0] < delays[2]
     coordinator.error_statuses = [403, 500]
-    with pytest.raises(AccessDeniedError, match="as the test wants"):
+    with pytest.raises(AccessDeniedError, match="a test ordered this error"):
         client.download_model("run", "global", tmp_path / "x")
     coordinator.error_statuses = [404]
     with pytest.raises(ServiceError, match="404"):
@@ -165,7 +165,7 @@ def test_only_temporary_errors_are_retried(coordinator, client, tmp_path, monkey
 def test_wrong_credential_wrong_ca_and_no_server(coordinator, port):
     with (
         CoordinatorClient(make_membership(port, credential="wrong-credential")) as client,
-        pytest.raises(AccessDeniedError, match="who are you") as raised,
+        pytest.raises(AccessDeniedError, match="the credential is missing or wrong") as raised,
     ):
         client.send_heartbeat({}, [], [])
     assert "wrong-credential" not in str(raised.value)

@@ -17,7 +17,6 @@ from pipeline.protocol.invitations import (
     parse_invitation,
 )
 from privacy.ledger.keys import public_hex
-from privacy.ledger.records import LedgerBudget
 from sites.agent.enrolment import (
     SiteMembership,
     delete_membership,
@@ -28,21 +27,23 @@ from sites.agent.enrolment import (
 )
 from sites.agent.http import AccessDeniedError, UnreachableError
 from sites.governance.home import SiteHome
-from tests.support.fake_coordinator import FakeCoordinator, certificate_authority, serve_tls
-
-TOKEN = "secret-token-0123"
+from tests.support.fake_coordinator import (
+    INVITATION_TOKEN,
+    FakeCoordinator,
+    certificate_authority,
+    make_site_home,
+    serve_tls,
+)
 
 
 @pytest.fixture
 def home(tmp_path):
-    return SiteHome.create(tmp_path / "home", "north", "smears", "patient", LedgerBudget(epsilon=8.0, delta=1e-5))
+    return make_site_home(tmp_path)
 
 
 @pytest.fixture
 def coordinator():
-    coordinator = FakeCoordinator()
-    coordinator.invitations = {TOKEN: "north"}
-    return coordinator
+    return FakeCoordinator()
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def url(coordinator, tmp_path):
         yield f"https://localhost:{port}"
 
 
-def make_invitation(token=TOKEN, name="test") -> str:
+def make_invitation(token=INVITATION_TOKEN, name="test") -> str:
     return format_invitation(token, certificate_authority(name).pem)
 
 
@@ -85,7 +86,7 @@ def test_repr_and_summary_show_no_secrets(home, url):
     member = enrol_site(home, url, "north", make_invitation())
     shown = repr(member) + str(membership_summary(member)) + repr(parse_invitation(make_invitation()))
     assert "the-credential" not in shown
-    assert TOKEN not in shown
+    assert INVITATION_TOKEN not in shown
 
 
 def test_ca_fingerprint_mismatch_sends_nothing_to_the_coordinator(home, coordinator, url):
@@ -99,7 +100,6 @@ def test_ca_fingerprint_mismatch_sends_nothing_to_the_coordinator(home, coordina
 def test_a_server_without_a_certificate_of_the_ca_receives_nothing(home, tmp_path):
     """An impostor can serve a copy of ca.pem, but has no certificate from that authority."""
     impostor = FakeCoordinator()
-    impostor.invitations = {TOKEN: "north"}
     with (
         serve_tls(impostor.app, tmp_path, authority=certificate_authority("foreign")) as port,
         pytest.raises(UnreachableError, match="may be intercepted"),
@@ -132,7 +132,7 @@ def test_an_invalid_enrolment_reply_writes_nothing_and_enrolment_can_be_repeated
         enrol_site(home, url, "north", make_invitation())
     assert list_files(home) == files_before
     coordinator.reply_overrides = {}
-    coordinator.invitations = {TOKEN: "north"}
+    coordinator.invitations = {INVITATION_TOKEN: "north"}
     enrol_site(home, url, "north", make_invitation())
     assert has_membership(home.path)
 
@@ -143,7 +143,7 @@ def test_a_certificate_with_a_wrong_name_or_authority_is_refused(home, coordinat
         certificate_authority("foreign").sign_client_certificate,
         lambda csr: sign(coordinator.enrolments[0]["csr"]),
     ):
-        coordinator.invitations = {TOKEN: "north"}
+        coordinator.invitations = {INVITATION_TOKEN: "north"}
         coordinator.ca.sign_client_certificate = wrong_sign
         try:
             with pytest.raises(KeyFileError, match="the client certificate"):
@@ -173,11 +173,17 @@ def test_enrolment_errors_name_the_cure_and_not_the_token(home, coordinator, url
     assert "other-token" not in str(raised.value)
     with pytest.raises(RunFolderError, match="home of north"):
         enrol_site(home, url, "south", make_invitation())
-    for invalid in ("", TOKEN, f"hemofed1.{TOKEN}", f"hemofed1.{TOKEN}.1234", f"hemofed2.{TOKEN}.{'0' * 32}"):
+    for invalid in (
+        "",
+        INVITATION_TOKEN,
+        f"hemofed1.{INVITATION_TOKEN}",
+        f"hemofed1.{INVITATION_TOKEN}.1234",
+        f"hemofed2.{INVITATION_TOKEN}.{'0' * 32}",
+    ):
         with pytest.raises(KeyFileError, match="not an invitation") as raised:
             enrol_site(home, url, "north", invalid)
-        assert TOKEN not in str(raised.value)
-    enrol_site(home, url, "north", TOKEN, ca_fingerprint(certificate_authority().pem))
+        assert INVITATION_TOKEN not in str(raised.value)
+    enrol_site(home, url, "north", INVITATION_TOKEN, ca_fingerprint(certificate_authority().pem))
     with pytest.raises(RunFolderError, match="already"):
         enrol_site(home, url, "north", make_invitation())
 
@@ -193,7 +199,9 @@ def test_leaving_deletes_only_kit_and_membership(home, url):
 
 def test_invitation_round_trip():
     pem = certificate_authority().pem
-    assert parse_invitation(f" {format_invitation(TOKEN, pem)}\n") == Invitation(TOKEN, ca_fingerprint(pem))
+    assert parse_invitation(f" {format_invitation(INVITATION_TOKEN, pem)}\n") == Invitation(
+        INVITATION_TOKEN, ca_fingerprint(pem)
+    )
     assert normalize_certificate(f"\n{pem}\n\n") == normalize_certificate(pem)
     with pytest.raises(KeyFileError):
         ca_fingerprint("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----")

@@ -1,4 +1,4 @@
-"""The systemd unit: systemd itself reads it where it is installed."""
+"""The systemd unit; where systemd is installed, `systemd-analyze verify` checks it."""
 
 import configparser
 import getpass
@@ -15,7 +15,7 @@ from sites.agent.systemd_unit import UNIT_NAME, render_unit
 ANALYZE = shutil.which("systemd-analyze")
 
 
-def read(text: str) -> configparser.ConfigParser:
+def parse_unit(text: str) -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None, strict=True)
     parser.optionxform = str
     parser.read_string(text)
@@ -23,9 +23,9 @@ def read(text: str) -> configparser.ConfigParser:
 
 
 @pytest.mark.parametrize("cores", [None, 4])
-def test_it_is_hardened_and_comes_back(tmp_path, cores):
+def test_systemd_unit_is_hardened_and_restarts(tmp_path, cores):
     home = tmp_path / "home"
-    service = read(render_unit(home, "north", max_cores=cores))["Service"]
+    service = parse_unit(render_unit(home, "north", max_cores=cores))["Service"]
     assert service["ExecStart"] == f"{Path(sys.executable).parent / 'hemofed'} site join {home}"
     assert (service["User"], service["Restart"], service["ReadWritePaths"]) == (getpass.getuser(), "always", str(home))
     assert service.get("CPUQuota") == (None if cores is None else "400%")
@@ -37,20 +37,20 @@ def test_it_is_hardened_and_comes_back(tmp_path, cores):
 
 @pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed: apt-get install systemd")
 @pytest.mark.parametrize("folder", ["home", "a home", "100% home"])
-def test_systemd_understands_it(tmp_path, folder):
+def test_systemd_analyze_accepts_the_unit(tmp_path, folder):
     (tmp_path / folder).mkdir()
     command = tmp_path / "hemofed"
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     file = tmp_path / UNIT_NAME
     file.write_text(render_unit(tmp_path / folder, "north", "root", command, 2))
-    done = subprocess.run([ANALYZE, "verify", "--man=no", str(file)], capture_output=True, text=True, check=False)
-    ours = [line for line in done.stderr.splitlines() if UNIT_NAME in line]
-    assert ours == []
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([ANALYZE, "verify", "--man=no", str(file)], capture_output=True, text=True, check=False)
+    problems = [line for line in completed.stderr.splitlines() if UNIT_NAME in line]
+    assert problems == []
+    assert completed.returncode == 0, completed.stderr
 
 
-def test_a_home_that_a_unit_cannot_name_is_refused(tmp_path):
-    for odd in ('a"b', "a\nUser=root", "a$b"):
+def test_home_path_with_characters_that_a_unit_cannot_contain_is_refused(tmp_path):
+    for name in ('a"b', "a\nUser=root", "a$b"):
         with pytest.raises(RunFolderError, match="cannot contain"):
-            render_unit(tmp_path / odd, "north")
+            render_unit(tmp_path / name, "north")

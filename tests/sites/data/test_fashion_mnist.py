@@ -104,7 +104,7 @@ def test_fashion_mnist_is_found_below_the_root(tmp_path: Path, layout: str) -> N
     assert len(FashionMnist().load(tmp_path / "root", 0).y) == 7
 
 
-def test_fashion_mnist_path_wins_over_root(tmp_path: Path) -> None:
+def test_fashion_mnist_path_precedes_root(tmp_path: Path) -> None:
     make_fashion_mnist(tmp_path / "root")
     with pytest.raises(MissingDataError, match="nowhere does not exist"):
         FashionMnist(path=tmp_path / "nowhere").load(tmp_path / "root", 0)
@@ -170,7 +170,7 @@ def test_fashion_mnist_download_fills_the_cache(
     assert len(FashionMnist(download=False).load(None, 0).y) == 7
 
 
-def test_fashion_mnist_wrong_checksum_keeps_nothing(tmp_path: Path, mirror_folder: Path) -> None:
+def test_fashion_mnist_wrong_checksum_stores_nothing(tmp_path: Path, mirror_folder: Path) -> None:
     make_fashion_mnist(mirror_folder)
     with pytest.raises(MissingDataError, match="wrong SHA-256"):
         FashionMnist().load(None, 0)
@@ -201,7 +201,7 @@ def test_fashion_mnist_debian_files() -> None:
 @needs_debian
 @pytest.mark.parametrize("name", SHA256)
 def test_fashion_mnist_checksums_are_the_official_files(name: str) -> None:
-    """Debian's gzip header lacks name and time; with both put back the bytes are the published ones."""
+    """Debian's gzip header lacks name and time; with both restored, the bytes equal the published files."""
     debian = (DEBIAN_FOLDER / f"{name}.gz").read_bytes()
     time = 1504176606 if name.startswith("train") else 1504176627  # 31 August 2017
     official = b"\x1f\x8b\x08\x08" + struct.pack("<I", time) + debian[8:10] + name.encode() + b"\0" + debian[10:]

@@ -125,7 +125,7 @@ def test_image_folder_patient_setting_names_the_unit(manifest_folder: Path) -> N
     assert sorted(len(data.rows_in_split(s)) for s in ("train", "test")) == [10, 20]
 
 
-def test_image_folder_split_column_is_kept(class_folders: Path) -> None:
+def test_image_folder_split_column_is_used(class_folders: Path) -> None:
     rows = [f"normal/{i}.png,n,{'test' if i == 5 else 'train'}" for i in range(6)]
     (class_folders / "list.csv").write_text("\n".join(["path,label,split", *rows, "schistocyte/0.TIF,s,val"]))
     data = ImageFolder(manifest="list.csv", val=0.5).load(class_folders, 0)

@@ -26,9 +26,9 @@ def png_chunk(kind: bytes, body: bytes) -> bytes:
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "tiff"])
 def test_decode_image_keeps_rgb(tmp_path: Path, suffix: str) -> None:
     array = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-    got = decode_image(save_image(Image.fromarray(array), tmp_path / f"a.{suffix}"), 3)
-    assert got.dtype == np.uint8
-    assert got.tolist() == array.transpose(2, 0, 1).tolist()
+    decoded = decode_image(save_image(Image.fromarray(array), tmp_path / f"a.{suffix}"), 3)
+    assert decoded.dtype == np.uint8
+    assert decoded.tolist() == array.transpose(2, 0, 1).tolist()
 
 
 def test_decode_image_grey_from_colour_and_back(tmp_path: Path) -> None:
@@ -40,14 +40,15 @@ def test_decode_image_grey_from_colour_and_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_decode_image_16_bits_by_the_full_range(tmp_path: Path, suffix: str, channels: int) -> None:
-    deep = Image.fromarray(np.array([[0, 256, 32768, 65535]], np.uint16))
+def test_decode_image_scales_16_bit_grey_by_the_full_range(tmp_path: Path, suffix: str, channels: int) -> None:
+    image_16_bit = Image.fromarray(np.array([[0, 256, 32768, 65535]], np.uint16))
     assert (
-        decode_image(save_image(deep, tmp_path / f"a.{suffix}"), channels).tolist() == [[[0, 1, 128, 255]]] * channels
+        decode_image(save_image(image_16_bit, tmp_path / f"a.{suffix}"), channels).tolist()
+        == [[[0, 1, 128, 255]]] * channels
     )
 
 
-def test_decode_image_16_bit_colour_is_scaled_alike(tmp_path: Path) -> None:
+def test_decode_image_scales_16_bit_colour_by_the_full_range(tmp_path: Path) -> None:
     row = b"\0" + struct.pack(">3H", 256, 32768, 65535)  # one RGB pixel
     head = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
     chunks = png_chunk(b"IHDR", head) + png_chunk(b"IDAT", zlib.compress(row)) + png_chunk(b"IEND", b"")
@@ -66,7 +67,7 @@ def test_decode_image_palette_alpha_cmyk_and_bits(tmp_path: Path) -> None:
     assert decode_image(save_image(Image.new("1", (1, 1), 1), tmp_path / "1.png"), 1).flatten().tolist() == [255]
 
 
-def test_decode_image_goes_by_content_not_suffix(tmp_path: Path) -> None:
+def test_decode_image_format_is_recognized_by_content(tmp_path: Path) -> None:
     Image.new("L", (1, 1), 5).save(tmp_path / "a", "PNG")
     (tmp_path / "a").rename(tmp_path / "a.jpg")
     assert decode_image(tmp_path / "a.jpg", 1).tolist() == [[[5]]]
@@ -74,7 +75,7 @@ def test_decode_image_goes_by_content_not_suffix(tmp_path: Path) -> None:
 
 def test_decode_image_applies_exif_rotation(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees
+    exif[0x0112] = 6  # to be rotated by 90 degrees
     file = save_image(Image.new("L", (2, 3)), tmp_path / "a.png", exif=exif)
     assert decode_image(file, 1).shape == (1, 2, 3)
 
@@ -86,17 +87,17 @@ def test_decode_image_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "tif"])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_decode_images_truncated_files_are_refused(tmp_path: Path, suffix: str, share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
+def test_decode_images_truncated_files_are_refused(tmp_path: Path, suffix: str, fraction: float) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     file = save_image(Image.fromarray(noise), tmp_path / f"a.{suffix}")
     raw = file.read_bytes()
-    file.write_bytes(raw[: int(share * len(raw))])
+    file.write_bytes(raw[: int(fraction * len(raw))])
     [reason] = decode_images([file], 3)
     assert isinstance(reason, str)
 
 
-def test_decode_images_gives_each_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_images_returns_each_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "script.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n")
@@ -130,12 +131,12 @@ def test_decode_images_decompression_bomb_is_refused(tmp_path: Path, side: int) 
     assert "million pixels" in str(reason)
 
 
-def test_decode_images_keeps_the_order(tmp_path: Path) -> None:
+def test_decode_images_returns_the_order_of_files(tmp_path: Path) -> None:
     files = [save_image(Image.new("L", (1, 1), i), tmp_path / f"{i}.png") for i in range(30)]
     files[7].write_bytes(b"")
-    got = decode_images(files, 1)
-    assert got[7] == "empty file"
-    assert [int(a.item()) for a in got if not isinstance(a, str)] == [i for i in range(30) if i != 7]
+    decoded = decode_images(files, 1)
+    assert decoded[7] == "empty file"
+    assert [int(a.item()) for a in decoded if not isinstance(a, str)] == [i for i in range(30) if i != 7]
 
 
 def test_decode_image_error_is_the_reason_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Packed cell files and Chula folders made by hand, and the real cells where they are installed."""
+"""Handmade cell files and Chula folders, and the real cells if they are installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUPS = [1, 1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 6]
 
 
 def encode_jpeg(colour: int, side: int = 72) -> np.ndarray:
-    """One colour, so that any size of it is known: red only."""
+    """A uniform red cell, whose mean is known at any size."""
     cell = np.zeros((side, side, 3), np.uint8)
     cell[..., 2] = colour  # OpenCV's order is blue, green, red
     return cv2.imencode(".jpg", cell, [cv2.IMWRITE_JPEG_QUALITY, 95])[1]
@@ -92,15 +92,15 @@ def test_smear_cells_is_registered_and_survives_a_study_file() -> None:
 
 def test_cell_file_contents(arrays: Arrays, write_cell_file: Callable[[Arrays], Path]) -> None:
     data = SmearCells(val=0.4).load(write_cell_file(arrays), 0)
-    kept = [0, 1, 3, 5, 6, 8, 9, 10, 11]
+    selected = [0, 1, 3, 5, 6, 8, 9, 10, 11]
     assert data.x.shape == (9, 3, 72, 72)
     assert data.x.dtype == torch.uint8
-    assert data.x[:, 0].float().mean((1, 2)).tolist() == pytest.approx([20 * i for i in kept], abs=3)
+    assert data.x[:, 0].float().mean((1, 2)).tolist() == pytest.approx([20 * i for i in selected], abs=3)
     assert data.x[:, 1:].float().mean() < 3
     assert data.classes == ("other", "schistocyte")
-    assert data.y.tolist() == [int(TYPES[i] == 9) for i in kept]
-    assert key_names(data, "type") == [CHULA_TYPES[TYPES[i]] for i in kept]
-    assert key_names(data, "group") == [f"group-{GROUPS[i]}" for i in kept]
+    assert data.y.tolist() == [int(TYPES[i] == 9) for i in selected]
+    assert key_names(data, "type") == [CHULA_TYPES[TYPES[i]] for i in selected]
+    assert key_names(data, "group") == [f"group-{GROUPS[i]}" for i in selected]
     assert key_names(data, "field")[0] == "field-10"
     assert data.keys["batch"].names == ("batch-0", "batch-1", "batch-2", "batch-3")
     assert data.privacy_unit == "group"
@@ -114,7 +114,7 @@ def test_cell_file_contents(arrays: Arrays, write_cell_file: Callable[[Arrays], 
     )
 
 
-def test_types_task_keeps_classes_without_cells(arrays: Arrays, write_cell_file: Callable[[Arrays], Path]) -> None:
+def test_types_task_includes_classes_without_cells(arrays: Arrays, write_cell_file: Callable[[Arrays], Path]) -> None:
     data = SmearCells(task="types", batches="all", size=24, test_fold=3).load(write_cell_file(arrays), 0)
     assert data.classes == tuple(t for t in CHULA_TYPES if t != "uncategorised")
     assert [data.classes[c] for c in data.y] == key_names(data, "type")
@@ -129,7 +129,7 @@ def test_seed_changes_the_validation_split_only(arrays: Arrays, write_cell_file:
     assert torch.equal(one.rows_in_split("test"), other.rows_in_split("test"))
 
 
-def test_cell_file_path_wins_and_may_be_the_file(
+def test_cell_file_path_precedes_root_and_may_be_the_file(
     arrays: Arrays, write_cell_file: Callable[[Arrays], Path], tmp_path: Path
 ) -> None:
     file = write_cell_file(arrays) / "chula_rbc12.npz"
@@ -150,11 +150,11 @@ def test_uncompressed_images_need_no_class_names(tmp_path: Path) -> None:
 
 
 def test_cell_file_with_its_own_classes_and_units(arrays: Arrays, tmp_path: Path) -> None:
-    mine = {k: v for k, v in arrays.items() if k not in ("group", "batch", "fold", "dup_of")}
-    mine |= {"labels": np.array(TYPES) % 2, "class_names": np.array(["plain", "parasite"])}
-    mine |= {"slide": np.array(GROUPS) + 1000, "species": np.array(GROUPS) % 2, "species_names": np.array(["a", "b"])}
-    np.savez(tmp_path / "mine.npz", **mine)
-    data = SmearCells(file="mine.npz", task="labels", test=0.34, val=0.25).load(tmp_path, 0)
+    own = {k: v for k, v in arrays.items() if k not in ("group", "batch", "fold", "dup_of")}
+    own |= {"labels": np.array(TYPES) % 2, "class_names": np.array(["plain", "parasite"])}
+    own |= {"slide": np.array(GROUPS) + 1000, "species": np.array(GROUPS) % 2, "species_names": np.array(["a", "b"])}
+    np.savez(tmp_path / "own.npz", **own)
+    data = SmearCells(file="own.npz", task="labels", test=0.34, val=0.25).load(tmp_path, 0)
     assert (data.classes, data.privacy_unit, len(data.y), data.skipped) == (("plain", "parasite"), "slide", 12, ())
     assert data.keys["slide"].names[0] == "slide-1001"
     assert data.keys["species"].names == ("a", "b")
@@ -163,7 +163,7 @@ def test_cell_file_with_its_own_classes_and_units(arrays: Arrays, tmp_path: Path
     assert is_split_by_whole_units(data)
     for task in ("schistocyte", "types"):
         with pytest.raises(IncompatibleStudyError, match=f"{task}.*plain, parasite; set data.task = 'labels'"):
-            SmearCells(file="mine.npz", task=task).load(tmp_path, 0)
+            SmearCells(file="own.npz", task=task).load(tmp_path, 0)
 
 
 def set_row(name: str, row: int, value: int) -> Callable[[Arrays], Any]:
@@ -194,7 +194,7 @@ BROKEN = np.concatenate([[0xFF, 0xD8], np.arange(60), [0xFF, 0xD9]]).astype(np.u
         (lambda a: a.update(labels=np.array([], int)), "holds no cells"),
         (lambda a: a.update(batch=np.zeros(11, int)), "batch is int64 of shape .11,."),
         (lambda a: a.update(field=np.zeros((12, 2), int)), "field is int64"),
-        (set_row("labels", 5, 13), r"labels must lie in 0..12.*\n  row 5: labels 13"),
+        (set_row("labels", 5, 13), r"labels must be in 0..12.*\n  row 5: labels 13"),
         (set_row("labels", 0, -1), "row 0: labels -1"),
         (set_row("offset", 12, 10**6), "row 11: bytes .* to 1000000 of"),
         (set_row("offset", 4, 0), "offset must ascend.*\n  row 3: bytes"),
@@ -258,14 +258,14 @@ def test_smear_cells_settings_are_checked(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("folder", [None, "nothing", "."])
-def test_missing_cells_error_says_where_to_get_them(tmp_path: Path, folder: str | None) -> None:
+def test_missing_cells_error_names_the_sources(tmp_path: Path, folder: str | None) -> None:
     with pytest.raises(MissingDataError, match=r"Chula-PIC-Lab/Chula-RBC-12-Dataset(?s:.*)synthetic_smear"):
         SmearCells(path=folder and tmp_path / folder).load(None, 0)
 
 
 @pytest.fixture
 def chula_folder(tmp_path: Path) -> Path:
-    """Six fields; 3 is the image of 1 under another number and suffix, 4 has no label file, 5 an empty one."""
+    """Seven fields: 3 is the image of 1 with another number and suffix, 4 has no label file, 5 has an empty one."""
     folder = tmp_path / "smear"
     rng = np.random.default_rng(0)
     for part in ("Dataset", "Label"):
@@ -407,19 +407,19 @@ def test_chula_folder_gives_the_cells_of_the_cell_file(tmp_path: Path) -> None:
         for number in (26, 53, 108, 560, 607, 720):
             if (file := REAL_CELLS / "chula_fields" / f"{number}.{suffix}").is_file():
                 shutil.copy(file, tmp_path / part)
-    mine = SmearCells(task="types", batches="all").load(tmp_path, 0)
+    own = SmearCells(task="types", batches="all").load(tmp_path, 0)
     cells = read_cell_file(REAL_CELLS / "chula_rbc12.npz", 72)
     numbers = cells.keys["field"].values
     rows = np.flatnonzero(
         np.isin(numbers, (26, 53, 108, 560, 607, 720)) & ~cells.is_repeat & (cells.cell_type.values != 10)
     )
     rows = rows[np.argsort(numbers[rows], kind="stable")]
-    assert mine.keys["group"].names == ("group-26", "group-560", "group-720")
+    assert own.keys["group"].names == ("group-26", "group-560", "group-720")
     for key, column in (*cells.keys.items(), ("type", cells.cell_type)):
-        theirs = column.to_group_key(key, rows)
-        assert key_names(mine, key) == [theirs.names[c] for c in theirs.codes.tolist()]
-    assert np.abs(mine.x.numpy().astype(int) - cells.decode_pixels(rows)).mean((1, 2, 3)).max() < 4
-    assert [line.partition(": ")[2] for line in mine.skipped[:2]] == [
+        expected = column.to_group_key(key, rows)
+        assert key_names(own, key) == [expected.names[c] for c in expected.codes.tolist()]
+    assert np.abs(own.x.numpy().astype(int) - cells.decode_pixels(rows)).mean((1, 2, 3)).max() < 4
+    assert [line.partition(": ")[2] for line in own.skipped[:2]] == [
         "fields without a label file left out: 108",
         "fields with an empty label file left out: 53",
     ]
@@ -427,8 +427,8 @@ def test_chula_folder_gives_the_cells_of_the_cell_file(tmp_path: Path) -> None:
 
 def test_read_jpeg_size_of_a_decompression_bomb() -> None:
     giant = bytearray(encode_jpeg(9).tobytes())
-    at = giant.index(b"\xff\xc0")
-    giant[at + 5 : at + 9] = (30000).to_bytes(2, "big") * 2
+    position = giant.index(b"\xff\xc0")
+    giant[position + 5 : position + 9] = (30000).to_bytes(2, "big") * 2
     assert read_jpeg_size(bytes(giant)) == (30000, 30000)
     assert read_jpeg_size(encode_jpeg(9).tobytes()) == (72, 72)
     assert read_jpeg_size(b"\xff\xd8\xff") is None
@@ -437,8 +437,8 @@ def test_read_jpeg_size_of_a_decompression_bomb() -> None:
 def test_cell_file_giant_cells_and_wrong_dup_of_are_refused(arrays: Arrays, tmp_path: Path) -> None:
     cells = [encode_jpeg(10 * i) for i in range(12)]
     giant = cells[5].copy()
-    at = bytes(giant).index(b"\xff\xc0")
-    giant[at + 5 : at + 9] = np.frombuffer((30000).to_bytes(2, "big") * 2, np.uint8)
+    position = bytes(giant).index(b"\xff\xc0")
+    giant[position + 5 : position + 9] = np.frombuffer((30000).to_bytes(2, "big") * 2, np.uint8)
     np.savez(tmp_path / "giant.npz", **(arrays | pack_jpegs([*cells[:5], giant, *cells[6:]])))
     with pytest.raises(DataError, match="row 5: 30000 x 30000 pixels"):
         SmearCells(file="giant.npz").load(tmp_path, 0)
@@ -470,6 +470,10 @@ def test_chula_folder_pipes_links_and_repeated_points_are_named(tmp_path: Path) 
     (tmp_path / "Label" / "3.txt").symlink_to(tmp_path / "secret")
     with pytest.raises(DataError) as error_info:
         read_chula_folder(tmp_path, 72, 48)
-    for words in ("Label/2.txt: not a regular file", "Label/3.txt: not a regular file", "line 3: 40 40 is already on line 1"):
+    for words in (
+        "Label/2.txt: not a regular file",
+        "Label/3.txt: not a regular file",
+        "line 3: 40 40 is already on line 1",
+    ):
         assert words in str(error_info.value)
     assert "password" not in str(error_info.value)

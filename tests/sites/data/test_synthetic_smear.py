@@ -29,7 +29,7 @@ def field() -> RenderedField:
     return render_field(5, types=[k for k in range(len(CELL_TYPES)) for _ in range(6)])
 
 
-def test_synthetic_smear_counts_shares_and_types(smear: Dataset) -> None:
+def test_synthetic_smear_counts_fractions_and_types(smear: Dataset) -> None:
     assert smear.x.shape == (1500, 3, 72, 72)
     assert smear.x.dtype == torch.uint8
     assert smear.classes == ("other", "schistocyte")
@@ -43,14 +43,14 @@ def test_synthetic_smear_counts_shares_and_types(smear: Dataset) -> None:
 @pytest.mark.parametrize(("cells", "patients"), [(1, 1), (7, 3), (50, 50), (131, 2)])
 def test_plan_fields_any_number_of_cells_and_patients(cells: int, patients: int) -> None:
     field_plans = plan_fields(cells, patients, 0.15, 0)
-    assert sum(len(s.types) for s in field_plans) == cells
-    assert {s.patient_index for s in field_plans} == set(range(patients))
-    assert sum((s.types == SCHISTOCYTE).sum() for s in field_plans) == round(0.15 * cells)
+    assert sum(len(plan.types) for plan in field_plans) == cells
+    assert {plan.patient_index for plan in field_plans} == set(range(patients))
+    assert sum((plan.types == SCHISTOCYTE).sum() for plan in field_plans) == round(0.15 * cells)
 
 
 def test_plan_fields_several_fields_a_patient(smear: Dataset) -> None:
     field_plans = plan_fields(4000, 40, 0.15, 0)
-    assert min(np.bincount([s.patient_index for s in field_plans])) >= 2
+    assert min(np.bincount([plan.patient_index for plan in field_plans])) >= 2
     assert smear.keys["field"].codes.max() + 1 == len(smear.keys["field"].names) >= 24
 
 
@@ -65,8 +65,8 @@ def test_synthetic_smear_patients_stay_in_one_split(smear: Dataset) -> None:
     patient = smear.keys["patient"].codes
     assert smear.privacy_unit == "patient"
     assert all(len(smear.split[patient == p].unique()) == 1 for p in range(24))
-    shares = [len(smear.rows_in_split(s)) / 1500 for s in ("train", "val", "test")]
-    assert shares == pytest.approx([0.667, 0.083, 0.25], abs=0.01)
+    fractions = [len(smear.rows_in_split(s)) / 1500 for s in ("train", "val", "test")]
+    assert fractions == pytest.approx([0.667, 0.083, 0.25], abs=0.01)
 
 
 def test_synthetic_smear_follows_the_seed() -> None:
@@ -120,7 +120,7 @@ def test_render_field_shapes_points_and_boxes(field: RenderedField) -> None:
     assert ((field.points >= 0) & (field.points < (FIELD_WIDTH, FIELD_HEIGHT))).all()
     assert len(field.points) == len(field.types) == len(field.boxes) == len(field.outlines) == 72
     middle = (field.boxes[:, :2] + field.boxes[:, 2:]) / 2
-    assert 2 < np.hypot(*(field.points - middle).T).mean() < 5  # annotators are some pixels off
+    assert 2 < np.hypot(*(field.points - middle).T).mean() < 5  # annotators click some pixels off the centre
 
 
 def test_render_field_some_cells_overlap(field: RenderedField) -> None:
@@ -135,20 +135,20 @@ def test_render_field_some_cells_overlap(field: RenderedField) -> None:
 
 
 def test_crop_rendered_cells_centers_a_cell(field: RenderedField) -> None:
-    """Where an outline lies, the image is darker than the empty glass around it."""
+    """Inside an outline, the image is darker than the empty glass around it."""
     covered = np.zeros((FIELD_HEIGHT, FIELD_WIDTH), np.uint8)
     for shape in field.outlines:
         cv2.fillPoly(covered, [np.round(shape).astype(np.int32)], 1)
     empty = cv2.dilate(covered, np.ones((9, 9), np.uint8)) == 0
     glass = np.percentile(field.image[..., 1][empty], 30)
-    for cell, kind in zip(crop_rendered_cells(field), field.types, strict=True):
-        assert np.percentile(cell[18:54, 18:54, 1], 15) < glass, CELL_TYPES[kind]
+    for cell, cell_type in zip(crop_rendered_cells(field), field.types, strict=True):
+        assert np.percentile(cell[18:54, 18:54, 1], 15) < glass, CELL_TYPES[cell_type]
 
 
 def test_schistocyte_outlines_are_less_convex() -> None:
-    def solidity(kind: str) -> float:
+    def solidity(cell_type: str) -> float:
         rng = np.random.default_rng(0)
-        shapes = [(sample_outline(kind, rng) * 1000).astype(np.int32) for _ in range(60)]
+        shapes = [(sample_outline(cell_type, rng) * 1000).astype(np.int32) for _ in range(60)]
         return float(np.mean([cv2.contourArea(s) / cv2.contourArea(cv2.convexHull(s)) for s in shapes]))
 
     assert solidity("schistocyte") + 0.04 < min(map(solidity, ("normal", "spherocyte", "target", "ovalocyte")))

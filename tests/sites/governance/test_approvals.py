@@ -44,7 +44,7 @@ def test_approval_terms(hospital):
     offer = hospital.make_offer("smear-private")
     hospital.approve(offer)
     (approval,) = recorded_approvals(hospital.home.ledger)
-    assert approval.body.study_hash == offer.study_hash
+    assert approval.record.study_hash == offer.study_hash
     terms = approval.terms
     assert (terms.offer, terms.run, terms.dataset_id, terms.requested_epsilon) == (
         offer.digest,
@@ -101,11 +101,11 @@ def test_revoke_approval(hospital):
     other_handle = hospital.home
     assert check_approval(other_handle, offer).is_approved
     revoke_approval(hospital.home, "run-1", hospital.officer, "the ethics board")
-    assert check_approval(other_handle, offer).state == "withdrawn"
+    assert check_approval(other_handle, offer).state == "revoked"
     hospital.approve(offer)
     assert check_approval(other_handle, offer).is_approved
     revoke_approval(hospital.home, offer.digest)  # without the officer's key
-    assert check_approval(other_handle, offer).state == "withdrawn"
+    assert check_approval(other_handle, offer).state == "revoked"
     assert verify_ledger(hospital.path / "ledger.jsonl").is_valid
     hospital.approve(offer)
     with pytest.raises(LedgerError, match="is decided with key"):
@@ -117,22 +117,22 @@ def test_revoking_a_study_hash_ends_the_approvals_of_all_its_offers(hospital):
     for offer in offers:
         hospital.approve(offer)
     revoke_approval(hospital.home, "run-2")
-    assert [approval_state(hospital, offer) for offer in offers] == ["approved", "withdrawn"]
+    assert [approval_state(hospital, offer) for offer in offers] == ["approved", "revoked"]
     hospital.home.ledger.append(ApprovalRevoked(study_hash=offers[0].study_hash), hospital.officer)
-    assert approval_state(hospital, offers[0]) == "withdrawn"
+    assert approval_state(hospital, offers[0]) == "revoked"
 
 
 def test_an_approval_signed_before_a_revocation_does_not_undo_it(hospital):
-    """The signature is valid and used for the first time, but older than the revocation."""
+    """The signature is valid and not used before, but older than the revocation."""
     offer, home = hospital.make_offer(), hospital.home
     hospital.approve(offer)
     (approval,) = recorded_approvals(hospital.home.ledger)
     home.ledger.refresh()
-    body = StudyApproved(study_hash=offer.study_hash, terms=approval.terms.model_dump(mode="json"))
-    early_decision = sign_decision(hospital.officer, body, home.ledger.id, home.ledger.head)
+    record = StudyApproved(study_hash=offer.study_hash, terms=approval.terms.model_dump(mode="json"))
+    early_decision = sign_decision(hospital.officer, record, home.ledger.id, home.ledger.head)
     revoke_approval(home, "run-1")
-    home.ledger.append(body, early_decision)
-    assert approval_state(hospital, offer) == "withdrawn"
+    home.ledger.append(record, early_decision)
+    assert approval_state(hospital, offer) == "revoked"
 
 
 def test_cosigner_policy_requires_two_signatures(hospital):
@@ -224,7 +224,7 @@ def test_approval_notices_to_the_coordinator(hospital):
     assert [(a["run"], a["offer"], a["officer"]) for a in notices["approvals"]] == [
         ("run-1", first.digest, fingerprint_of(public_hex(hospital.officer)))
     ]
-    assert [(w["run"], w["offer"]) for w in notices["withdrawn"]] == [("run-2", second.digest)]
+    assert [(w["run"], w["offer"]) for w in notices["revoked"]] == [("run-2", second.digest)]
 
 
 @pytest.fixture(scope="module")

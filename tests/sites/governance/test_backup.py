@@ -18,7 +18,7 @@ from sites.governance.home import WITHDRAWN_UNITS_FILE, SiteHome
 from sites.governance.ledger_recovery import recover_ledger
 from sites.governance.settings import SiteSettings
 from tests.support.hospital import Hospital
-from tests.support.ledger_factory import mount_small_disk
+from tests.support.machine import mount_small_disk
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_refused_backups_and_restores(hospital, backup_file, tmp_path):
 
 def test_backup_and_restore_on_a_full_disk(hospital, tmp_path):
     (hospital.path / "models" / "large").write_bytes(os.urandom(200_000))
-    with mount_small_disk(tmp_path) as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         with pytest.raises(NoSpaceError):
             backup_home(hospital.path, disk / "copy.tar")
         assert list(disk.iterdir()) == []

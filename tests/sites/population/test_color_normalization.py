@@ -1,4 +1,4 @@
-"""Colour normalisation on random cells: hits its targets, and never divides by zero."""
+"""Colour normalisation of random cell images: it reaches its targets and never divides by zero."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ each_normalization = pytest.mark.parametrize("normalization", NORMALIZATIONS, id
 def make_cell_images(
     n: int = 20, glass: tuple[float, ...] = (160, 170, 150), depth: float = 0.4, seed: int = 0
 ) -> torch.Tensor:
-    """A disc of optical density about `depth` on glass, with grain; uint8 (n, C, 24, 24)."""
+    """Discs of optical density `depth` on glass with noise; uint8 (n, C, 24, 24)."""
     axis = torch.linspace(-1, 1, 24)
     cell = ((axis[:, None] ** 2 + axis**2) < 0.45).float() * depth
     light = torch.tensor(glass).view(-1, 1, 1) * torch.exp(-cell)
-    grain = torch.randn(n, len(glass), 24, 24, generator=seeded_generator("smear", seed)) * 2
-    return (light + grain).round().clamp(0, 255).to(torch.uint8)
+    noise = torch.randn(n, len(glass), 24, 24, generator=seeded_generator("smear", seed)) * 2
+    return (light + noise).round().clamp(0, 255).to(torch.uint8)
 
 
 def all_rows(x: torch.Tensor) -> torch.Tensor:
@@ -67,8 +67,8 @@ def test_color_normalization_keeps_dtype_shape_and_input(normalization: ColorNor
 def test_site_and_image_normalization_hit_mean_and_std(glass, depth, mean):
     x = make_cell_images(6, glass, depth)
     for normalization, dims in ((SiteNormalization(mean=mean), (0, 2, 3)), (ImageNormalization(mean=mean), (2, 3))):
-        got, std = channel_moments(normalization.apply(x, all_rows(x)), dims)
-        assert got.sub(mean).abs().max() < 0.01
+        actual_mean, std = channel_moments(normalization.apply(x, all_rows(x)), dims)
+        assert actual_mean.sub(mean).abs().max() < 0.01
         assert std.sub(0.13).abs().max() < 0.01
 
 
@@ -78,7 +78,7 @@ def test_background_normalization_sets_glass_and_density(glass, depth):
     x = make_cell_images(6, glass, depth)
     y = BackgroundNormalization().apply(x, all_rows(x)).double() / 255
     corner, disc = y[:, :, :4, :4].mean((0, 2, 3)), y[:, :, 10:14, 10:14].mean((0, 2, 3))
-    assert corner.sub(0.8).abs().max() < 0.06  # grain is amplified with the density
+    assert corner.sub(0.8).abs().max() < 0.06  # noise is amplified with the density
     assert (corner / disc).log().sub(torch.tensor(TARGET_OPTICAL_DENSITY)).abs().max() < 0.15
 
 
@@ -117,10 +117,8 @@ def test_color_normalization_is_nearly_idempotent(normalization: ColorNormalizat
 @each_normalization
 def test_color_normalization_measures_training_rows_only(normalization: ColorNormalization):
     train, other = make_cell_images(8), make_cell_images(4, (90, 200, 240), 0.8, seed=1)
-    alone, together = (
-        normalization.apply(train, all_rows(train)),
-        normalization.apply(torch.cat([train, other]), all_rows(train)),
-    )
+    alone = normalization.apply(train, all_rows(train))
+    together = normalization.apply(torch.cat([train, other]), all_rows(train))
     assert alone is not None
     assert together is not None
     assert torch.equal(together[:8], alone)
@@ -134,7 +132,7 @@ def test_color_normalization_of_constant_images(normalization: ColorNormalizatio
     y = normalization.apply(x, all_rows(x))
     assert y is not None
     assert (y == y[0, 0, 0, 0]).all()
-    assert level == 0 or y[0, 0, 0, 0] in (153, 204)  # the mean or the glass that was asked for
+    assert level == 0 or y[0, 0, 0, 0] in (153, 204)  # the target mean or the target glass
 
 
 @each_normalization
@@ -149,15 +147,15 @@ def test_color_normalization_of_grey_images(normalization: ColorNormalization):
 @each_normalization
 def test_color_normalization_in_steps_gives_the_same(normalization: ColorNormalization, monkeypatch):
     x = make_cell_images(12)
-    whole = normalization.apply(x, all_rows(x))
+    in_one_step = normalization.apply(x, all_rows(x))
     monkeypatch.setattr("sites.population.color_normalization.IMAGES_PER_STEP", 5)
-    assert torch.equal(normalization.apply(x, all_rows(x)), whole)
+    assert torch.equal(normalization.apply(x, all_rows(x)), in_one_step)
 
 
 @each_normalization
 def test_color_normalization_errors_name_the_cure(normalization: ColorNormalization):
     for bad in (torch.rand(5, 2), torch.rand(2, 3, 8, 8)):
-        with pytest.raises(IncompatibleStudyError, match=r"needs images of 8 bits.*use normalise 'none'"):
+        with pytest.raises(IncompatibleStudyError, match=r"needs 8-bit images.*use normalization 'none'"):
             normalization.apply(bad, torch.arange(2))
-    with pytest.raises(IncompatibleStudyError, match="has none; use 'none'"):
+    with pytest.raises(IncompatibleStudyError, match="has none; use normalization 'none'"):
         normalization.apply(make_cell_images(), torch.arange(0))

@@ -1,4 +1,4 @@
-"""Feature skews on made-up cells: the same seed gives the same images, whatever other sites or images there are."""
+"""Feature skew of synthetic cells: the same seed gives the same images, independent of other sites and images."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ names = st.sampled_from(sorted(SCANNER_PROFILES))
 
 
 def make_cell_images(n: int = 6, channels: int = 3, size: int = 36) -> torch.Tensor:
-    """Round pink cells on greenish glass, with some grain; uint8 (n, C, size, size)."""
+    """Round pink cells on greenish glass with noise; uint8 (n, C, size, size)."""
     axis = torch.linspace(-1, 1, size)
     radius = (axis[:, None] ** 2 + axis**2).sqrt()
     inside = torch.sigmoid((torch.linspace(0.4, 0.7, n)[:, None, None] - radius) * 20)[:, None]
     glass, cell = torch.tensor([165.0, 175.0, 165.0]), torch.tensor([140.0, 100.0, 125.0])
     light = glass.view(3, 1, 1) * (1 - inside) + cell.view(3, 1, 1) * inside
-    grain = torch.randn(light.shape, generator=seeded_generator("cells", n, size)) * 3
-    return (light + grain).round().clamp(0, 255).to(torch.uint8)[:, :channels].contiguous()
+    noise = torch.randn(light.shape, generator=seeded_generator("cells", n, size)) * 3
+    return (light + noise).round().clamp(0, 255).to(torch.uint8)[:, :channels].contiguous()
 
 
 @pytest.mark.parametrize("skew", [ScannerSkew(), RandomScannerSkew()], ids=lambda s: s.name)
@@ -54,9 +54,8 @@ def test_scanner_skew_does_not_modify_its_input():
 
 def test_scanner_skew_profiles_repeat_after_the_last():
     skew = ScannerSkew(profiles=("pale_stain", "acid_buffer"))
-    assert torch.equal(
-        skew.apply(make_cell_images(), 0, 1), skew.apply(make_cell_images(), 2, 1)
-    )  # nothing random in these two
+    x = make_cell_images()
+    assert torch.equal(skew.apply(x, 0, 1), skew.apply(x, 2, 1))  # neither profile has a random effect
     assert skew.describe(2, 1) == "pale_stain: old stain, washed out"
 
 
@@ -65,12 +64,12 @@ def test_scanner_skew_does_not_depend_on_other_images_or_threads(profile, monkey
     from sites.population import scanner_transforms
 
     skew, x = ScannerSkew(profiles=(profile,)), make_cell_images(10)
-    whole = skew.apply(x, 0, 3)
-    assert torch.equal(skew.apply(x[:4], 0, 3), whole[:4])
+    all_images = skew.apply(x, 0, 3)
+    assert torch.equal(skew.apply(x[:4], 0, 3), all_images[:4])
     monkeypatch.setattr(scanner_transforms, "IMAGES_PER_TASK", 1)
     for threads in (1, 3):
         monkeypatch.setattr(os, "cpu_count", lambda threads=threads: threads)
-        assert torch.equal(skew.apply(x, 0, 3), whole)
+        assert torch.equal(skew.apply(x, 0, 3), all_images)
 
 
 def test_scanner_skew_noise_differs_between_images_seeds_and_sites():
@@ -96,7 +95,7 @@ def test_scanner_profile_with_strength(name, strength):
     assert profile.with_strength(1) == profile
     assert not profile.with_strength(0).has_effect
     y = ScannerSkew(profiles=(name,), strength=strength).apply(make_cell_images(2), 0, 0)
-    assert y is None or (y.dtype == torch.uint8 and y.float().std() > 2)  # the cell is still to be seen
+    assert y is None or (y.dtype == torch.uint8 and y.float().std() > 2)  # the cell is still visible
 
 
 def test_scanner_skew_distance_grows_with_strength():
@@ -131,7 +130,7 @@ def test_vignette_transform_darkens_towards_the_corners():
     from sites.population.scanner_transforms import VignetteTransform
 
     glass = np.full((72, 72, 1), 200, np.uint8)
-    middle, right = (VignetteTransform(0.4).apply(glass, middle=center) for center in ((0.0, 0.0), (0.0, 0.9)))
+    middle, right = (VignetteTransform(0.4).apply(glass, crop_center=center) for center in ((0.0, 0.0), (0.0, 0.9)))
     assert middle.mean() > 198
     assert right.mean() < 140
     assert np.all(np.diff(right[36, :, 0].astype(int)) <= 0)
@@ -161,7 +160,7 @@ def test_scanner_skew_profiles_differ_in_grey_images():
 @pytest.mark.parametrize("skew", [ScannerSkew(), RandomScannerSkew(), ScannerSkew(strength=0)])
 @pytest.mark.parametrize("x", [torch.rand(5, 2), torch.rand(2, 3, 8, 8), torch.zeros(2, 4, 8, 8, dtype=torch.uint8)])
 def test_scanner_skew_refuses_other_data_with_the_cure(skew, x):
-    with pytest.raises(IncompatibleStudyError, match="use skew 'plane' for points, or 'none'"):
+    with pytest.raises(IncompatibleStudyError, match="use feature_skew 'plane' for points, or 'none'"):
         skew.apply(x, 0, 0)
 
 
@@ -188,7 +187,7 @@ def test_random_scanner_skew_stays_in_bounds_and_is_described(site, seed, streng
 
 def test_feature_skew_describe():
     assert NoFeatureSkew().describe(0, 0) == ""
-    assert PlaneSkew(sites=1, dx=2, theta=0.5).describe(0, 0) == "turned by 0.5 rad and moved by (2, 0)"
+    assert PlaneSkew(sites=1, dx=2, theta=0.5).describe(0, 0) == "rotated by 0.5 rad and moved by (2, 0)"
     assert PlaneSkew(sites=1, dx=2).describe(1, 0) == ""
     assert ScannerSkew().describe(4, 0) == "warm_lamp: old tungsten lamp: orange glass, soft"
     assert ScannerSkew(strength=0.5).describe(0, 0).startswith("warm_lamp at strength 0.5: ")
@@ -224,7 +223,7 @@ def test_orientation_skew_transforms_images_by_site():
     x = torch.arange(2 * 1 * 3 * 4, dtype=torch.uint8).view(2, 1, 3, 4)
     skew = OrientationSkew(kinds=ORIENTATIONS)
     assert skew.apply(x, 0, 0) is None
-    assert skew.apply(x, 6, 0) is None  # begins again
+    assert skew.apply(x, 6, 0) is None  # repeats after the last kind
     assert torch.equal(skew.apply(x, 1, 0), 255 - x)
     assert skew.apply(x, 2, 0)[0, 0, 0].tolist() == [3, 2, 1, 0]
     assert skew.apply(x, 3, 0)[0, 0, 0].tolist() == [3, 7, 11]

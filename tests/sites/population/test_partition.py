@@ -1,3 +1,5 @@
+"""Partitions on label vectors: every example is assigned once, a patient goes to one site, and seeds decide the rest."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,17 +31,17 @@ def make_dataset(
 ) -> Dataset:
     y = torch.as_tensor(labels)
     n = len(y)
-    named = {
-        k: GroupKey(torch.tensor([sorted(set(v)).index(one) for one in v]), tuple(sorted(set(v))))
-        for k, v in keys.items()
+    group_keys = {
+        key: GroupKey(torch.tensor([sorted(set(values)).index(v) for v in values]), tuple(sorted(set(values))))
+        for key, values in keys.items()
     }
     names = tuple(f"c{c}" for c in range(classes or int(y.max()) + 1))
-    parts = torch.zeros(n, dtype=torch.uint8) if split is None else torch.tensor(split, dtype=torch.uint8)
-    return Dataset(torch.zeros(n, 1), y, names, parts, "", named)
+    split_codes = torch.zeros(n, dtype=torch.uint8) if split is None else torch.tensor(split, dtype=torch.uint8)
+    return Dataset(torch.zeros(n, 1), y, names, split_codes, "", group_keys)
 
 
 def make_shuffled_dataset(classes: int, train: int, val: int, test: int) -> Dataset:
-    """So many examples of each class in each split, mixed."""
+    """`train`, `val` and `test` examples of each class in random order."""
     y = np.tile(np.arange(classes), train + val + test)
     split = np.repeat([0, 1, 2], [classes * train, classes * val, classes * test])
     order = np.random.default_rng(0).permutation(len(y))
@@ -130,7 +132,7 @@ def test_resampled_iid_sites_hold_the_whole_train_split() -> None:
 
 
 def test_class_partition_five_classes_as_in_the_thesis() -> None:
-    """6,000 images a site, only 12,000 distinct ones."""
+    """6,000 images per site, of which only 12,000 are distinct."""
     partitions = ClassPartitioner(per_site=5).assign(FASHION, 10, 0)
     assert [len(s.train) for s in partitions] == [6000] * 10
     assert len(set(all_rows(partitions, "train"))) == 12_000
@@ -223,19 +225,19 @@ HOSPITALS = make_dataset([0, 1, 0], [0, 0, 2], hospital=["a", "a", "b"])
 @pytest.mark.parametrize(
     ("partition", "sites", "message"),
     [
-        (IidPartitioner(), None, "say sites.count"),
-        (IidPartitioner(), 0, "say sites.count"),
-        (IidPartitioner(), 201, "no training examples for site-.*; say fewer sites"),
-        (ResampledIidPartitioner(), None, "say sites.count"),
-        (ResampledIidPartitioner(), 201, "say fewer sites"),
-        (ClassPartitioner(per_site=5), 4, "per_site = 5, but the data have 4 classes; say at most 4"),
-        (ClassPartitioner(per_site=1), 201, "say fewer sites"),
-        (DirichletPartitioner(alpha=1), 21, "need 210 training examples, but there are 200; say fewer"),
-        (DirichletPartitioner(alpha=1e-3), 20, "at best .* examples, not 10; say a larger partition.alpha"),
+        (IidPartitioner(), None, "set sites.count"),
+        (IidPartitioner(), 0, "set sites.count"),
+        (IidPartitioner(), 201, "no training examples for site-.*; set fewer sites"),
+        (ResampledIidPartitioner(), None, "set sites.count"),
+        (ResampledIidPartitioner(), 201, "set fewer sites"),
+        (ClassPartitioner(per_site=5), 4, "per_site = 5, but the data have 4 classes; set at most 4"),
+        (ClassPartitioner(per_site=1), 201, "set fewer sites"),
+        (DirichletPartitioner(alpha=1), 21, "need 210 training examples, but there are 200; set fewer"),
+        (DirichletPartitioner(alpha=1e-3), 20, "at most .* examples, not 10; set a larger partition.alpha"),
         (QuantityPartitioner(sizes=(1, 2)), 3, "2 numbers for 3 sites"),
         (QuantityPartitioner(sizes=(100, 101)), 2, "add up to 201, but there are 200"),
-        (QuantityPartitioner(ratio=1000), 20, "say fewer sites"),
-        (KeyPartitioner(by="hospital"), None, "these have none"),
+        (QuantityPartitioner(ratio=1000), 20, "set fewer sites"),
+        (KeyPartitioner(by="hospital"), None, "it has no keys"),
     ],
 )
 def test_partition_errors_name_the_cure(partition: Partitioner, sites: int | None, message: str) -> None:
@@ -247,7 +249,7 @@ def test_partition_errors_name_the_cure(partition: Partitioner, sites: int | Non
     ("partition", "sites", "message"),
     [
         (KeyPartitioner(by="hopsital"), None, "did you mean 'hospital'"),
-        (KeyPartitioner(by="hospital"), 3, "has 2 names .a: 2, b: 1.; leave sites.count out"),
+        (KeyPartitioner(by="hospital"), 3, "has 2 values .a: 2, b: 1.; omit sites.count"),
         (KeyPartitioner(by="hospital", only=("x",)), None, "has no 'x'; valid: a, b"),
         (KeyPartitioner(by="hospital", only=("a", "a")), None, "twice"),
         (KeyPartitioner(by="hospital"), None, "no training examples for b;.*partition.only"),
@@ -303,5 +305,5 @@ def test_quantity_partition_sizes_are_exact_and_split_at_most_the_last_patient()
     units_by_site = [set(codes[s.train].tolist()) for s in partitions]
     assert sum(map(len, units_by_site)) == len(set.union(*units_by_site))
     n = len(data.rows_in_split("train"))
-    with pytest.raises(IncompatibleStudyError, match="a patient goes to one site"):
+    with pytest.raises(IncompatibleStudyError, match="a patient belongs to one site"):
         QuantityPartitioner(sizes=(n // 2, n - n // 2)).assign(data, 2, 1)

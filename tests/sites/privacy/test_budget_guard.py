@@ -1,4 +1,4 @@
-"""Charges of several plans, partial work and repeated rounds never exceed the ledger's budget."""
+"""The budget guard: the charges of several plans, partial work and repeated rounds never exceed the ledger's budget."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_plan(noise_multiplier: float, sampling_rate: float, max_rounds: int) ->
     requests=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=8),
 )
 def test_ledger_never_exceeds_its_epsilon_budget_under_any_schedule(tmp_path_factory, budget, plans, requests):
-    """Several plans, partial work, repeated rounds: spent <= budget, never less than before, and the ledger verifies."""
+    """Epsilon never decreases and never exceeds the budget, and the ledger verifies."""
     folder = tmp_path_factory.mktemp("schedule")
     home = SiteHome.create(folder / "home", "a", "a:cells", "patient", LedgerBudget(epsilon=budget, delta=1e-5))
     key = keys.generate_key()
@@ -53,8 +53,8 @@ def test_ledger_never_exceeds_its_epsilon_budget_under_any_schedule(tmp_path_fac
         for n, plan in enumerate(plans)
     ]
     epsilon_before = 0.0
-    for number, (plan_index, steps) in enumerate(requests):
-        round_number, attempt = number // 2, number % 2
+    for request_index, (plan_index, steps) in enumerate(requests):
+        round_number, attempt = request_index // 2, request_index % 2
         refusal = guards[plan_index % len(guards)].charge_round(
             Message("train", round_number, {}, attempt=attempt), steps
         )
@@ -70,13 +70,13 @@ def test_ledger_never_exceeds_its_epsilon_budget_under_any_schedule(tmp_path_fac
 
 
 def test_continued_ledger_carries_charges_but_the_coordinator_refuses_a_new_officer(tmp_path):
-    """The officer's key is lost: a new ledger names the end of the old one and carries its charges."""
+    """After the officer's key is lost, a new ledger names the end of the old one and carries its charges."""
     home = SiteHome.create(tmp_path / "home", "a", "a:cells", "patient", LedgerBudget(epsilon=4.0, delta=1e-5))
     key = keys.generate_key()
     countersigner = LedgerCountersigner(tmp_path / "receipts", key)
     plan = make_plan(2.0, 0.25, 4)
-    first = BudgetGuard(home, plan, "one", "plan-1", countersigner.countersign, keys.public_hex(key))
-    assert first.charge_round(Message("train", 1, {}), 5) is None
+    guard = BudgetGuard(home, plan, "one", "plan-1", countersigner.countersign, keys.public_hex(key))
+    assert guard.charge_round(Message("train", 1, {}), 5) is None
     epsilon_before = home.ledger.list_charges()[-1].total_epsilon
     previous_ledger, carried_charges = continuation_records(home.ledger.entries())
     agent, officer = keys.generate_key(), keys.generate_key()
@@ -91,10 +91,10 @@ def test_continued_ledger_carries_charges_but_the_coordinator_refuses_a_new_offi
     )
     ledger = Ledger.create(tmp_path / "new.jsonl", opening, agent, officer)
     ledger.append(carried_charges, officer)
-    second = BudgetGuard(
+    new_guard = BudgetGuard(
         SiteHome(tmp_path, agent, ledger), plan, "two", "plan-2", countersigner.countersign, keys.public_hex(key)
     )
-    refusal = second.charge_round(Message("train", 1, {}), 5)
+    refusal = new_guard.charge_round(Message("train", 1, {}), 5)
     charges = ledger.list_charges()
     assert [c.study_hash for c in charges] == ["plan-1", "plan-2"]
     assert charges[-1].total_epsilon > epsilon_before

@@ -1,4 +1,4 @@
-"""Augmentation: each setting does what it says, and the default changes nothing."""
+"""Augmentation: each setting has its documented effect, and the default changes nothing."""
 
 import math
 
@@ -9,26 +9,26 @@ from pipeline.core.seeding import seeded_generator
 from sites.training.augmentation import BatchAugmentation
 
 
-def random_images(n=6, size=32, channels=3):
+def make_random_images(n=6, size=32, channels=3):
     return torch.rand(n, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
 def make_blob_images(n=4, size=48):
-    """A blob off the middle: make_blob_images, so that sampling between pixels changes little."""
-    at = (torch.arange(size) * 2 + 1) / size - 1
-    blob = torch.exp(-((at.view(1, -1) - 0.3) ** 2 + (at.view(-1, 1) + 0.1) ** 2) / 0.05)
+    """A smooth off-centre blob: interpolation between pixels changes it little."""
+    axis = (torch.arange(size) * 2 + 1) / size - 1
+    blob = torch.exp(-((axis.view(1, -1) - 0.3) ** 2 + (axis.view(-1, 1) + 0.1) ** 2) / 0.05)
     return (0.2 + 0.6 * blob).expand(n, 3, size, size).clone()
 
 
 def test_augmentation_default_is_the_identity():
-    x = random_images()
+    x = make_random_images()
     assert BatchAugmentation().is_identity
     torch.testing.assert_close(BatchAugmentation()(x, seeded_generator(1)), x)
 
 
 def test_augmentation_follows_the_seed():
     augmentation = BatchAugmentation(flip=True, rotate=180, zoom=0.1, elastic=1.5, color=0.1, light=0.1)
-    x = random_images()
+    x = make_random_images()
     assert torch.equal(augmentation(x, seeded_generator(1)), augmentation(x, seeded_generator(1)))
     assert not torch.equal(augmentation(x, seeded_generator(1)), augmentation(x, seeded_generator(2)))
 
@@ -37,7 +37,7 @@ def test_augmentation_follows_the_seed():
     "settings", [{"flip": True}, {"rotate": 180}, {"zoom": 0.2}, {"elastic": 2.0}, {"color": 0.2}, {"light": 0.2}]
 )
 def test_augmentation_changes_images_and_keeps_shape_and_range(settings):
-    x = random_images()
+    x = make_random_images()
     out = BatchAugmentation(**settings)(x.clone(), seeded_generator(5))
     assert out.shape == x.shape
     assert out.dtype == torch.float32
@@ -46,7 +46,7 @@ def test_augmentation_changes_images_and_keeps_shape_and_range(settings):
 
 
 def test_augmentation_flip_mirrors_about_half():
-    x = random_images(n=200, size=8)
+    x = make_random_images(n=200, size=8)
     out = BatchAugmentation(flip=True)(x, seeded_generator(3))
     same = (out - x).abs().flatten(1).amax(1) < 1e-5
     mirrored = (out - x.flip(-1)).abs().flatten(1).amax(1) < 1e-5
@@ -57,10 +57,10 @@ def test_augmentation_flip_mirrors_about_half():
 def test_augmentation_rotate_keeps_distances_from_the_center():
     x = make_blob_images()
     out = BatchAugmentation(rotate=180)(x, seeded_generator(4))
-    at = (torch.arange(48) * 2 + 1) / 48 - 1
+    axis = (torch.arange(48) * 2 + 1) / 48 - 1
     for image in out[:, 0]:
         mass = (image - 0.2).clamp(min=0)
-        cx, cy = float((mass.sum(0) * at).sum() / mass.sum()), float((mass.sum(1) * at).sum() / mass.sum())
+        cx, cy = float((mass.sum(0) * axis).sum() / mass.sum()), float((mass.sum(1) * axis).sum() / mass.sum())
         assert math.hypot(cx, cy) == pytest.approx(math.hypot(0.3, 0.1), abs=0.02)
 
 
@@ -70,7 +70,7 @@ def test_augmentation_elastic_displacement_in_pixels():
     out = BatchAugmentation(elastic=2.0)(ramp, seeded_generator(9))
     middle = slice(12, 36)
     displacement = (out - ramp)[..., middle, middle] * size
-    # between knots a displacement is a mean of theirs, so it is somewhat smaller
+    # between knots the displacement is interpolated, hence smaller
     assert 1.0 < float(displacement.std()) < 2.1
 
 

@@ -1,4 +1,4 @@
-"""DP-SGD: an update is a clipped, noised sum over units plus the regularizer, and all clipping modes agree."""
+"""DP-SGD: an update is the noised mean of clipped unit gradients plus the regularizer, equal for all clipping methods."""
 
 from __future__ import annotations
 
@@ -81,16 +81,19 @@ def initial_weights(make_model: Callable[[], nn.Module] = make_cnn) -> Tensor:
 def test_dp_sgd_without_clipping_noise_and_sampling_is_gradient_descent(mode: ClippingMode) -> None:
     context = make_context(batch_size=None)
     job = TrainJob(initial_weights(), steps=3)
-    plain = SequentialTrainer(context).run_request(TrainRequest("a", 1, 0, job))
+    without_dp = SequentialTrainer(context).run_request(TrainRequest("a", 1, 0, job))
     torch.testing.assert_close(
-        train_privately(DpSgdTrainer(context, {"a": make_dp_params()}, mode), job), plain.weights, rtol=1e-4, atol=1e-5
+        train_privately(DpSgdTrainer(context, {"a": make_dp_params()}, mode), job),
+        without_dp.weights,
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
-def clipped_step(
+def weights_after_clipped_step(
     make_model: Callable[[], nn.Module], max_grad_norm: float, units: list[list[int]], lr: float
 ) -> Tensor:
-    """By hand: every unit's gradient (of the sum of its losses, times units / examples), clipped, then the mean."""
+    """By hand: the mean of the units' clipped gradients; a unit's loss is units / examples times the sum of its losses."""
     context, module = make_context(make_model), make_model()
     scale, total = len(units) / 12, torch.zeros(context.spec.num_parameters)
     for rows in units:
@@ -109,7 +112,7 @@ PATIENTS = [[0, 1, 2], [3], [4, 5], [6, 7, 8, 9], [10], [11]]
 @pytest.mark.parametrize("mode", ["per_unit", "grad_sample"])
 def test_dp_sgd_sums_a_units_gradients_before_clipping(mode: ClippingMode) -> None:
     trainer = DpSgdTrainer(make_context(), {"a": make_dp_params(max_grad_norm=0.3)}, mode)
-    by_hand = clipped_step(make_cnn, 0.3, PATIENTS, lr=0.5)
+    by_hand = weights_after_clipped_step(make_cnn, 0.3, PATIENTS, lr=0.5)
     torch.testing.assert_close(
         train_privately(trainer, TrainJob(initial_weights(), steps=1)), by_hand, rtol=1e-4, atol=1e-6
     )
@@ -118,7 +121,7 @@ def test_dp_sgd_sums_a_units_gradients_before_clipping(mode: ClippingMode) -> No
 @pytest.mark.parametrize("mode", ["per_unit", "grad_sample", "ghost"])
 def test_dp_sgd_example_level_clipping_by_hand(mode: ClippingMode) -> None:
     trainer = DpSgdTrainer(make_context(make_mlp), {"a": make_dp_params(max_grad_norm=0.2, unit="example")}, mode)
-    by_hand = clipped_step(make_mlp, 0.2, [[n] for n in range(12)], 0.5)
+    by_hand = weights_after_clipped_step(make_mlp, 0.2, [[n] for n in range(12)], 0.5)
     torch.testing.assert_close(
         train_privately(trainer, TrainJob(initial_weights(make_mlp), steps=1)), by_hand, rtol=1e-4, atol=1e-6
     )
@@ -133,7 +136,7 @@ def test_grad_sample_batches_never_split_a_unit(monkeypatch: pytest.MonkeyPatch)
     ] == [[3], [1, 2], [4], [1, 1]]
     torch.testing.assert_close(
         train_privately(trainer, TrainJob(initial_weights(), steps=1)),
-        clipped_step(make_cnn, 0.3, PATIENTS, lr=0.5),
+        weights_after_clipped_step(make_cnn, 0.3, PATIENTS, lr=0.5),
         rtol=1e-4,
         atol=1e-6,
     )
@@ -151,14 +154,14 @@ def test_dp_sgd_adds_the_fedprox_proximal_term_after_the_noise(mode: ClippingMod
             TrainJob(w, steps=count, regularizer=regularizer),
         )
 
-    free, pulled = steps(LocalRegularizer(), 1), steps(proximal_term(w, mu), 1)
-    torch.testing.assert_close(free, pulled, rtol=0, atol=1e-7)  # at w the proximal term is zero
-    second = steps(LocalRegularizer(), 2)
-    torch.testing.assert_close(steps(proximal_term(w, mu), 2), second - lr * mu * (free - w), rtol=1e-5, atol=1e-6)
-    assert float((lr * mu * (free - w)).norm()) > 0.1
+    w1, w1_proximal = steps(LocalRegularizer(), 1), steps(proximal_term(w, mu), 1)
+    torch.testing.assert_close(w1, w1_proximal, rtol=0, atol=1e-7)  # at w the proximal term is zero
+    w2 = steps(LocalRegularizer(), 2)
+    torch.testing.assert_close(steps(proximal_term(w, mu), 2), w2 - lr * mu * (w1 - w), rtol=1e-5, atol=1e-6)
+    assert float((lr * mu * (w1 - w)).norm()) > 0.1
 
 
-def test_dp_sgd_adds_scaffold_correction_unclipped_and_without_noise() -> None:
+def test_dp_sgd_adds_the_scaffold_correction_after_clipping_and_noise() -> None:
     """An offset of norm 60 is not clipped to max_grad_norm 0.3."""
     w, offset = initial_weights(), torch.linspace(-3, 3, len(initial_weights()))
     dp_params = make_dp_params(noise_multiplier=0.7, max_grad_norm=0.3, sampling_rate=0.5)
@@ -166,23 +169,21 @@ def test_dp_sgd_adds_scaffold_correction_unclipped_and_without_noise() -> None:
         DpSgdTrainer(make_context(batch_size=6), {"a": dp_params}, "per_unit", seeded_random_factory())
         for _ in range(2)
     ]
-    without, corrected = (
-        train_privately(trainers[0], TrainJob(w, steps=1)),
-        train_privately(trainers[1], TrainJob(w, steps=1, regularizer=LocalRegularizer(offset=offset))),
-    )
-    torch.testing.assert_close(corrected, without - 0.5 * offset, rtol=1e-5, atol=1e-5)
+    uncorrected = train_privately(trainers[0], TrainJob(w, steps=1))
+    corrected = train_privately(trainers[1], TrainJob(w, steps=1, regularizer=LocalRegularizer(offset=offset)))
+    torch.testing.assert_close(corrected, uncorrected - 0.5 * offset, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["per_unit", "grad_sample", "ghost"])
-def test_dp_sgd_empty_poisson_sample_is_a_step_of_noise(mode: ClippingMode) -> None:
-    """noise_multiplier * max_grad_norm / (sampling_rate * num_units) is the mean's standard deviation, times lr the weights'."""
+def test_dp_sgd_step_with_an_empty_poisson_sample_is_noise(mode: ClippingMode) -> None:
+    """The noise of a step has standard deviation lr * noise_multiplier * max_grad_norm / (sampling_rate * num_units)."""
     unit = "example" if mode == "ghost" else "patient"
-    rate = 1e-12
-    dp_params = DpSgdParams(2.0, 0.5, unit, 10**12, rate)  # one unit expected, none is ever sampled
-    moved = train_privately(
+    # the expected number of sampled units is 1, but the site has only a few units, so none is sampled
+    dp_params = DpSgdParams(2.0, 0.5, unit, num_units=10**12, sampling_rate=1e-12)
+    weight_change = train_privately(
         DpSgdTrainer(make_context(make_mlp), {"a": dp_params}, mode), TrainJob(initial_weights(make_mlp), steps=4)
     ) - initial_weights(make_mlp)
-    assert float(moved.std()) == pytest.approx(2.0 * 0.5 * 0.5 * math.sqrt(4), rel=0.15)
+    assert float(weight_change.std()) == pytest.approx(2.0 * 0.5 * 0.5 * math.sqrt(4), rel=0.15)
 
 
 def test_dp_sgd_randomness_does_not_follow_the_study_seed() -> None:
@@ -195,7 +196,7 @@ def test_dp_sgd_randomness_does_not_follow_the_study_seed() -> None:
         for _ in range(2)
     )
     assert not torch.equal(first, second)
-    again = [
+    with_fixed_key = [
         train_privately(
             DpSgdTrainer(
                 make_context(),
@@ -207,40 +208,36 @@ def test_dp_sgd_randomness_does_not_follow_the_study_seed() -> None:
         )
         for _ in range(2)
     ]
-    assert torch.equal(*again)
+    assert torch.equal(*with_fixed_key)
 
 
 @pytest.mark.parametrize("role", ["head", "body"])
 @pytest.mark.parametrize("mode", ["per_unit", "grad_sample", "ghost"])
 def test_dp_sgd_frozen_parameters_are_neither_clipped_nor_noised(mode: ClippingMode, role: ParameterRole) -> None:
-    """Frozen parameters do not count for the norm either: trainable ones move by the whole max_grad_norm."""
+    """Nor do they count in the gradient norm: the trainable parameters alone reach max_grad_norm."""
     context, w = make_context(make_mlp, lr=1.0), initial_weights(make_mlp)
     dp_params = DpSgdParams(0.0, 1e-3, "example", 12, 1.0)
-    moved = (
-        train_privately(
-            DpSgdTrainer(context, {"a": dp_params}, mode), TrainJob(w, steps=1, trainable_roles=frozenset({role}))
-        )
-        - w
-    )
+    trainer = DpSgdTrainer(context, {"a": dp_params}, mode)
+    weight_change = train_privately(trainer, TrainJob(w, steps=1, trainable_roles=frozenset({role}))) - w
     mask = context.spec.role_mask((role,))
-    assert not moved[~mask].any()
-    module, gradients = make_mlp(), []
+    assert not weight_change[~mask].any()
+    module, clipped_gradients = make_mlp(), []
     for n in range(12):
         module.zero_grad()
         nn.functional.cross_entropy(module(context.pool.inputs(torch.tensor([n]))), context.pool.y[[n]]).backward()
-        own = torch.cat([p.grad.flatten() for p in module.parameters()])[mask]  # type: ignore[union-attr]
-        gradients.append(1e-3 * own / own.norm())
-    torch.testing.assert_close(moved[mask], -torch.stack(gradients).mean(0), rtol=1e-2, atol=1e-7)
+        gradient = torch.cat([p.grad.flatten() for p in module.parameters()])[mask]  # type: ignore[union-attr]
+        clipped_gradients.append(1e-3 * gradient / gradient.norm())
+    torch.testing.assert_close(weight_change[mask], -torch.stack(clipped_gradients).mean(0), rtol=1e-2, atol=1e-7)
 
 
 @pytest.mark.parametrize("mode", ["per_unit", "grad_sample"])
 def test_dp_sgd_trainer_keeps_no_state_between_jobs(mode: ClippingMode) -> None:
     reused = DpSgdTrainer(make_context(), {"a": make_dp_params(max_grad_norm=0.3)}, mode)
     train_privately(reused, TrainJob(initial_weights(), steps=2, trainable_roles=frozenset({"head"})))
-    fresh = DpSgdTrainer(make_context(), {"a": make_dp_params(max_grad_norm=0.3)}, mode)
+    new = DpSgdTrainer(make_context(), {"a": make_dp_params(max_grad_norm=0.3)}, mode)
     torch.testing.assert_close(
         train_privately(reused, TrainJob(initial_weights(), steps=2)),
-        train_privately(fresh, TrainJob(initial_weights(), steps=2)),
+        train_privately(new, TrainJob(initial_weights(), steps=2)),
     )
 
 
@@ -263,7 +260,7 @@ def test_dp_sgd_trains_non_private_requests_sequentially() -> None:
 
 
 def test_dp_sgd_augmentation_of_a_unit_does_not_depend_on_other_units() -> None:
-    """With the study's seeds it would: here every pass draws from SecureRandom."""
+    """Augmentation uses SecureRandom; with the study's seeds it would depend on the order of the units."""
     context = make_context(augmentation=BatchAugmentation(light=0.5))
     job = TrainJob(initial_weights(), steps=1)
     first, second = (train_privately(DpSgdTrainer(context, {"a": make_dp_params()}, "per_unit"), job) for _ in range(2))
@@ -274,12 +271,10 @@ def test_dp_sgd_number_of_steps_and_max_steps() -> None:
     trainer = DpSgdTrainer(
         make_context(batch_size=5), {"a": make_dp_params(noise_multiplier=1.0, sampling_rate=5 / 12)}, "per_unit"
     )
-    done = trainer.run_request(TrainRequest("a", 1, 0, TrainJob(initial_weights(), epochs=2), is_private=True)).work  # type: ignore[union-attr]
-    assert (done.steps_requested, done.steps_done) == (6, 6)
-    done = trainer.run_request(
-        TrainRequest("a", 1, 0, TrainJob(initial_weights(), epochs=2, max_steps=4), is_private=True)
-    ).work  # type: ignore[union-attr]
-    assert (done.steps_requested, done.steps_done) == (6, 4)
+    for max_steps, steps_done in ((None, 6), (4, 4)):
+        job = TrainJob(initial_weights(), epochs=2, max_steps=max_steps)
+        work = trainer.run_request(TrainRequest("a", 1, 0, job, is_private=True)).work  # type: ignore[union-attr]
+        assert (work.steps_requested, work.steps_done) == (6, steps_done)
 
 
 def test_select_clipping_follows_unit_size_and_layers() -> None:
@@ -295,21 +290,23 @@ def test_secure_random_is_uniform_and_normal() -> None:
     assert float(z.std()) == pytest.approx(1, abs=0.01)
     assert float((z.abs() > 1.96).double().mean()) == pytest.approx(0.05, abs=0.003)
     assert float((z**4).mean()) == pytest.approx(3, abs=0.12)
-    picked = sum(len(source.poisson_sample(1000, 0.1)) for _ in range(100))
-    assert picked == pytest.approx(10_000, abs=500)
+    num_sampled = sum(len(source.poisson_sample(1000, 0.1)) for _ in range(100))
+    assert num_sampled == pytest.approx(10_000, abs=500)
     assert len(source.poisson_sample(1000, 1.0)) == 1000
 
 
 @pytest.mark.parametrize("mode", ["per_unit", "grad_sample"])
 @pytest.mark.parametrize("max_grad_norm", [0.05, 0.3, 1.0])
 def test_dp_sgd_sensitivity_to_one_patient_is_at_most_max_grad_norm(mode: ClippingMode, max_grad_norm: float) -> None:
-    """The patient with most cells is removed, the DpSgdParams stay: nothing else may change."""
+    """Removes the patient with the most cells and keeps the DpSgdParams: no other part of the sum may change."""
     context = make_context(lr=1.0)
     dp_params = make_dp_params(max_grad_norm=max_grad_norm)
-    fewer = replace(
+    context_without_patient = replace(
         context, split_indices={"a": replace(context.split_indices["a"], train=torch.arange(12)[UNIT_IDS != 3])}
     )
     with_patient = train_privately(DpSgdTrainer(context, {"a": dp_params}, mode), TrainJob(initial_weights(), steps=1))
-    without_patient = train_privately(DpSgdTrainer(fewer, {"a": dp_params}, mode), TrainJob(initial_weights(), steps=1))
-    moved = float((with_patient - without_patient).norm()) * dp_params.sampling_rate * dp_params.num_units
-    assert 0 < moved <= max_grad_norm * (1 + 1e-4)
+    without_patient = train_privately(
+        DpSgdTrainer(context_without_patient, {"a": dp_params}, mode), TrainJob(initial_weights(), steps=1)
+    )
+    sensitivity = float((with_patient - without_patient).norm()) * dp_params.sampling_rate * dp_params.num_units
+    assert 0 < sensitivity <= max_grad_norm * (1 + 1e-4)

@@ -40,7 +40,7 @@ def test_revocation_by_another_process_takes_effect_at_the_next_message(hospital
     policy = TaskPolicy(hospital.home, SETTINGS)
     assert policy.refusal_reason(offer, "train") is None
     subprocess.run([sys.executable, "-c", REVOKE_CODE, hospital.path], check=True)
-    assert "the approval was withdrawn" in policy.refusal_reason(offer, "train")
+    assert "the approval was revoked" in policy.refusal_reason(offer, "train")
 
 
 @pytest.mark.parametrize("task", ["", "__init__", "start", "model_dump", "advertise", "unmask"])

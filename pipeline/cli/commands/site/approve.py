@@ -1,4 +1,4 @@
-"""`hemofed site offers`, `site approve`, `site revoke-approval` and `site require-cosigner`: what the officer sees and decides."""
+"""`hemofed site offers | approve | revoke-approval | require-cosigner`: the officer's decisions on studies."""
 
 from __future__ import annotations
 
@@ -31,17 +31,23 @@ def offers_command(home: Path, json: bool) -> None:
         print_json([_offer_to_dict(offer, approval_status) for offer, approval_status in offers_with_status])
         return
     if not offers_with_status:
-        console.print("Nothing is offered. The agent fetches offers while it runs: hemofed site join")
+        console.print("No study is offered. The agent fetches offers while it runs: hemofed site join")
         return
     rows = [
-        [o.run, _study_name(o), v.state, f"{v.terms.expires:%Y-%m-%d %H:%M}" if v.terms else "", v.reason]
-        for o, v in offers_with_status
+        [
+            offer.run,
+            _study_name(offer),
+            status.state,
+            f"{status.terms.expires:%Y-%m-%d %H:%M}" if status.terms else "",
+            status.reason,
+        ]
+        for offer, status in offers_with_status
     ]
-    console.print(build_table(["run", "study", "state", "until (UTC)", ""], rows, num_text_columns=5))
+    console.print(build_table(["run", "study", "state", "until (UTC)", "reason"], rows, num_text_columns=5))
 
 
 def _study_name(offer: StudyOffer) -> str:
-    """Also of one that this version cannot read."""
+    """The name, also of a study that this version cannot run; "" if the TOML is invalid."""
     try:
         return str(tomllib.loads(offer.study_toml).get("name", ""))
     except tomllib.TOMLDecodeError:
@@ -69,7 +75,7 @@ def approve_command(
     assume_yes: bool,
     json: bool,
 ) -> None:
-    """Without a run: the list. Without the officer's key, or as JSON without `yes`: it is shown, and nothing is signed."""
+    """Without a run: lists the offers. Without the officer's key, or with `json` but not `assume_yes`: signs nothing."""
     if run is None:
         offers_command(home, json)
         return
@@ -77,19 +83,19 @@ def approve_command(
     approval_status = check_approval(site_home, offer)
     try:
         summary = summarize_study(offer, site_home)
-    except StudyError as error:  # of another version, most likely, which the verdict says
+    except StudyError as error:  # most likely of another version; the reason says so
         raise IncompatibleStudyError(approval_status.reason) from error
     if not json:
         print_study_summary(summary)
         console.print(
-            f"now: {approval_status.state}" + (f": {approval_status.reason}" if approval_status.reason else ""),
+            f"state: {approval_status.state}" + (f" ({approval_status.reason})" if approval_status.reason else ""),
             soft_wrap=True,
         )
     if officer_key_path is None or (json and not assume_yes):
         if json:
             print_json(_offer_to_dict(offer, approval_status) | {"words": summary.to_dict()})
         else:
-            console.print("To approve it: hemofed site approve HOME RUN --officer KEY")
+            console.print("Approve it with: hemofed site approve HOME RUN --officer KEY")
         return
     expires = utc_now() + timedelta(days=days)
     if not assume_yes and not typer.confirm(f"Approve {offer.run} until {expires:%Y-%m-%d}?", default=False):
@@ -120,45 +126,42 @@ def print_study_summary(summary: StudySummary) -> None:
 
 
 def revoke_approval_command(home: Path, run: str, officer_key_path: Path | None, reason: str, json: bool) -> None:
-    """The agent's own key is enough."""
+    """Without the officer's key, the site's own key signs the revocation."""
     entries = revoke_approval(
         SiteHome.open(home), run, None if officer_key_path is None else load_private_key(officer_key_path), reason
     )
     if json:
         print_json([{"entry": entry.index, **entry.body["terms"]} for entry in entries])
     else:
-        console.print(f"withdrawn: from the next message on this site does nothing more for {run}")
+        console.print(f"revoked: from the next message on, this site does no more work for {run}")
 
 
 def require_cosigner_command(
     home: Path, officer_key_path: Path, cosigner: str | None, current_cosigner_path: Path | None
 ) -> None:
-    """`second`: the public key (64 hex digits), or the key file, of who must sign too; nobody if not given.
-    `consenting`: the private key of who had to until now."""
-    site_home = SiteHome.open(home)
-    ledger = site_home.ledger
+    """`cosigner`: a public key (64 hex digits) or a key file; None: approvals need no cosigner any more.
+
+    `current_cosigner_path`: private key of the cosigner in force, who has to consent to the change."""
+    ledger = SiteHome.open(home).ledger
     policy = CosignerPolicy(cosigner_key=None if cosigner is None else _resolve_public_key(cosigner))
     if current_cosigner_path is not None:
         consent_signature = sign_consent(load_private_key(current_cosigner_path), policy, ledger.id, ledger.head)
         policy = policy.model_copy(update={"consent": consent_signature})
     ledger.append(policy, load_private_key(officer_key_path))
-    approvers = (
-        f"the officer and {fingerprint_of(policy.cosigner_key)} together approve"
-        if policy.cosigner_key
-        else "the officer alone approves"
-    )
     console.print(
-        f"from now on {approvers}; approvals by one person no longer stand"
+        f"approvals now need the officer and the cosigner {fingerprint_of(policy.cosigner_key)}; "
+        "approvals signed by one person are no longer valid"
         if policy.cosigner_key
-        else f"from now on {approvers}"
+        else "approvals now need the officer only"
     )
 
 
 def _resolve_public_key(key_or_path: str) -> str:
+    """The key itself, or the public key of a private key file."""
     if re.fullmatch(r"[0-9a-f]{64}", key_or_path):
         return key_or_path
     if not Path(key_or_path).is_file():
         raise KeyFileError(
-            f"{key_or_path} is neither a public key (64 hex digits) nor a key's file; see `hemofed site key new`"
+            f"{key_or_path} is neither a public key (64 hex digits) nor a key file; create one with `hemofed site key new`"
         )
     return public_hex(load_private_key(Path(key_or_path)))

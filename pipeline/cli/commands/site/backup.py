@@ -1,4 +1,4 @@
-"""`hemofed site backup`, `site restore`, `site ledger recover`, `site key new` and `site key officer`."""
+"""`hemofed site backup | restore`, `site ledger recover` and `site key new | officer`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:
     if json:
         print_json(backup_info | {"encrypted": encrypt})
         return
-    console.print(f"written: {file} ({format_bytes(backup_info['bytes'])}), no images", soft_wrap=True)
+    console.print(f"wrote {file} ({format_bytes(backup_info['bytes'])}), without images", soft_wrap=True)
     if not encrypt:
         console.print(
-            "It holds this site's private keys in the clear: keep it where only its owner reads it, or use --encrypt."
+            "It contains this site's private keys unencrypted: store it where only its owner can read it, or use --encrypt."
         )
 
 
 def restore_command(file: Path, home: Path, json: bool) -> None:
     if not file.is_file():
-        raise RunFolderError(f"there is no backup {file}; name the file that `hemofed site backup` wrote")
+        raise RunFolderError(f"{file} does not exist; name a file that `hemofed site backup` wrote")
     result = restore_home(file, home, read_passphrase(str(file), confirm=False) if is_encrypted(file) else None)
     if json:
         print_json(
@@ -43,21 +43,23 @@ def restore_command(file: Path, home: Path, json: bool) -> None:
             }
         )
         return
-    ledger = "the ledger that was here is newer, and stays" if result.kept_own_ledger else "the ledger is the backup's"
+    ledger_text = (
+        "the existing ledger is newer and is kept" if result.kept_own_ledger else "the ledger is that of the backup"
+    )
     console.print(
-        f"{format_count(result.num_files, 'file')} restored to {home}; {ledger}, with {result.last_entry_index + 1} entries",
+        f"{format_count(result.num_files, 'file')} restored to {home}; {ledger_text}, with {result.last_entry_index + 1} entries",
         soft_wrap=True,
     )
     for problem in result.problems:
         console.print(problem, style="red")
     if not result.kept_own_ledger:
         console.print(
-            "If work was done after this backup, the coordinator refuses its ledger, and says where it ended: then the "
-            "officer continues it with `hemofed site ledger recover`. Patients who withdrew since must be named again."
+            "If the site trained after this backup, the coordinator refuses its ledger and reports the last entry: then the "
+            "officer continues it with `hemofed site ledger recover`. Exclude patients who withdrew after the backup again."
         )
 
 
-def recover_command(
+def recover_ledger_command(
     home: Path,
     officer_key_path: Path,
     ledger_id: str | None,
@@ -68,9 +70,9 @@ def recover_command(
     drop_cosigner: bool,
     json: bool,
 ) -> None:
-    """`ledger`, `index` and `head` as the coordinator's refusal names them."""
+    """`ledger_id`, `last_index` and `last_hash` are those of the coordinator's message."""
     if (last_index is None) != (last_hash is None):
-        raise RunFolderError("--index and --head go together; the coordinator's refusal names both")
+        raise RunFolderError("--index and --head go together; the coordinator's message contains both")
     end_position = LedgerPosition(last_index, last_hash) if last_index is not None and last_hash is not None else None
     recovery = recover_ledger(
         home=home,
@@ -93,33 +95,33 @@ def recover_command(
         )
         return
     console.print(
-        f"a new ledger, {recovery.ledger.id[:16]}…, continues the old one, which is now {recovery.old_ledger_path}",
+        f"the new ledger {recovery.ledger.id[:16]}… continues the old one, which is now {recovery.old_ledger_path}",
         soft_wrap=True,
     )
     if recovery.num_missing_entries or recovery.lost_charges:
         spent_text = (
-            f"; spent in all now epsilon {recovery.lost_charges[-1].total_epsilon:.4g}" if recovery.lost_charges else ""
+            f"; total spent epsilon: {recovery.lost_charges[-1].total_epsilon:.4g}" if recovery.lost_charges else ""
         )
         console.print(
-            f"{format_count(recovery.num_missing_entries, 'entry').replace('entrys', 'entries')} cannot be read; {format_count(len(recovery.lost_charges), 'charge')} "
-            f"{'is' if len(recovery.lost_charges) == 1 else 'are'} reckoned for what may be in them{spent_text}"
+            f"missing entries: {recovery.num_missing_entries}; charges estimated for them: {len(recovery.lost_charges)}{spent_text}"
         )
     active_keys = recovery.ledger.state.keys
     console.print(
         f"the site's key: {fingerprint_of(active_keys.agent_key)}; the officer's: {fingerprint_of(active_keys.officer_key)}"
     )
     console.print(
-        "Approvals are not carried over: the officer approves again. Patients who withdrew in what is lost must be named "
-        "again: hemofed site exclude-patient"
+        "Approvals are not carried over: the officer has to approve again. Exclude patients again whose withdrawal was lost: "
+        "hemofed site exclude-patient"
     )
 
 
 def replace_officer_key_command(home: Path, old_key_path: Path, new_key_path: Path) -> None:
-    """The new key is read from its file, or made there."""
-    site_home, old_key, is_generated = SiteHome.open(home), load_private_key(old_key_path), not new_key_path.exists()
+    """The new key is read from its file, or generated if there is no file."""
+    site_home, old_key = SiteHome.open(home), load_private_key(old_key_path)
+    is_generated = not new_key_path.exists()
     new_key = keys.generate_key() if is_generated else load_private_key(new_key_path)
     if is_generated:
-        keys.save_key(new_key, new_key_path)  # first: a key in force that is nowhere could not be replaced
+        keys.save_key(new_key, new_key_path)  # before the ledger entry: an unsaved key in force could never be replaced
     try:
         site_home.ledger.append(officer_key_rotation(site_home.ledger.state.keys, new_key), old_key)
     except HemofedError:
@@ -127,7 +129,7 @@ def replace_officer_key_command(home: Path, old_key_path: Path, new_key_path: Pa
             new_key_path.unlink()
         raise
     console.print(
-        f"the officer's new key: {fingerprint_of(keys.public_hex(new_key))}; tell the coordinator by telephone"
+        f"the officer's new key: {fingerprint_of(keys.public_hex(new_key))}; read it to the coordinator by telephone"
     )
 
 
@@ -139,5 +141,5 @@ def create_key_command(file: Path, should_encrypt: bool, json: bool) -> None:
         print_json({"file": str(file), "public": public_key, "fingerprint": fingerprint_of(public_key)})
     else:
         console.print(
-            f"written: {file}\npublic key: {public_key}\nfingerprint: {fingerprint_of(public_key)}", soft_wrap=True
+            f"wrote {file}\npublic key: {public_key}\nfingerprint: {fingerprint_of(public_key)}", soft_wrap=True
         )

@@ -1,4 +1,4 @@
-"""`hemofed site check`."""
+"""`hemofed site check`: checks the site's images and writes a page about them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from sites.data_check.findings import ProgressCallback
 
 LEVEL_STYLES = {"stop": "bold red", "look": "yellow", "fine": "green"}
-MAX_SHOWN_NAMES = 5  # names behind a finding
+MAX_SHOWN_NAMES = 5  # files of a finding
 MAX_SHOWN_CLASSES = 30
 
 
 def check_command(home: Path, study: str | None, data: Path | None, out: Path | None, json: bool) -> None:
-    """Exit code 1 if something has to be put right first. `data` goes before site.toml, and that before HEMOFED_DATA.
-    `out`: HOME/check.html if not given."""
+    """Exit code 1 if something must be corrected first.
+
+    `data` takes precedence over site.toml, and site.toml over HEMOFED_DATA. `out` None: HOME/check.html."""
     if not home.is_dir():
-        raise RunFolderError(f"{home} is no folder; make a site's home with `hemofed site init`")
+        raise RunFolderError(f"{home} is not a folder; create a site's home with `hemofed site init`")
     settings = SiteSettings.load(home)
     if data is not None:
         settings = settings.model_copy(update={"data": data.resolve()})
@@ -46,12 +47,12 @@ def check_command(home: Path, study: str | None, data: Path | None, out: Path | 
         settings = settings.model_copy(update={"data": Path(root).resolve()})
     if resolved_study is None and settings.data is None:
         raise MissingDataError(
-            f'where the site\'s images lie is not said: write `data = "/path/to/images"` into {home / "site.toml"}, or '
-            "give --data; or name a study whose data need none"
+            f'the folder of the site\'s images is unknown: write `data = "/path/to/images"` into {home / "site.toml"}, or '
+            "give --data, or name a study whose data need no folder"
         )
-    remaining_budget = SiteHome.open(home).retained_mask if (home / "ledger.jsonl").is_file() else None
+    retained_mask = SiteHome.open(home).retained_mask if (home / "ledger.jsonl").is_file() else None
     with progress_bar(json) as on_progress:
-        result = check_data(source, resolved_study, settings, remaining_budget, on_progress)
+        result = check_data(source, resolved_study, settings, retained_mask, on_progress)
         on_progress("writing the page", 0, 0)
         page = home / "check.html" if out is None else out / "check.html" if out.is_dir() else out
         write_site_check(
@@ -70,28 +71,28 @@ def check_command(home: Path, study: str | None, data: Path | None, out: Path | 
 
 
 def resolve_study(home: Path, name: str | None) -> tuple[Study | None, str]:
-    """The study that says how to read the data, and how it is called: a file, an offered run, or a packaged study."""
+    """The study that defines how the data are read, and a description of it; `name` None: the newest offer."""
     from pipeline.study.schema import load_study
     from pipeline.study.toml_file import find_study
     from sites.governance.offers import list_offers, offered_study
 
-    offers = {offer.run: offer for offer in list_offers(home)}  # the newest last
+    offers = {offer.run: offer for offer in list_offers(home)}  # the newest is the last
     if name is None:
         if not offers:
-            return None, "no study, a folder of images"
+            return None, "read as a folder of images, without a study"
         name = list(offers)[-1]
     elif Path(name).is_file() or name not in offers:
         try:
-            return load_study(find_study(name), {}), f"read as the study {Path(name).stem} says"
+            return load_study(find_study(name), {}), f"read as the study {Path(name).stem} defines"
         except StudyError as error:
             offered_hint = f"; offered runs: {', '.join(offers)}" if offers and not Path(name).is_file() else ""
             raise StudyError(f"{error}{offered_hint}") from error
-    return offered_study(offers[name]), f"read as the offered run {name} says"
+    return offered_study(offers[name]), f"read as the offered run {name} defines"
 
 
 @contextlib.contextmanager
 def progress_bar(quiet: bool) -> Iterator[ProgressCallback]:
-    """A bar for each kind of work, gone when all is done; nothing where nobody looks."""
+    """One bar per task, removed at the end; no bars if `quiet` or without a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -115,22 +116,22 @@ def _print_result(result: DataCheck, read_as: str, page: Path) -> None:
         f = result.file_counts
         console.print(
             f"{f['files']:,} files: {f['images']:,} images, {f['dicom']:,} DICOM, {f['other']:,} other, "
-            f"{f['unreadable']:,} unreadable; {format_count(len(result.skipped), 'note')} on what was left out",
+            f"{f['unreadable']:,} unreadable; {format_count(len(result.skipped), 'note')} on files that were left out",
             soft_wrap=True,
         )
     if result.class_counts is not None:
-        census = result.class_counts
+        class_counts = result.class_counts
         rows = [
-            [name, *(f"{counts[class_index]:,}" for counts in census.counts.values())]
-            for class_index, name in enumerate(census.classes)
+            [name, *(f"{counts[class_index]:,}" for counts in class_counts.counts.values())]
+            for class_index, name in enumerate(class_counts.classes)
         ]
         num_hidden = len(rows) - MAX_SHOWN_CLASSES
         rows = rows[:MAX_SHOWN_CLASSES] + (
-            [[f"… {num_hidden} more", *("" for _ in census.counts)]] if num_hidden > 0 else []
+            [[f"… {num_hidden} more", *("" for _ in class_counts.counts)]] if num_hidden > 0 else []
         )
-        if census.unit is not None:
-            rows.append([f"{census.unit}s", *(f"{number:,}" for number in census.num_units.values())])
-        console.print(build_table(["class", *census.counts], rows))
+        if class_counts.unit is not None:
+            rows.append([f"{class_counts.unit}s", *(f"{number:,}" for number in class_counts.num_units.values())])
+        console.print(build_table(["class", *class_counts.counts], rows))
     for finding in result.findings:
         line = Text().append(f"{finding.severity:5}", LEVEL_STYLES[finding.severity]).append(finding.message)
         console.print(line, soft_wrap=True)
@@ -141,4 +142,6 @@ def _print_result(result: DataCheck, read_as: str, page: Path) -> None:
         if finding.remedy:
             console.print(f"       -> {finding.remedy}", soft_wrap=True)
     console.print(Text("verdict: ").append(result.severity, LEVEL_STYLES[result.severity]))
-    console.print(f"wrote {page}: it shows images and stays here; nothing was sent anywhere", soft_wrap=True)
+    console.print(
+        f"wrote {page}: it shows images and must stay at this site; nothing was sent anywhere", soft_wrap=True
+    )

@@ -1,4 +1,4 @@
-"""`hemofed site join`, `site status` and `site leave`: a site's life in a federation."""
+"""`hemofed site join | status | leave`: a site's membership in a federation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INVITATION_VARIABLE = "HEMOFED_INVITATION"
 def join_command(
     home: Path, coordinator_url: str | None, site: str | None, systemd: bool, once: bool, json: bool
 ) -> None:
-    """Enrols if the home is in no federation yet, then runs the agent until it is stopped."""
+    """Enrols the site unless it is enrolled already, then runs the agent until it is stopped."""
     from sites.agent.enrolment import enrol_site, has_membership, membership_summary
 
     site_home = SiteHome.open(home)
@@ -33,7 +33,7 @@ def join_command(
     if not has_membership(home):
         if coordinator_url is None:
             raise RunFolderError(
-                f"{home} belongs to no coordinator yet; name it: hemofed site join {home} --coordinator https://HOST:PORT"
+                f"{home} is not enrolled with a coordinator yet; give its address: hemofed site join {home} --coordinator https://HOST:PORT"
             )
         membership = enrol_site(site_home, coordinator_url.rstrip("/"), site or site_name, _read_invitation())
         membership_info = membership_summary(membership)
@@ -53,14 +53,14 @@ def _check_same_membership(home: Path, coordinator_url: str | None, site: str | 
     membership = SiteMembership.load(home)
     if coordinator_url is not None and coordinator_url.rstrip("/") != membership.url:
         raise RunFolderError(
-            f"{home} belongs to {membership.url}; leave it with `hemofed site leave {home}` before joining another"
+            f"{home} is enrolled with {membership.url}; leave it with `hemofed site leave {home}` before joining another coordinator"
         )
     if site is not None and site != membership.site:
         raise RunFolderError(f"{home} is the home of {membership.site}, not of {site}")
 
 
 def _read_invitation() -> str:
-    """Never on the command line, where others could read it."""
+    """From the environment, a prompt or standard input; never from arguments, which other users can read."""
     if text := os.environ.get(INVITATION_VARIABLE):
         return text
     if sys.stdin.isatty():
@@ -76,7 +76,7 @@ def _run_agent(home: Path, once: bool, json: bool) -> None:
     with _catch_stop_signals() as stop_event:
         agent = SiteAgent(home, print_line=lambda line: _print_line(line, json))
         if not once:
-            _print_line(f"the agent of {agent.status.site} runs; stop it with Ctrl-C", json)
+            _print_line(f"the agent of {agent.status.site} is running; stop it with Ctrl-C", json)
         agent.run(stop_event, once)
     if once and json:
         print_json(_collect_status(home))
@@ -84,7 +84,7 @@ def _run_agent(home: Path, once: bool, json: bool) -> None:
 
 @contextmanager
 def _catch_stop_signals() -> Iterator[threading.Event]:
-    """Set by SIGTERM and SIGINT. A second one changes nothing: the children are being ended."""
+    """An event that SIGTERM and SIGINT set. A second signal has no effect while child processes are being stopped."""
     stop_event = threading.Event()
     previous_handlers = {
         number: signal.signal(number, lambda *_: stop_event.set()) for number in (signal.SIGTERM, signal.SIGINT)
@@ -110,7 +110,7 @@ def print_systemd_unit(home: Path, site: str, json: bool) -> None:
         return
     sys.stdout.write(text)
     stderr_console.print(
-        f"Write this to /etc/systemd/system/{UNIT_NAME}, then: systemctl enable --now {UNIT_NAME}", soft_wrap=True
+        f"Write this to /etc/systemd/system/{UNIT_NAME}, then run: systemctl enable --now {UNIT_NAME}", soft_wrap=True
     )
 
 
@@ -127,7 +127,7 @@ def status_command(home: Path, json: bool) -> None:
     )
     if status["offers"]:
         offers = [[offer["run"], offer["state"], offer["reason"]] for offer in status["offers"]]
-        console.print(build_table(["offered", "approval", ""], offers, num_text_columns=3))
+        console.print(build_table(["offered", "approval", "reason"], offers, num_text_columns=3))
     for text in agent.get("warnings", []):
         console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
@@ -146,8 +146,14 @@ def _collect_status(home: Path) -> dict[str, Any]:
         [(offer, check_approval(site_home, offer)) for offer in list_offers(home)] if membership else []
     )
     offers = [
-        {"run": o.run, "offer": o.digest, "version": o.version, "state": v.state, "reason": v.reason}
-        for o, v in offers_with_status
+        {
+            "run": offer.run,
+            "offer": offer.digest,
+            "version": offer.version,
+            "state": status.state,
+            "reason": status.reason,
+        }
+        for offer, status in offers_with_status
     ]
     return {
         "membership": membership,
@@ -160,14 +166,17 @@ def _collect_status(home: Path) -> dict[str, Any]:
 
 def _status_rows(agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "url" not in agent:
-        yield "agent", "never ran" if not agent["running"] else "runs"
+        yield "agent", "running" if agent["running"] else "never started"
         return
-    yield "agent", f"runs, process {agent['pid']}" if agent["running"] else f"does not run (last seen {agent['written_at']})"
+    yield (
+        "agent",
+        f"running, process {agent['pid']}" if agent["running"] else f"not running (last status {agent['written_at']})",
+    )
     yield "coordinator", f"{agent['coordinator']}, {agent['url']}"
     if agent["running"]:
         yield "connection", agent["state"] + (f" since {agent['connected_since']}" if agent["connected_since"] else "")
         yield "run", agent["run"] or "none"
-        yield "FLARE's client", agent["flare"]
+        yield "FLARE client", agent["flare"]
     if agent["problem"]:
         yield "problem", agent["problem"]
     yield "last heartbeat", agent["last_heartbeat"] or "never"
@@ -176,7 +185,7 @@ def _status_rows(agent: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def leave_command(home: Path, json: bool) -> None:
-    """Keys, ledger and models stay: they are the site's."""
+    """Deletes the membership, also if the coordinator cannot be reached. Keys, ledger and models are kept."""
     from sites.agent.agent import exclusive_agent_lock
     from sites.agent.coordinator_client import CoordinatorClient
     from sites.agent.enrolment import SiteMembership, delete_membership
@@ -184,8 +193,8 @@ def leave_command(home: Path, json: bool) -> None:
     membership, failure = SiteMembership.load(home), ""
     with exclusive_agent_lock(home):
         try:
-            with CoordinatorClient(membership) as link:
-                link.leave_federation()
+            with CoordinatorClient(membership) as coordinator_client:
+                coordinator_client.leave_federation()
         except HemofedError as error:
             failure = str(error)
         delete_membership(home)
@@ -194,8 +203,10 @@ def leave_command(home: Path, json: bool) -> None:
         print_json({"left": membership.url, "told": not failure, "why": failure})
         return
     console.print(
-        f"{membership.site} has left {membership.coordinator.name}; ledger, keys and models stay in {home}",
+        f"{membership.site} has left {membership.coordinator.name}; ledger, keys and models are still in {home}",
         soft_wrap=True,
     )
     if failure:
-        raise ServiceError(f"the coordinator could not be told ({failure}); tell the lead, who removes the site there")
+        raise ServiceError(
+            f"the coordinator could not be notified ({failure}); ask the study lead to remove the site there"
+        )

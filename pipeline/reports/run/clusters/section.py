@@ -129,11 +129,11 @@ def _add_clusters_table(
     split, scores = record.latest_scores()
     sites: JsonObject = scores.get("sites") or {}
     metric = headline.site_ranking_metric(sites)
-    cluster_model_scores: JsonObject = comparison_scores(scores, "group").get("sites") or {}
+    cluster_model_scores: JsonObject = comparison_scores(scores, "cluster").get("sites") or {}
     models: JsonObject = scores.get("models") or {}
     cluster_names = sorted(set(history.result_clusters.values()), key=natural_sort_key)
     coordinator_scores = {
-        name: finite_or_none((models.get(f"group/{name}") or {}).get(metric)) for name in cluster_names
+        name: finite_or_none((models.get(f"cluster/{name}") or {}).get(metric)) for name in cluster_names
     }
     rows: list[list[TableCell]] = []
     for name in cluster_names:
@@ -226,11 +226,11 @@ def _add_dendrogram(
         (
             candidate
             for candidate in reversed(record.round_records)
-            if candidate.get("tree") and int(candidate["round"]) <= result_round
+            if candidate.get("dendrogram") and int(candidate["round"]) <= result_round
         ),
         {},
     )
-    dendrogram: JsonObject = round_record.get("tree") or {}
+    dendrogram: JsonObject = round_record.get("dendrogram") or {}
     leaves, merges = dendrogram.get("leaves") or (), dendrogram.get("merges") or ()
     if len(leaves) < 2 or len(merges) != len(leaves) - 1:
         return
@@ -294,13 +294,13 @@ class ClusterHistory:
 
 def load_cluster_history(record: RunRecord) -> ClusterHistory | None:
     """Starts at the first round with clusters; None if the run has none."""
-    known_indices = [index for index, round_record in enumerate(record.round_records) if round_record.get("groups")]
+    known_indices = [index for index, round_record in enumerate(record.round_records) if round_record.get("clusters")]
     if not known_indices:
         return None
     round_records = record.round_records[known_indices[0] :]
     rounds = [int(round_record["round"]) for round_record in round_records]
     clusters_by_round = [
-        {str(site): str(cluster_name) for site, cluster_name in (round_record.get("groups") or {}).items()}
+        {str(site): str(cluster_name) for site, cluster_name in (round_record.get("clusters") or {}).items()}
         for round_record in round_records
     ]
     best_round = (record.results or {}).get("best_round")

@@ -1,4 +1,4 @@
-// The service's HTTP API: JSON both ways, errors as text, and a header that other origins cannot send.
+// Calls of the coordinator's HTTP API. Every failure becomes an ApiError whose text says what to do.
 
 export class ApiError extends Error {
   constructor(status, text) {
@@ -7,45 +7,47 @@ export class ApiError extends Error {
   }
 }
 
-let signedOut = () => {};
-export const onSignedOut = (callback) => (signedOut = callback);
+let handleSignedOut = () => {};
+/** `callback` is called when the session has ended. */
+export const onSignedOut = (callback) => (handleSignedOut = callback);
 
-async function call(path, options) {
+async function request(path, options) {
   let response;
   try {
     response = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
   } catch {
     throw new ApiError(
       0,
-      "The coordinator does not answer. Is `hemofed coordinator serve` running, and this machine on the network?",
+      "The coordinator does not answer. Check that `hemofed coordinator serve` is running and that this machine is on the network.",
     );
   }
   const text = await response.text();
-  let told = null;
+  let body = null;
   try {
-    told = text ? JSON.parse(text) : null;
+    body = text ? JSON.parse(text) : null;
   } catch {
-    told = null;
+    body = null;
   }
-  if (response.ok) return told;
-  if (response.status === 401 && path !== "/api/login") signedOut();
+  if (response.ok) return body;
+  if (response.status === 401 && path !== "/api/login") handleSignedOut();
   throw new ApiError(
     response.status,
-    told?.error ?? `The coordinator answered ${response.status} ${response.statusText} to ${path}.`,
+    body?.error ?? `The coordinator answered ${path} with ${response.status} ${response.statusText}.`,
   );
 }
 
-export const get = (path) => call(path);
+export const get = (path) => request(path);
 
+/** The header X-Hemofed proves that the request comes from this page: other origins cannot send it. */
 export const post = (path, body = {}) =>
-  call(path, {
+  request(path, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Hemofed": "1" },
     body: JSON.stringify(body),
   });
 
-/** null where there is nothing yet. */
-export async function find(path) {
+/** null if the coordinator answers 404. */
+export async function getOrNull(path) {
   try {
     return await get(path);
   } catch (error) {
@@ -54,7 +56,6 @@ export async function find(path) {
   }
 }
 
-/** One segment of a path. */
-export const part = (name) => encodeURIComponent(name);
-export const runPath = (id, ...more) => ["/api/runs", part(id), ...more].join("/");
-export const filePath = (id, path) => runPath(id, "files", ...path.split("/").map(part));
+export const encodeSegment = (name) => encodeURIComponent(name);
+export const runPath = (id, ...segments) => ["/api/runs", encodeSegment(id), ...segments].join("/");
+export const filePath = (id, path) => runPath(id, "files", ...path.split("/").map(encodeSegment));

@@ -1,124 +1,116 @@
-// How the model learns: one chosen metric and the loss, pooled and per site, and the same as a table.
+// Learning curves: the selected metric and the loss, over all sites and per site; also as a table.
 
-import { chart, defined } from "./chart.js";
-import { empty, h, show, table } from "./dom.js";
-import { choice } from "./forms.js";
-import { isNumber, isPercent, metricName, score, splitName, tickWords } from "./words.js";
+import { finitePoints, lineChart } from "./chart.js";
+import { emptyState, h, renderIfChanged, table } from "./dom.js";
+import { selectField } from "./forms.js";
+import { formatScore, formatTick, isNumber, isPercentMetric, metricName, splitName } from "./format.js";
 
-const TABLE_ROUNDS = 200; // the last so many; more would stall a page
-const SHADES = 8;
+const MAX_TABLE_ROWS = 200; // longer tables would make the page slow
+const NUM_COLORS = 8;
 
-export function curves(panel) {
+/** Returns a function that draws the curves into the panel. */
+export function createCurves(panel) {
   const controls = h("div", { class: "row controls" });
-  const figures = h("div", { class: "pair-of-charts" });
-  const body = h("div");
-  const details = h("details", { id: "curves-table" }, h("summary", null, "Show as table"), body);
+  const figures = h("div", { class: "chart-pair" });
+  const tableBox = h("div");
+  const details = h("details", { id: "curves-table" }, h("summary", null, "Show as table"), tableBox);
   panel.body.append(controls, figures, details);
-  const chosen = { metric: null, split: null };
-  let latest = null;
+  const selected = { metric: null, split: null };
+  let lastArguments = null;
 
   function draw(records, headline) {
-    latest = [records, headline];
-    const judged = records.filter((record) => Object.keys(record.metrics ?? {}).length);
-    if (!judged.length) {
-      show(figures, "none", () => empty("Nothing has been judged yet.", "The curves begin with the first round."));
+    lastArguments = [records, headline];
+    const evaluated = records.filter((record) => Object.keys(record.metrics ?? {}).length);
+    if (!evaluated.length) {
+      renderIfChanged(figures, "none", () =>
+        emptyState("No round has been evaluated yet.", "The curves begin with the first evaluated round."),
+      );
       details.hidden = true;
       return;
     }
     details.hidden = false;
-    const splits = [...new Set(judged.flatMap((record) => Object.keys(record.metrics)))];
-    const split = splits.includes(chosen.split) ? chosen.split : splits.includes("val") ? "val" : splits[0];
-    const metrics = metricsOf(judged, split);
-    const metric = [chosen.metric, headline?.metric, "accuracy"].find((name) => metrics.includes(name)) ?? metrics[0];
-    show(controls, [metrics, splits], () => pickers(metrics, metric, splits, split));
-    const sites = [...new Set(judged.flatMap((record) => Object.keys(record.metrics[split]?.sites ?? {})))].sort();
-    show(figures, [judged.at(-1).round, judged.length, metric, split], () =>
-      [...new Set([metric, "loss"])].map((name) => figure(judged, sites, split, name)),
+    const splits = [...new Set(evaluated.flatMap((record) => Object.keys(record.metrics)))];
+    const split = splits.includes(selected.split) ? selected.split : splits.includes("val") ? "val" : splits[0];
+    const metrics = metricNames(evaluated, split);
+    const metric = [selected.metric, headline?.metric, "accuracy"].find((name) => metrics.includes(name)) ?? metrics[0];
+    renderIfChanged(controls, [metrics, splits], () => selectFields(metrics, metric, splits, split));
+    const sites = [...new Set(evaluated.flatMap((record) => Object.keys(record.metrics[split]?.sites ?? {})))].sort();
+    const key = [evaluated.at(-1).round, evaluated.length, metric, split];
+    renderIfChanged(figures, key, () =>
+      [...new Set([metric, "loss"])].map((name) => metricChart(evaluated, sites, split, name)),
     );
-    if (details.open)
-      show(body, [judged.at(-1).round, judged.length, metric, split], () => valueTable(judged, sites, split, metric));
+    if (details.open) renderIfChanged(tableBox, key, () => valueTable(evaluated, sites, split, metric));
   }
 
-  function pickers(metrics, metric, splits, split) {
-    const pick = (key) => (event) => {
-      chosen[key] = event.target.value;
-      draw(...latest);
+  function selectFields(metrics, metric, splits, split) {
+    const select = (key) => (event) => {
+      selected[key] = event.target.value;
+      draw(...lastArguments);
     };
-    const one = choice(
-      "metric",
-      "Metric",
-      metrics.map((name) => [name, metricName(name)]),
-      metric,
-    );
-    one.querySelector("select").addEventListener("change", pick("metric"));
-    if (splits.length < 2) return [one];
-    const two = choice(
-      "split",
-      "Examples",
-      splits.map((name) => [name, splitName(name)]),
-      split,
-    );
-    two.querySelector("select").addEventListener("change", pick("split"));
-    return [one, two];
+    const metricOptions = metrics.map((name) => [name, metricName(name)]);
+    const metricField = selectField("metric", "Metric", metricOptions, metric);
+    metricField.querySelector("select").addEventListener("change", select("metric"));
+    if (splits.length < 2) return [metricField];
+    const splitOptions = splits.map((name) => [name, splitName(name)]);
+    const splitField = selectField("split", "Examples", splitOptions, split);
+    splitField.querySelector("select").addEventListener("change", select("split"));
+    return [metricField, splitField];
   }
 
-  details.addEventListener("toggle", () => latest && draw(...latest));
+  details.addEventListener("toggle", () => lastArguments && draw(...lastArguments));
   return draw;
 }
 
-const whole = (record, split) => record.metrics[split]?.pooled ?? record.metrics[split]?.coordinator ?? {};
-const metricsOf = (judged, split) =>
-  Object.entries(whole(judged.at(-1), split))
+const overallMetrics = (record, split) => record.metrics[split]?.pooled ?? record.metrics[split]?.coordinator ?? {};
+const metricNames = (evaluated, split) =>
+  Object.entries(overallMetrics(evaluated.at(-1), split))
     .filter(([name, value]) => name !== "n" && isNumber(value))
     .map(([name]) => name);
 
-function figure(judged, sites, split, metric) {
-  const line = (name, kind, shade, of) => ({
+function metricChart(evaluated, sites, split, metric) {
+  const line = (name, kind, color, metricsOf) => ({
     name,
     kind,
-    shade,
-    points: defined(judged.map((record) => [record.round, of(record)?.[metric]])),
+    color,
+    points: finitePoints(evaluated.map((record) => [record.round, metricsOf(record)?.[metric]])),
   });
-  const many = sites.length > SHADES;
+  const isCrowded = sites.length > NUM_COLORS;
+  const overallName = evaluated.at(-1).metrics[split]?.pooled ? "all sites" : "coordinator";
   const lines = [
-    ...sites.map((site, place) =>
-      line(site, "site", many ? "many" : `c${place}`, (record) => record.metrics[split]?.sites?.[site]),
+    ...sites.map((site, index) =>
+      line(site, "site", isCrowded ? "many" : `c${index}`, (record) => record.metrics[split]?.sites?.[site]),
     ),
-    line(judged.at(-1).metrics[split]?.pooled ? "all sites" : "coordinator", "pooled", "main", (record) =>
-      whole(record, split),
-    ),
-  ].filter((one) => one.points.length);
-  const main = lines.at(-1);
-  const [from, to] = [main?.points[0], main?.points.at(-1)];
-  const desc = main
-    ? `${main.name}: ${score(metric, from[1])} in round ${from[0]}, ${score(metric, to[1])} in round ${to[0]}; ${sites.length} sites as thin lines.`
+    line(overallName, "pooled", "main", (record) => overallMetrics(record, split)),
+  ].filter(({ points }) => points.length);
+  const overall = lines.at(-1);
+  const [first, last] = [overall?.points[0], overall?.points.at(-1)];
+  const desc = overall
+    ? `${overall.name}: ${formatScore(metric, first[1])} in round ${first[0]}, ${formatScore(metric, last[1])} in round ${last[0]}; ${sites.length} sites as thin lines.`
     : "no values";
-  const title = `${metricName(metric)}, ${splitName(split)}`;
-  return chart({
+  return lineChart({
     id: `chart-${metric}`,
-    title,
+    title: `${metricName(metric)}, ${splitName(split)}`,
     desc,
     lines,
-    format: isPercent(metric) ? (tick, step) => `${tickWords(100 * tick, 100 * step)} %` : tickWords,
-    exact: (value) => score(metric, value),
+    format: isPercentMetric(metric) ? (tick, step) => `${formatTick(100 * tick, 100 * step)} %` : formatTick,
+    exact: (value) => formatScore(metric, value),
     from: metric === "loss" ? 0 : undefined,
   });
 }
 
-function valueTable(judged, sites, split, metric) {
-  const shown = judged.slice(-TABLE_ROUNDS).reverse();
+function valueTable(evaluated, sites, split, metric) {
+  const records = evaluated.slice(-MAX_TABLE_ROWS).reverse();
   const columns = [
     { title: "Round" },
     { title: "All", number: true },
     ...sites.map((site) => ({ title: site, number: true })),
   ];
-  const rows = shown.map((record) => [
+  const rows = records.map((record) => [
     String(record.round),
-    score(metric, whole(record, split)[metric]),
-    ...sites.map((site) => score(metric, record.metrics[split]?.sites?.[site]?.[metric])),
+    formatScore(metric, overallMetrics(record, split)[metric]),
+    ...sites.map((site) => formatScore(metric, record.metrics[split]?.sites?.[site]?.[metric])),
   ]);
-  const left = judged.length > shown.length ? `, the last ${shown.length} rounds` : "";
-  return table(`${metricName(metric)}, ${splitName(split)}, the newest round first${left}`, columns, rows, {
-    stacks: false,
-  });
+  const limit = evaluated.length > records.length ? `, last ${records.length} rounds` : "";
+  const caption = `${metricName(metric)}, ${splitName(split)}, newest round first${limit}`;
+  return table(caption, columns, rows, { stacks: false });
 }

@@ -1,61 +1,62 @@
-// The tree of sites: merges[i] = (a, b, distance, leaves) makes node len(leaves) + i, as scipy's linkage has it.
+// Dendrogram of the sites. As in scipy's linkage, merges[i] = (a, b, distance, size) creates node leaves.length + i.
 
 import { h, svg, table } from "./dom.js";
-import { countOf, shorten } from "./words.js";
+import { formatCountOf, truncate } from "./format.js";
 
-const ROW = 22;
+const ROW_HEIGHT = 22;
 const LEFT = 150;
 const WIDTH = 620;
-const FOOT = 30;
+const AXIS_HEIGHT = 30;
 
-/** A branch has its group's colour as long as all of it is in one group. */
-export function dendrogram({ leaves, merges }, groups, shades) {
+/** `clusterBySite` and `colors` (cluster -> class): a branch whose sites are all in one cluster has the cluster's colour. */
+export function dendrogram({ leaves, merges }, clusterBySite, colors) {
   const nodes = leaves.map((site) => ({ sites: [site], distance: 0 }));
   for (const [first, second, distance] of merges) {
-    const parts = [nodes[first], nodes[second]];
-    nodes.push({ parts, distance, sites: parts.flatMap((node) => node.sites) });
+    const children = [nodes[first], nodes[second]];
+    nodes.push({ children, distance, sites: children.flatMap((node) => node.sites) });
   }
-  const tops = nodes
-    .slice(-1)
-    .concat(nodes.length === leaves.length ? leaves.slice(0, -1).map((_, place) => nodes[place]) : []);
-  const order = tops.flatMap((node) => node.sites);
-  const furthest = Math.max(...merges.map((merge) => merge[2]), 1e-12);
-  const x = (distance) => LEFT + (distance / furthest) * (WIDTH - LEFT - 12);
-  const place = (node) =>
-    node.parts ? (place(node.parts[0]) + place(node.parts[1])) / 2 : order.indexOf(node.sites[0]) * ROW + ROW / 2;
-  const shade = (node) => {
-    const found = new Set(node.sites.map((site) => groups[site]));
-    return found.size === 1 ? (shades.get([...found][0]) ?? "mixed") : "mixed";
+  // without merges every leaf is a root
+  const roots = nodes.slice(-1).concat(merges.length ? [] : nodes.slice(0, -1));
+  const order = roots.flatMap((node) => node.sites);
+  const maxDistance = Math.max(...merges.map((merge) => merge[2]), 1e-12);
+  const x = (distance) => LEFT + (distance / maxDistance) * (WIDTH - LEFT - 12);
+  const y = (node) =>
+    node.children
+      ? (y(node.children[0]) + y(node.children[1])) / 2
+      : order.indexOf(node.sites[0]) * ROW_HEIGHT + ROW_HEIGHT / 2;
+  const branchColor = (node) => {
+    const clusters = new Set(node.sites.map((site) => clusterBySite[site]));
+    return clusters.size === 1 ? (colors.get([...clusters][0]) ?? "mixed") : "mixed";
   };
   const branches = nodes
-    .filter((node) => node.parts)
+    .filter((node) => node.children)
     .map((node) => {
-      const [a, b] = node.parts;
+      const [a, b] = node.children;
       return svg("path", {
-        class: `branch ${shade(node)}`,
-        d: `M${x(a.distance)} ${place(a)}H${x(node.distance)}V${place(b)}H${x(b.distance)}`,
+        class: `branch ${branchColor(node)}`,
+        d: `M${x(a.distance)} ${y(a)}H${x(node.distance)}V${y(b)}H${x(b.distance)}`,
       });
     });
   const names = order.map((site, row) =>
     svg(
       "text",
-      { x: LEFT - 8, y: row * ROW + ROW / 2 + 4, "text-anchor": "end" },
-      shorten(site, 15),
-      groups[site] === undefined
+      { x: LEFT - 8, y: row * ROW_HEIGHT + ROW_HEIGHT / 2 + 4, "text-anchor": "end" },
+      truncate(site, 15),
+      clusterBySite[site] === undefined
         ? ""
-        : svg("tspan", { class: `name ${shades.get(groups[site])}` }, ` · ${shorten(groups[site], 6)}`),
+        : svg("tspan", { class: `name ${colors.get(clusterBySite[site])}` }, ` · ${truncate(clusterBySite[site], 6)}`),
     ),
   );
-  const height = ROW * order.length + FOOT;
-  const axis = [0, furthest / 2, furthest].map((distance) => [
-    svg("line", { class: "grid", x1: x(distance), x2: x(distance), y1: 0, y2: height - FOOT + 4 }),
+  const height = ROW_HEIGHT * order.length + AXIS_HEIGHT;
+  const axis = [0, maxDistance / 2, maxDistance].map((distance) => [
+    svg("line", { class: "grid", x1: x(distance), x2: x(distance), y1: 0, y2: height - AXIS_HEIGHT + 4 }),
     svg(
       "text",
-      { class: "axis", x: x(distance), y: height - 10, "text-anchor": distance === furthest ? "end" : "middle" },
+      { class: "axis", x: x(distance), y: height - 10, "text-anchor": distance === maxDistance ? "end" : "middle" },
       Number(distance.toPrecision(2)).toString(),
     ),
   ]);
-  const nearest = merges.length ? `The nearest are ${nodes[leaves.length].sites.join(" and ")}.` : "";
+  const mostSimilar = merges.length ? `The most similar sites are ${nodes[leaves.length].sites.join(" and ")}.` : "";
   const rows = merges.map((merge, step) => [
     String(step + 1),
     nodes[merge[0]].sites.join(", "),
@@ -65,12 +66,12 @@ export function dendrogram({ leaves, merges }, groups, shades) {
   return h(
     "figure",
     null,
-    h("figcaption", null, "Tree of the sites: the further right two meet, the more they differ"),
+    h("figcaption", null, "Dendrogram: the further right two sites meet, the more they differ"),
     svg(
       "svg",
-      { viewBox: `0 0 ${WIDTH} ${height}`, class: "fits", role: "img", "aria-labelledby": "tree-drawn tree-told" },
-      svg("title", { id: "tree-drawn" }, "Tree of the sites"),
-      svg("desc", { id: "tree-told" }, `${countOf(leaves.length, "site")}. ${nearest}`),
+      { viewBox: `0 0 ${WIDTH} ${height}`, class: "fits", role: "img", "aria-labelledby": "tree-title tree-desc" },
+      svg("title", { id: "tree-title" }, "Dendrogram of the sites"),
+      svg("desc", { id: "tree-desc" }, `${formatCountOf(leaves.length, "site")}. ${mostSimilar}`),
       axis,
       branches,
       names,
@@ -78,13 +79,13 @@ export function dendrogram({ leaves, merges }, groups, shades) {
     h(
       "details",
       { id: "tree-table" },
-      h("summary", null, "Show the tree as table"),
+      h("summary", null, "Show the dendrogram as table"),
       table(
-        "Merges, the nearest first",
+        "Merges, most similar first",
         [
           { title: "Step" },
-          { title: "One side", words: true },
-          { title: "Other side", words: true },
+          { title: "First branch", text: true },
+          { title: "Second branch", text: true },
           { title: "Distance", number: true },
         ],
         rows,

@@ -1,18 +1,19 @@
-// Dialogs on <dialog>: the browser keeps the focus inside, Escape closes, and the focus goes back where it was.
+// Dialogs on <dialog>: the browser keeps the focus inside, Escape closes it, and the focus returns to where it was.
 
-import { command, h } from "./dom.js";
+import { commandBlock, h } from "./dom.js";
 
-let count = 0;
+let numDialogs = 0;
 
-function open(title, body, buttons, { closable = true } = {}) {
-  const id = `dialog-${(count += 1)}`;
+/** Resolves to the value of the pressed button. `buttons`: [label, value, class]. */
+function openDialog(title, content, buttons, { closable = true } = {}) {
+  const id = `dialog-${(numDialogs += 1)}`;
   return new Promise((resolve) => {
-    const before = document.activeElement;
+    const focused = document.activeElement;
     const form = h(
       "form",
       { method: "dialog" },
       h("h2", { id }, title),
-      h("div", { class: "said" }, body),
+      h("div", null, content),
       h(
         "p",
         { class: "actions" },
@@ -23,7 +24,7 @@ function open(title, body, buttons, { closable = true } = {}) {
     if (!closable) dialog.addEventListener("cancel", (event) => event.preventDefault());
     dialog.addEventListener("close", () => {
       dialog.remove();
-      if (before?.isConnected) before.focus();
+      if (focused?.isConnected) focused.focus();
       resolve(dialog.returnValue);
     });
     document.body.append(dialog);
@@ -31,50 +32,46 @@ function open(title, body, buttons, { closable = true } = {}) {
   });
 }
 
-/** Whether they said yes. The way out comes first, so that Enter does no harm. */
-export async function confirmed(title, words, yes) {
-  return (
-    (await open(
-      title,
-      [words].flat().map((line) => h("p", null, line)),
-      [
-        ["Cancel", "no", "plain"],
-        [yes, "yes", "danger"],
-      ],
-    )) === "yes"
-  );
+/** Whether the user confirmed. Cancel is the first button, so that Enter does no harm. */
+export async function confirmAction(title, text, label) {
+  const paragraphs = [text].flat().map((line) => h("p", null, line));
+  const buttons = [
+    ["Cancel", "cancel", null],
+    [label, "confirm", "danger"],
+  ];
+  return (await openDialog(title, paragraphs, buttons)) === "confirm";
 }
 
-/** A secret that is shown once: Escape does not lose it. */
-export function showOnce(title, secret, notes) {
-  const copied = h("span", { role: "status", class: "quiet" });
-  const field = h("input", {
+/** Shows a secret that cannot be shown again; Escape does not close the dialog. `notes`: text, nodes or {command}. */
+export function showSecret(title, secret, notes) {
+  const copyStatus = h("span", { role: "status", class: "quiet" });
+  const input = h("input", {
     id: "secret",
     class: "secret",
     readonly: true,
     value: secret,
     spellcheck: "false",
     autocomplete: "off",
-    onfocus: () => field.select(),
+    onfocus: () => input.select(),
   });
   const copy = async () => {
-    field.select();
+    input.select();
     try {
       await navigator.clipboard.writeText(secret);
-      copied.textContent = "Copied.";
+      copyStatus.textContent = "Copied.";
     } catch {
-      copied.textContent = "Press Ctrl+C to copy.";
+      copyStatus.textContent = "Press Ctrl+C to copy.";
     }
   };
-  const body = [
+  const content = [
     h(
       "p",
       null,
       h("label", { for: "secret" }, "One-time token"),
-      h("span", { class: "with-button" }, field, h("button", { type: "button", onclick: copy }, "Copy")),
+      h("span", { class: "with-button" }, input, h("button", { type: "button", onclick: copy }, "Copy")),
     ),
-    h("p", { class: "quiet" }, "It is shown only now: the coordinator keeps a hash of it. ", copied),
-    ...notes.map((note) => (note.command ? command(note.command) : h("p", null, note))),
+    h("p", { class: "quiet" }, "It is shown only now: the coordinator stores a hash of it. ", copyStatus),
+    ...notes.map((note) => (note.command ? commandBlock(note.command) : h("p", null, note))),
   ];
-  return open(title, body, [["I have kept it", "done", "main"]], { closable: false });
+  return openDialog(title, content, [["I have saved it", "done", "main"]], { closable: false });
 }

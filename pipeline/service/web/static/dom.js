@@ -1,4 +1,4 @@
-// Elements from data. Text always becomes a text node, so a name such as "<img onerror=...>" is only ever shown.
+// Creates elements from data. Text always becomes a text node, so a name such as "<img onerror=...>" is never parsed.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -11,108 +11,104 @@ function fill(node, attrs, children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...flat(children));
+  node.append(...flatten(children));
   return node;
 }
 
-const flat = (children) =>
+const flatten = (children) =>
   children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
-/** New children, unless `key` says that nothing changed; whoever had the focus keeps it, by id. */
-export function show(node, key, make) {
-  const told = JSON.stringify(key ?? null);
-  if (node.told === told) return false;
-  node.told = told;
-  const held = node.contains(document.activeElement) ? document.activeElement.id : "";
-  const open = [...node.querySelectorAll("details[open][id]")].map((details) => details.id);
-  const scrolled = [...node.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
-  node.replaceChildren(...flat([make()]));
-  for (const details of node.querySelectorAll("details[id]")) if (open.includes(details.id)) details.open = true;
-  [...node.querySelectorAll(".scroll")].forEach((box, place) => (box.scrollLeft = scrolled[place] ?? 0));
-  if (held) document.getElementById(held)?.focus({ preventScroll: true });
+/** Replaces the children by `create()` if `key` has changed. Focus (by id), open details and scroll positions stay. */
+export function renderIfChanged(node, key, create) {
+  const contentKey = JSON.stringify(key ?? null);
+  if (node.contentKey === contentKey) return false;
+  node.contentKey = contentKey;
+  const focusedId = node.contains(document.activeElement) ? document.activeElement.id : "";
+  const openIds = [...node.querySelectorAll("details[open][id]")].map((details) => details.id);
+  const scrollLefts = [...node.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
+  node.replaceChildren(...flatten([create()]));
+  for (const details of node.querySelectorAll("details[id]")) if (openIds.includes(details.id)) details.open = true;
+  [...node.querySelectorAll(".scroll")].forEach((box, index) => (box.scrollLeft = scrollLefts[index] ?? 0));
+  if (focusedId) document.getElementById(focusedId)?.focus({ preventScroll: true });
   return true;
 }
 
-/** A titled part of a page, whose body is filled later; hidden as long as it has nothing to say. */
-export function panel(id, title, { wide = false, note = null } = {}) {
+/** A titled section of a page; its `body` is filled later. */
+export function panel(id, title, { wide = false } = {}) {
   const body = h("div", { class: "body" });
-  const heading = h("h2", { id: `${id}-title` }, title);
   const section = h(
     "section",
     { id, class: wide ? "wide" : null, "aria-labelledby": `${id}-title` },
-    heading,
-    note && h("p", { class: "quiet" }, note),
+    h("h2", { id: `${id}-title` }, title),
     body,
   );
   return { section, body };
 }
 
-/** columns: [{title, number?, words?}]; rows: arrays of text, nodes or {cell, ...attrs}; the first names its row. */
+/**
+ * columns: [{title, number?, text?}]; rows: arrays of text, nodes or {cell, ...attrs}, of which the first is the row's
+ * header. `stacks`: on narrow screens every row becomes a card.
+ */
 export function table(caption, columns, rows, { hideCaption = false, id = null, stacks = true } = {}) {
-  const kind = (column) => [column.number && "number", column.words && "words"].filter(Boolean).join(" ") || null;
-  const cell = (value, place) => {
-    const given = value !== null && typeof value === "object" && !(value instanceof Node) && !Array.isArray(value);
-    const { cell: inner, ...attrs } = given ? value : { cell: value };
-    const first = place === 0;
-    // roles by name: a narrow page lays rows out as cards, and browsers then forget that it is a table
+  const columnClass = (column) => [column.number && "number", column.text && "text"].filter(Boolean).join(" ") || null;
+  const tableCell = (value, index) => {
+    const hasAttrs = value !== null && typeof value === "object" && !(value instanceof Node) && !Array.isArray(value);
+    const { cell: content, ...attrs } = hasAttrs ? value : { cell: value };
+    const isHeader = index === 0;
+    // explicit roles: the narrow layout changes `display`, and browsers then no longer report a table
     return h(
-      first ? "th" : "td",
+      isHeader ? "th" : "td",
       {
-        scope: first ? "row" : null,
-        role: first ? "rowheader" : "cell",
-        class: kind(columns[place]),
-        "data-title": columns[place].title,
+        scope: isHeader ? "row" : null,
+        role: isHeader ? "rowheader" : "cell",
+        class: columnClass(columns[index]),
+        "data-title": columns[index].title,
         ...attrs,
       },
-      inner ?? "–",
+      content ?? "–",
     );
   };
+  const header = columns.map((column) =>
+    h("th", { scope: "col", role: "columnheader", class: columnClass(column) }, column.title),
+  );
   const grid = h(
     "table",
     { id, role: "table", class: stacks ? "stacks" : null },
     h("caption", { class: hideCaption ? "sr" : null }, caption),
-    h(
-      "thead",
-      { role: "rowgroup" },
-      h(
-        "tr",
-        { role: "row" },
-        columns.map((column) => h("th", { scope: "col", role: "columnheader", class: kind(column) }, column.title)),
-      ),
-    ),
+    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, header)),
     h(
       "tbody",
       { role: "rowgroup" },
-      rows.map((row) => h("tr", { role: "row" }, row.map(cell))),
+      rows.map((row) => h("tr", { role: "row" }, row.map(tableCell))),
     ),
   );
   const box = h("div", { class: "scroll" }, grid);
-  widths.observe(box);
+  scrollObserver.observe(box);
   return box;
 }
 
-// a box that scrolls must be reachable by keyboard, and then has to have a name; one that does not is no stop
-const widths = new ResizeObserver((changes) => {
-  for (const { target } of changes) {
+// a box that scrolls must be reachable by keyboard and have a name; one that does not scroll must not be a tab stop
+const scrollObserver = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
     const scrolls = target.scrollWidth > target.clientWidth + 1;
-    const named = { tabindex: "0", role: "region", "aria-label": target.querySelector("caption").textContent };
-    for (const [name, value] of Object.entries(named))
+    const attrs = { tabindex: "0", role: "region", "aria-label": target.querySelector("caption").textContent };
+    for (const [name, value] of Object.entries(attrs))
       scrolls ? target.setAttribute(name, value) : target.removeAttribute(name);
   }
 });
 
 export const badge = (tone, text) =>
   h("span", { class: `badge ${tone}` }, h("span", { class: "mark", "aria-hidden": "true" }, MARKS[tone] ?? "•"), text);
-// shapes beside colours: nothing is said by colour alone
-const MARKS = { good: "✓", busy: "▶", wait: "…", warn: "!", bad: "✕", still: "■", quiet: "–" };
+// a shape in addition to the colour, for readers who cannot tell the colours apart
+const MARKS = { good: "✓", busy: "▶", wait: "…", warn: "!", bad: "✕", neutral: "■", quiet: "–" };
 
-export const empty = (title, ...next) =>
+export const emptyState = (title, ...next) =>
   h("div", { class: "empty" }, h("p", null, h("strong", null, title)), next.length ? h("p", null, next) : null);
-export const link = (to, ...children) => h("a", { href: to }, children);
-export const command = (text) =>
+export const link = (href, ...children) => h("a", { href }, children);
+export const commandBlock = (text) =>
   h("pre", { class: "command", tabindex: "0", "aria-label": "command" }, h("code", null, text));
 
-/** Says it to screen readers once; for changes of state, not for ticks. */
+/** Reads a text out to users of screen readers; for changes of state, not for every update. */
 export function announce(text) {
   const region = document.getElementById("announce");
   if (region.textContent !== text) region.textContent = text;

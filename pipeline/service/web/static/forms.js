@@ -1,21 +1,22 @@
-// Labelled fields, errors beside the form, and buttons that wait for the coordinator's answer.
+// Labelled fields, forms that show errors, and buttons that are inactive while a request runs.
 
 import { announce, h } from "./dom.js";
 
-export const NAME = "[A-Za-z0-9][A-Za-z0-9_\\-]{0,47}"; // of a site or a user: becomes a path, a certificate
+export const NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_\\-]{0,47}"; // of a site or a user, as the API accepts it
 
-export function field(id, label, attrs = {}, hint = null) {
-  const help = hint ? `${id}-hint` : null;
+export function inputField(id, label, attrs = {}, hint = null) {
+  const hintId = hint ? `${id}-hint` : null;
   return h(
     "p",
     { class: "field" },
     h("label", { for: id }, label),
-    h("input", { id, name: id, "aria-describedby": help, autocomplete: "off", ...attrs }),
-    hint && h("small", { id: help }, hint),
+    h("input", { id, name: id, "aria-describedby": hintId, autocomplete: "off", ...attrs }),
+    hint && h("small", { id: hintId }, hint),
   );
 }
 
-export function choice(id, label, options, chosen) {
+/** `options`: [value, text]. */
+export function selectField(id, label, options, selected) {
   return h(
     "p",
     { class: "field" },
@@ -23,32 +24,32 @@ export function choice(id, label, options, chosen) {
     h(
       "select",
       { id, name: id },
-      options.map(([value, text]) => h("option", { value, selected: value === chosen }, text)),
+      options.map(([value, text]) => h("option", { value, selected: value === selected }, text)),
     ),
   );
 }
 
-/** `send` gets the form's values; what it throws is shown with its text. */
+/** `send(formData, node)` is called on submit; the text of an error that it throws is shown. */
 export function form(attrs, label, send, ...fields) {
   const error = h("p", { class: "error", role: "alert" });
   const button = h("button", { type: "submit", class: "main" }, label);
   const node = h("form", { ...attrs, novalidate: false }, fields, h("p", { class: "actions" }, button), error);
   node.addEventListener("submit", async (event) => {
     event.preventDefault();
-    await busy(button, error, () => send(new FormData(node), node));
+    await runWithButton(button, error, () => send(new FormData(node), node));
   });
   return node;
 }
 
-/** Runs `act` with the button off; the error's text goes to `error`. */
-export async function busy(button, error, act) {
+/** Runs `action` while the button is inactive, and shows the text of an error in `errorNode`. */
+export async function runWithButton(button, errorNode, action) {
   if (button.getAttribute("aria-busy") === "true") return;
   button.setAttribute("aria-busy", "true");
-  error.replaceChildren();
+  errorNode.replaceChildren();
   try {
-    await act();
-  } catch (problem) {
-    error.append(problem.message);
+    await action();
+  } catch (error) {
+    errorNode.append(error.message);
     announce("");
   } finally {
     button.removeAttribute("aria-busy");

@@ -1,69 +1,70 @@
-// The round under way: who was asked, who answered, who is waited for and since when.
+// The round in progress: which sites were asked, which have replied, and how long the others have taken so far.
 
 import { badge, h } from "./dom.js";
-import { running } from "./times.js";
-import { countOf, duration } from "./words.js";
+import { formatCountOf, formatDuration } from "./format.js";
+import { elapsedTime } from "./times.js";
 
 const PHASES = {
   train: "training",
-  evaluate: "judging the model",
-  keep: "sites keep their models",
-  about: "sites describe their data",
+  evaluate: "evaluating the model",
+  save_personal: "sites save their personalized models",
+  data_summary: "sites describe their data",
 };
-const SLOW = 3; // times a site's usual time
+const SLOW_FACTOR = 3; // a site is slow after this multiple of its usual time
+const MIN_SLOW_SECONDS = 5;
+const NUM_RECENT_ROUNDS = 9;
 
-/** Remembers when a phase was first seen: live.json tells only when it was last written. */
-export function phaseClock() {
-  let key = null;
-  let began = null;
+/** Returns a function that returns the start of the current phase: live.json has only the time of its last change. */
+export function createPhaseTimer() {
+  let phaseKey = null;
+  let startedAt = null;
   return (live) => {
-    const now = `${live.round} ${live.phase}`;
-    if (now !== key) [key, began] = [now, live.since ?? live.at];
-    return live.since ?? began;
+    const key = `${live.round} ${live.phase}`;
+    if (key !== phaseKey) [phaseKey, startedAt] = [key, live.at];
+    return startedAt;
   };
 }
 
-export function liveRound(live, began, records) {
+export function liveRoundBody(live, startedAt, records) {
   const asked = live.asked ?? [];
   const missed = live.missed ?? {};
   const answered = new Set(live.answered ?? []);
-  const waited = asked.filter((site) => !answered.has(site) && !(site in missed));
-  const usual = usualSeconds(records);
-  const words = `Round ${live.round} of ${live.rounds}: ${PHASES[live.phase] ?? live.phase}. ${answered.size} of ${countOf(asked.length, "site")} answered`;
-  const rest = waited.length
-    ? [", ", countOf(waited.length, "site"), " waited for, ", running(began), " by now."]
+  const waiting = asked.filter((site) => !answered.has(site) && !(site in missed));
+  const secondsBySite = medianSeconds(records);
+  const phase = PHASES[live.phase] ?? live.phase;
+  const text = `Round ${live.round} of ${live.rounds}: ${phase}. ${answered.size} of ${formatCountOf(asked.length, "site")} replied`;
+  const rest = waiting.length
+    ? [", waiting for ", formatCountOf(waiting.length, "site"), " for ", elapsedTime(startedAt), "."]
     : ".";
-  const order = [...waited, ...asked.filter((site) => !waited.includes(site))];
-  return [
-    h("p", { class: "live-words" }, words, rest),
-    h(
-      "ul",
-      { class: "people", id: "people" },
-      order.map((site) => person(site, { answered, missed, began, usual: usual.get(site), phase: live.phase })),
-    ),
-  ];
+  const order = [...waiting, ...asked.filter((site) => !waiting.includes(site))];
+  const items = order.map((site) => {
+    if (answered.has(site)) return siteItem(site, "answered", badge("good", "replied"));
+    if (site in missed) return siteItem(site, "missed", badge("bad", "missed"), missed[site].text);
+    return waitingItem(site, startedAt, live.phase === "train" ? secondsBySite.get(site) : undefined);
+  });
+  return [h("p", { class: "live-text" }, text, rest), h("ul", { class: "site-cards", id: "live-sites" }, items)];
 }
 
-function person(site, { answered, missed, began, usual, phase }) {
-  const name = h("strong", null, site);
-  if (answered.has(site)) return h("li", { class: "answered" }, name, badge("good", "answered"));
-  if (site in missed) return h("li", { class: "missed" }, name, badge("bad", "missed"), h("small", null, missed[site].text));
-  const late = phase === "train" && usual && (Date.now() - Date.parse(began)) / 1000 > Math.max(SLOW * usual, 5);
-  return h(
-    "li",
-    { class: "waited" },
-    name,
-    badge(late ? "warn" : "wait", late ? "slow" : "waited for"),
-    h("small", null, running(began), usual && phase === "train" ? `, usually ${duration(usual)}` : ""),
-  );
+const siteItem = (site, kind, state, ...details) =>
+  h("li", { class: kind }, h("strong", null, site), state, details.length > 0 && h("small", null, details));
+
+/** `usualSeconds`: undefined if it is unknown. */
+function waitingItem(site, startedAt, usualSeconds) {
+  const seconds = (Date.now() - Date.parse(startedAt)) / 1000;
+  const isSlow = usualSeconds && seconds > Math.max(SLOW_FACTOR * usualSeconds, MIN_SLOW_SECONDS);
+  const state = badge(isSlow ? "warn" : "wait", isSlow ? "slow" : "waiting");
+  const usual = usualSeconds ? `, usually ${formatDuration(usualSeconds)}` : "";
+  return siteItem(site, "waiting", state, elapsedTime(startedAt), usual);
 }
 
-/** The median of what each site took for its last rounds. */
-function usualSeconds(records) {
-  const taken = new Map();
-  for (const record of records.slice(-9)) {
+/** site -> median training time in its recent rounds. */
+function medianSeconds(records) {
+  const times = new Map();
+  for (const record of records.slice(-NUM_RECENT_ROUNDS)) {
     for (const [site, work] of Object.entries(record.work ?? {}))
-      taken.set(site, [...(taken.get(site) ?? []), work.seconds]);
+      times.set(site, [...(times.get(site) ?? []), work.seconds]);
   }
-  return new Map([...taken].map(([site, all]) => [site, [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)]]));
+  return new Map(
+    [...times].map(([site, seconds]) => [site, seconds.sort((a, b) => a - b)[Math.floor(seconds.length / 2)]]),
+  );
 }

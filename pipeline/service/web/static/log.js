@@ -1,57 +1,53 @@
-// What the coordinator has noted: requests, refusals, runs. The newest first.
+// The coordinator's log: requests, refusals, runs. Newest first.
 
 import { get } from "./api.js";
-import { badge, empty, h, panel, show, table } from "./dom.js";
-import { busy, choice, field } from "./forms.js";
-import { toTheSecond } from "./words.js";
+import { badge, emptyState, h, panel, renderIfChanged, table } from "./dom.js";
+import { inputField, runWithButton, selectField } from "./forms.js";
+import { formatTimestamp } from "./format.js";
 
 const TONES = { info: "quiet", warning: "warn", error: "bad" };
-const LENGTHS = [
-  ["50", "50"],
-  ["200", "200"],
-  ["1000", "1000"],
-];
+const LENGTHS = ["50", "200", "1000"];
 
 export async function logPage() {
   const { section, body } = panel("records", "Records", { wide: true });
   const error = h("p", { class: "error", role: "alert" });
   let records = await get("/api/log?last=200");
-  let wanted = "";
+  let query = "";
 
   const draw = () => {
-    const fitting = [...records].reverse().filter((record) => JSON.stringify(record).toLowerCase().includes(wanted));
-    show(body, [fitting, wanted], () =>
-      fitting.length
+    const matching = [...records].reverse().filter((record) => JSON.stringify(record).toLowerCase().includes(query));
+    renderIfChanged(body, [matching, query], () =>
+      matching.length
         ? table(
-            `${fitting.length} of the last ${records.length} records`,
-            [{ title: "Time" }, { title: "Level" }, { title: "Event", words: true }, { title: "Details", words: true }],
-            fitting.map(row),
+            `${matching.length} of the last ${records.length} records`,
+            [{ title: "Time" }, { title: "Level" }, { title: "Event", text: true }, { title: "Details", text: true }],
+            matching.map(logRow),
           )
-        : empty(records.length ? "No record has these words." : "Nothing has been noted yet."),
+        : emptyState(records.length ? "No record contains this text." : "The log is empty."),
     );
   };
-  const search = field("words", "Only with these words", { type: "search" });
-  const length = choice("last", "How many", LENGTHS, "200");
-  const again = h("button", { type: "button", class: "plain" }, "Read again");
-  const read = () =>
-    busy(again, error, async () => {
+  const search = inputField("search", "Only records that contain", { type: "search" });
+  const length = selectField("last", "Number of records", LENGTHS.map((count) => [count, count]), "200");
+  const refresh = h("button", { type: "button" }, "Refresh");
+  const load = () =>
+    runWithButton(refresh, error, async () => {
       records = await get(`/api/log?last=${length.querySelector("select").value}`);
       draw();
     });
   search.querySelector("input").addEventListener("input", (event) => {
-    wanted = event.target.value.trim().toLowerCase();
+    query = event.target.value.trim().toLowerCase();
     draw();
   });
-  length.querySelector("select").addEventListener("change", read);
-  again.addEventListener("click", read);
+  length.querySelector("select").addEventListener("change", load);
+  refresh.addEventListener("click", load);
   draw();
-  const controls = h("div", { class: "row controls" }, search, length, h("p", { class: "actions" }, again));
+  const controls = h("div", { class: "row controls" }, search, length, h("p", { class: "actions" }, refresh));
   return { title: "Log", nodes: [h("div", { class: "head" }, h("h1", null, "Log")), controls, error, section] };
 }
 
-function row(record) {
-  const { time, level = "info", event, ...rest } = record;
-  const details = Object.entries(rest).map(([key, value]) =>
+function logRow(record) {
+  const { time, level = "info", event, ...fields } = record;
+  const details = Object.entries(fields).map(([key, value]) =>
     h(
       "span",
       { class: "pair" },
@@ -60,9 +56,9 @@ function row(record) {
     ),
   );
   return [
-    toTheSecond(time),
+    formatTimestamp(time),
     badge(TONES[level] ?? "quiet", String(level)),
     event ?? "–",
-    { cell: details, class: "words pairs" },
+    { cell: details, class: "text pairs" },
   ];
 }

@@ -1,37 +1,34 @@
-// Signing in with a token. The token goes to the coordinator and is kept nowhere here.
+// Signing in with a token. The token is sent to the coordinator and not stored in the browser.
 
 import { post } from "./api.js";
 import { h } from "./dom.js";
-import { field, form } from "./forms.js";
+import { form, inputField } from "./forms.js";
 
-export function loginPage(text, entered) {
+/** `notice`: why the user has to sign in, or "". `onSignedIn` is called after a successful login. */
+export function loginPage(notice, onSignedIn) {
   const send = async (values, node) => {
     await post("/api/login", { token: values.get("token").trim() });
     node.reset();
-    await entered();
+    await onSignedIn();
   };
+  const tokenField = inputField(
+    "token",
+    "Token",
+    { type: "password", required: true, autocomplete: "current-password", spellcheck: "false" },
+    "The study lead gives it to you. The first lead's token is in the file lead.token of the coordinator's home.",
+  );
   const nodes = [
     h(
       "div",
       { class: "login" },
       h("p", { class: "brand" }, h("img", { src: "/static/icon.svg", alt: "", width: "28", height: "28" }), "hemofed"),
       h("h1", null, "Sign in"),
-      text && h("p", { class: "notice" }, text),
-      form(
-        { id: "login" },
-        "Sign in",
-        send,
-        field(
-          "token",
-          "Token",
-          { type: "password", required: true, autocomplete: "current-password", spellcheck: "false" },
-          "As the study lead gave it to you. The first lead's is in the file lead.token of the coordinator's home.",
-        ),
-      ),
+      notice && h("p", { class: "notice" }, notice),
+      form({ id: "login" }, "Sign in", send, tokenField),
       h(
         "p",
         { class: "quiet" },
-        "Images never leave the hospitals; this page shows counts, scores and who approved what.",
+        "Images never leave the hospitals; this page shows counts, scores and which sites approved which study.",
       ),
     ),
   ];

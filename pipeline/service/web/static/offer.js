@@ -1,20 +1,37 @@
-// Offering a study to the hospitals: its text, to whom, and how few suffice.
+// Offering a study: its TOML text, the sites that are asked, and how many of them have to approve.
 
 import { get, post } from "./api.js";
-import { empty, h, link, panel } from "./dom.js";
-import { field, form } from "./forms.js";
-import { connection } from "./site_rows.js";
+import { emptyState, h, link, panel } from "./dom.js";
+import { form, inputField } from "./forms.js";
+import { runHash } from "./run_states.js";
+import { connectionBadge } from "./site_rows.js";
 
 export async function offerPage() {
   const sites = (await get("/api/sites")).filter((site) => !site.left);
-  const { section, body } = panel("study", "The study", { wide: true });
+  const { section, body } = panel("study", "Study", { wide: true });
+  body.append(
+    sites.length
+      ? offerForm(sites)
+      : emptyState("No site is enrolled.", link("#/sites", "Invite a hospital first"), "."),
+  );
+  return {
+    title: "Offer a study",
+    nodes: [
+      h("p", { class: "crumbs" }, link("#/", "Overview")),
+      h("div", { class: "head" }, h("h1", null, "Offer a study")),
+      section,
+    ],
+  };
+}
+
+function offerForm(sites) {
   const text = h("textarea", {
-    id: "text",
-    name: "text",
+    id: "toml",
+    name: "toml",
     rows: "18",
     required: true,
     spellcheck: "false",
-    "aria-describedby": "text-hint",
+    "aria-describedby": "toml-hint",
   });
   const file = h("input", {
     id: "file",
@@ -25,65 +42,41 @@ export async function offerPage() {
     },
   });
   const send = async (values) => {
-    const chosen = values.getAll("site");
-    if (!chosen.length) throw new Error("Choose at least one site.");
+    const selected = values.getAll("site");
+    if (!selected.length) throw new Error("Select at least one site.");
     const run = await post("/api/runs", {
-      study: values.get("text"),
-      sites: chosen.length === sites.length ? null : chosen,
-      fewest: values.get("fewest") ? Number(values.get("fewest")) : null,
+      study: values.get("toml"),
+      sites: selected.length === sites.length ? null : selected,
+      min_sites: values.get("min_sites") ? Number(values.get("min_sites")) : null,
     });
-    location.hash = `#/runs/${encodeURIComponent(run.id)}`;
+    location.hash = runHash(run.id);
   };
-  const boxes = h(
-    "fieldset",
-    null,
-    h("legend", null, "Offered to"),
-    sites.map((site) =>
-      h(
-        "p",
-        { class: "tick" },
-        h("input", { type: "checkbox", name: "site", id: `to-${site.site}`, value: site.site, checked: true }),
-        h("label", { for: `to-${site.site}` }, site.site),
-        connection(site),
-      ),
+  const checkboxes = sites.map((site) =>
+    h(
+      "p",
+      { class: "checkbox" },
+      h("input", { type: "checkbox", name: "site", id: `to-${site.site}`, value: site.site, checked: true }),
+      h("label", { for: `to-${site.site}` }, site.site),
+      connectionBadge(site),
     ),
   );
-  if (sites.length) {
-    body.append(
-      form(
-        { id: "offer-form" },
-        "Offer it",
-        send,
-        h("p", { class: "field" }, h("label", { for: "file" }, "Read it from a file"), file),
-        h(
-          "p",
-          { class: "field" },
-          h("label", { for: "text" }, "Study file"),
-          text,
-          h(
-            "small",
-            { id: "text-hint" },
-            "TOML, as ",
-            h("code", null, "hemofed study check"),
-            " accepts it. Nothing is trained before the hospitals' officers have approved.",
-          ),
-        ),
-        boxes,
-        field(
-          "fewest",
-          "Begin with at least so many sites",
-          { type: "number", min: "1", max: String(sites.length) },
-          "Empty: as the study's waiting.quorum says",
-        ),
-      ),
-    );
-  } else body.append(empty("There is nobody to offer it to.", link("#/sites", "Invite a hospital first"), "."));
-  return {
-    title: "Offer a study",
-    nodes: [
-      h("p", { class: "crumbs" }, link("#/", "Overview")),
-      h("div", { class: "head" }, h("h1", null, "Offer a study")),
-      section,
-    ],
-  };
+  const hint = [
+    "TOML that ",
+    h("code", null, "hemofed study check"),
+    " accepts. Nothing is trained before the hospitals' officers have approved.",
+  ];
+  return form(
+    { id: "offer-form" },
+    "Offer the study",
+    send,
+    h("p", { class: "field" }, h("label", { for: "file" }, "Load from a file"), file),
+    h("p", { class: "field" }, h("label", { for: "toml" }, "Study file"), text, h("small", { id: "toml-hint" }, hint)),
+    h("fieldset", null, h("legend", null, "Offer to"), checkboxes),
+    inputField(
+      "min_sites",
+      "Minimum number of sites",
+      { type: "number", min: "1", max: String(sites.length) },
+      "The run can start with this many approvals. Default: round.quorum of the study",
+    ),
+  );
 }

@@ -1,79 +1,74 @@
-// Epsilon spent against what was promised, in bars and words; and answers that were not believed or not given.
+// The privacy of a run: its guarantees, epsilon spent against the limit, and quarantined or refused updates.
 
-import { badge, empty, h, svg, table } from "./dom.js";
-import { countOf, isNumber, joined, ranges } from "./words.js";
+import { badge, emptyState, h, svg, table } from "./dom.js";
+import { formatCountOf, formatRanges, isNumber, joinNames } from "./format.js";
 
-// kinds of failures in rounds.jsonl -> their badges
-const DOUBTS = { quarantined: "quarantined", privacy_budget: "refused" };
-const KINDS = [
-  ["dp_sgd", "noise at the sites, charged to their ledgers"],
-  ["client_level_dp", "noise at the coordinator"],
-  ["secure_aggregation", "secure sums"],
+// kinds of `failures` in round records that the page lists -> text of their badge
+const LISTED_KINDS = { quarantined: "quarantined", privacy_budget: "refused" };
+// keys of [privacy] in a study
+const MECHANISMS = [
+  ["dp_sgd", "differential privacy at the sites"],
+  ["client_level_dp", "client-level differential privacy"],
+  ["secure_aggregation", "secure aggregation"],
 ];
-const BARE =
-  "This run has no formal privacy protection: neither differential privacy nor secure aggregation. Images stay at the sites, but what a model or an update reveals about a single person is not bounded.";
+const NO_PROTECTION =
+  "This run has no formal privacy protection: neither differential privacy nor secure aggregation. Images stay at the sites, but what a model or an update reveals about a person is not bounded.";
 
-/** `study`: the text as resolved; before the first round it is all there is. */
-export function privacyBody(told, records, study = "") {
-  const promises = told?.at_site ?? {};
+/** `privacy`: privacy.json, null before the run has begun. `study`: the resolved TOML text. */
+export function privacyBody(privacy, records, study = "") {
+  const plans = privacy?.dp_sgd ?? {};
   const spent = Object.assign({}, ...records.map((record) => record.epsilon ?? {}));
-  const sites = [...new Set([...Object.keys(promises), ...Object.keys(spent)])].sort();
-  const words = protection(told ?? {}, promises);
-  const asked = KINDS.filter(([name]) => new RegExp(`^${name} *=|privacy\\.${name}\\]`, "m").test(study)).map(
-    ([, words]) => words,
+  const sites = [...new Set([...Object.keys(plans), ...Object.keys(spent)])].sort();
+  const guarantees = describeGuarantees(privacy ?? {}, plans);
+  if (guarantees.length || sites.length)
+    return [h("p", null, guarantees.join(" ")), sites.length ? epsilonTable(sites, plans, spent, records) : null];
+  const requested = MECHANISMS.filter(([key]) =>
+    new RegExp(`^${key} *=|privacy\\.${key}\\]`, "m").test(study),
+  ).map(([, name]) => name);
+  return h(
+    "p",
+    null,
+    requested.length
+      ? `The study asks for ${joinNames(requested)}. The guarantee for each site is computed when the run begins.`
+      : NO_PROTECTION,
   );
-  if (!words.length && !sites.length)
-    return h(
-      "p",
-      null,
-      asked.length
-        ? `The study asks for ${joined(asked)}. What that promises each site is worked out when the run begins.`
-        : BARE,
-    );
-  return [h("p", null, words.join(" ")), sites.length ? spending(sites, promises, spent, records) : null];
 }
 
-function protection(told, promises) {
-  const words = [];
-  const units = [...new Set(Object.values(promises).map((promise) => promise.unit))];
+function describeGuarantees(privacy, plans) {
+  const sentences = [];
+  const units = [...new Set(Object.values(plans).map((plan) => plan.privacy_unit))];
   if (units.length)
-    words.push(
-      `Differential privacy at the sites, with the ${joined(units)} as unit: noise is added before anything leaves, and every step is charged to the site's ledger.`,
+    sentences.push(
+      `Differential privacy at the sites; the privacy unit is the ${joinNames(units)}. Noise is added before an update leaves the site, and every step is charged to the site's ledger.`,
     );
-  if (units.includes("example")) words.push("A person with many images is promised next to nothing by this.");
-  const noised = told.at_coordinator;
-  if (noised)
-    words.push(
-      `Differential privacy of whole sites, by noise at the coordinator: epsilon ${noised.epsilon?.toFixed(2) ?? "?"} at delta ${noised.delta}. The coordinator itself is not held off by it.`,
+  if (units.includes("example")) sentences.push("A person with many images gets almost no protection from this.");
+  const clientLevel = privacy.client_level_dp;
+  if (clientLevel)
+    sentences.push(
+      `Client-level differential privacy by noise at the coordinator: epsilon ${clientLevel.epsilon?.toFixed(2) ?? "?"} at delta ${clientLevel.delta}. It does not protect against the coordinator itself.`,
     );
-  if (told.secure_sum)
-    words.push(
-      `Secure sums: the coordinator sees sums over at least ${told.secure_sum.threshold ?? "several"} sites, no single update.`,
+  if (privacy.secure_aggregation)
+    sentences.push(
+      `Secure aggregation: the coordinator learns sums over at least ${privacy.secure_aggregation.threshold ?? "several"} sites and no single update.`,
     );
-  return words;
+  return sentences;
 }
 
-function spending(sites, promises, spent, records) {
-  const refused = refusals(records);
+function epsilonTable(sites, plans, spent, records) {
+  const refusals = budgetRefusals(records);
   const rows = sites.map((site) => {
-    const limit = promises[site]?.budget ?? refused.get(site)?.budget ?? promises[site]?.epsilon;
+    const refusal = refusals.get(site);
+    const limit = refusal?.budget ?? plans[site]?.epsilon;
     const used = spent[site] ?? 0;
     const share = isNumber(limit) && limit > 0 ? used / limit : null;
-    const out = refused.get(site);
     return [
       h("strong", null, site),
       share === null ? "–" : gauge(share),
       used.toFixed(2),
       isNumber(limit) ? limit.toFixed(2) : "no limit",
-      isNumber(promises[site]?.epsilon) ? promises[site].epsilon.toFixed(2) : "–",
-      promises[site]?.delta === undefined ? "–" : String(promises[site].delta),
-      out
-        ? badge("warn", `sits out since round ${out.first}`)
-        : share === null
-          ? badge("quiet", "only counted")
-          : share > 0.999
-            ? badge("still", "spent")
-            : badge("good", `${Math.max(0, 100 - Math.floor(100 * share))} % left`),
+      isNumber(plans[site]?.epsilon) ? plans[site].epsilon.toFixed(2) : "–",
+      plans[site]?.delta === undefined ? "–" : String(plans[site].delta),
+      budgetBadge(share, refusal),
     ];
   });
   const columns = [
@@ -81,16 +76,23 @@ function spending(sites, promises, spent, records) {
     { title: "Share" },
     { title: "Spent", number: true },
     { title: "Limit", number: true },
-    { title: "This study asks", number: true },
+    { title: "Planned", number: true },
     { title: "Delta", number: true },
     { title: "State" },
   ];
   return table(
-    "Epsilon spent on each site's data, as its ledger tells, against its limit: the site's budget where it is known, else what this study asks",
+    "Epsilon spent on each site's data according to its ledger, and the limit: the site's budget where it is known, otherwise the epsilon that this study plans",
     columns,
     rows,
     { id: "epsilon-table" },
   );
+}
+
+function budgetBadge(share, refusal) {
+  if (refusal) return badge("warn", `refuses since round ${refusal.firstRound}`);
+  if (share === null) return badge("quiet", "no limit");
+  if (share > 0.999) return badge("neutral", "spent");
+  return badge("good", `${Math.max(0, 100 - Math.floor(100 * share))} % left`);
 }
 
 function gauge(share) {
@@ -103,48 +105,45 @@ function gauge(share) {
   );
 }
 
-/** site -> {budget, first}: a refusal names the budget it would break. */
-function refusals(records) {
-  const found = new Map();
+/** site -> {firstRound, budget}; only the text of a refusal has the budget. */
+function budgetRefusals(records) {
+  const refusals = new Map();
   for (const record of records) {
-    for (const [site, { kind, text }] of Object.entries(record.missed ?? {})) {
-      if (kind !== "privacy_budget" || found.has(site)) continue;
+    for (const [site, { kind, text }] of Object.entries(record.failures ?? {})) {
+      if (kind !== "privacy_budget" || refusals.has(site)) continue;
       const budget = Number(/ of ([\d.]+(?:e-?\d+)?) at delta/.exec(text)?.[1] ?? NaN);
-      found.set(site, { first: record.round, budget: isNumber(budget) ? budget : undefined });
+      refusals.set(site, { firstRound: record.round, budget: isNumber(budget) ? budget : undefined });
     }
   }
-  return found;
+  return refusals;
 }
 
-/** Quarantined updates and refusals, alike ones of a site together; null if there are none. */
-export function doubtsBody(records) {
+/** Quarantined updates and refusals. Those of one site whose texts differ only in numbers share a row. */
+export function quarantineBody(records) {
   const cases = new Map();
   for (const record of records) {
-    for (const [site, { kind, text }] of Object.entries(record.missed ?? {})) {
-      if (!(kind in DOUBTS)) continue;
+    for (const [site, { kind, text }] of Object.entries(record.failures ?? {})) {
+      if (!(kind in LISTED_KINDS)) continue;
       const key = `${site} ${kind} ${text.replace(/[\d.e+-]*\d/g, "#")}`;
-      const one = cases.get(key) ?? { site, kind: DOUBTS[kind], why: text, rounds: [] };
-      one.rounds.push(record.round);
-      cases.set(key, one);
+      const entry = cases.get(key) ?? { site, kind: LISTED_KINDS[kind], reason: text, rounds: [] };
+      entry.rounds.push(record.round);
+      cases.set(key, entry);
     }
   }
   if (!cases.size)
     return records.length
-      ? empty("None so far.", "Every answer was believed, and no site refused.")
-      : empty("None so far.");
-  const rows = [...cases.values()].map(({ site, kind, why, rounds }) => [
+      ? emptyState("None so far.", "No update was quarantined, and no site refused a round.")
+      : emptyState("None so far.");
+  const rows = [...cases.values()].map(({ site, kind, reason, rounds }) => [
     h("strong", null, site),
-    badge(kind === "refused" ? "still" : "bad", kind),
-    ranges(rounds),
-    why,
+    badge(kind === "refused" ? "neutral" : "bad", kind),
+    formatRanges(rounds),
+    reason,
   ]);
-  const quarantined = rows.length
-    ? `${countOf(rows.length, "case")}: quarantined updates were left out of the model; a refusal is the site's own ledger saying no`
-    : "";
   return table(
-    quarantined,
-    [{ title: "Site" }, { title: "Kind" }, { title: "Rounds" }, { title: "Why", words: true }],
+    `${formatCountOf(rows.length, "case")}. Quarantined updates were left out of the aggregate; a refusal means that the round would exceed the site's privacy budget.`,
+    [{ title: "Site" }, { title: "Kind" }, { title: "Rounds" }, { title: "Reason", text: true }],
     rows,
-    { id: "doubt-table" },
+    { id: "quarantine-table" },
   );
 }

@@ -1,9 +1,9 @@
-// What came out: the chosen round and how the model did on examples it had never seen.
+// The result of a run: the selected round, and its scores on the test examples.
 
 import { h, table } from "./dom.js";
-import { isNumber, metricName, score, size, duration } from "./words.js";
+import { formatBytes, formatDuration, formatScore, isNumber, metricName } from "./format.js";
 
-const SHOWN = [
+const RESULT_METRICS = [
   "accuracy",
   "balanced_accuracy",
   "macro_f1",
@@ -15,38 +15,42 @@ const SHOWN = [
   "loss",
 ];
 
+/** `results`: results.json. */
 export function resultBody(results) {
   const test = results.test ?? {};
   const sites = Object.entries(test.sites ?? {}).sort(([a], [b]) => a.localeCompare(b));
-  const whole = test.pooled ?? test.coordinator ?? {};
-  const metrics = SHOWN.filter((name) => isNumber(whole[name]));
-  const worst = results.worst?.site;
-  const row = (name, values, mark) => [
-    [h("strong", null, name), mark && h("small", null, mark)],
-    String(values.n ?? "–"),
-    ...metrics.map((metric) => score(metric, values[metric])),
+  const overall = test.pooled ?? test.coordinator ?? {};
+  const metrics = RESULT_METRICS.filter((name) => isNumber(overall[name]));
+  const resultRow = (name, scores, note) => [
+    [h("strong", null, name), note && h("small", null, note)],
+    String(scores.n ?? "–"),
+    ...metrics.map((metric) => formatScore(metric, scores[metric])),
   ];
   const rows = [
-    row(test.pooled ? "All sites" : "Coordinator", whole),
-    ...sites.map(([site, values]) => row(site, values, site === worst && "the lowest")),
+    resultRow(test.pooled ? "All sites" : "Coordinator", overall),
+    ...sites.map(([site, scores]) => resultRow(site, scores, site === results.worst_site?.site && "lowest accuracy")),
   ];
   const columns = [
-    { title: "Where" },
+    { title: "Data" },
     { title: "Examples", number: true },
     ...metrics.map((metric) => ({ title: metricName(metric), number: true })),
   ];
-  const words = [
-    `The model of round ${results.best_round} of ${results.rounds}, chosen by ${results.chosen_by}.`,
-    results.stopped && results.stopped !== "finished" ? `It ended ${results.stopped}.` : "",
-    results.void_rounds ? `${results.void_rounds} rounds were void: too few answers.` : "",
-    isNumber(results.parameters)
-      ? `${results.parameters.toLocaleString()} parameters; ${duration(results.seconds)} of computing; updates ${size(results.traffic?.up)} up, models ${size(results.traffic?.down)} down.`
-      : "",
-  ];
   return [
-    h("p", null, words.filter(Boolean).join(" ")),
+    h("p", null, describeResults(results)),
     metrics.length
-      ? table("Scores on the test examples, looked at once, at the end", columns, rows, { id: "result-table" })
+      ? table("Scores on the test examples, evaluated once, after the run", columns, rows, { id: "result-table" })
       : null,
   ];
+}
+
+function describeResults(results) {
+  const sentences = [
+    `The model of round ${results.best_round} of ${results.rounds}, selected by ${results.selected_by}.`,
+    results.stop_reason && results.stop_reason !== "finished" ? `The run ended early: ${results.stop_reason}.` : "",
+    results.void_rounds ? `${results.void_rounds} rounds were void: too few replies.` : "",
+    isNumber(results.num_parameters)
+      ? `${results.num_parameters.toLocaleString()} parameters; ${formatDuration(results.seconds)} of computing; updates ${formatBytes(results.traffic?.up)} up, models ${formatBytes(results.traffic?.down)} down.`
+      : "",
+  ];
+  return sentences.filter(Boolean).join(" ");
 }

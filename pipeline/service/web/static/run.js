@@ -1,167 +1,171 @@
-// One run: its state and buttons, the live round, curves, sites, groups, privacy, approvals, files, the study.
+// The page of one run: state and buttons, live round, curves, sites, clusters, privacy, approvals, files, study.
 
-import { find, get, post, runPath as path } from "./api.js";
-import { announce, h, panel, show } from "./dom.js";
-import { busy } from "./forms.js";
-import { curves } from "./curves.js";
-import { groupsBody, grouped } from "./groups.js";
-import { liveRound, phaseClock } from "./live_round.js";
-import { doubtsBody, privacyBody } from "./privacy.js";
-import { approvalsBody, crumbs, filesBody, studyBody } from "./run_papers.js";
+import { get, getOrNull, post, runPath } from "./api.js";
+import { clustersBody, withClusters } from "./clusters.js";
+import { createCurves } from "./curves.js";
+import { announce, h, panel, renderIfChanged } from "./dom.js";
+import { runWithButton } from "./forms.js";
+import { createPhaseTimer, liveRoundBody } from "./live_round.js";
+import { privacyBody, quarantineBody } from "./privacy.js";
 import { resultBody } from "./results.js";
-import { heading } from "./run_head.js";
-import { siteTable, traffic } from "./run_sites.js";
-import { isLive, isOver, stateWords } from "./states.js";
+import { approvalsBody, crumbs, filesBody, studyBody } from "./run_details.js";
+import { runHead } from "./run_head.js";
+import { siteTable, trafficBody } from "./run_sites.js";
+import { isActive, isTerminal, stateText } from "./run_states.js";
 import { listen } from "./stream.js";
 
-const PARTS = [
-  ["live", "This round"],
-  ["results", "Result"],
-  ["curves", "Curves"],
-  ["sites", "Sites"],
-  ["groups", "Groups"],
-  ["privacy", "Privacy"],
-  ["doubts", "Quarantine and refusals"],
-  ["traffic", "Traffic"],
-  ["approvals", "Approvals"],
-  ["files", "Downloads"],
-  ["study", "Study"],
-];
+const PANEL_TITLES = {
+  live: "Current round",
+  results: "Result",
+  curves: "Curves",
+  sites: "Sites",
+  clusters: "Clusters",
+  privacy: "Privacy",
+  quarantine: "Quarantine and refusals",
+  traffic: "Traffic",
+  approvals: "Approvals",
+  files: "Downloads",
+  study: "Study",
+};
+const WIDE_PANELS = ["live", "results", "curves", "sites", "clusters"];
+const DRAW_DELAY_MS = 200;
 
-export async function runPage(me, id) {
-  const now = { run: await get(path(id)), rounds: new Map(), live: null, privacy: null, files: [], results: null };
-  now.live = now.run.live ?? null;
-  const parts = Object.fromEntries(PARTS.map(([name, title]) => [name, panel(name, title)]));
+export async function runPage(user, id) {
+  let run = await get(runPath(id));
+  let live = run.live ?? null;
+  let [privacy, files, results] = [null, [], null];
+  const recordByRound = new Map();
+  const panels = Object.fromEntries(Object.entries(PANEL_TITLES).map(([name, title]) => [name, panel(name, title)]));
   const head = h("div", { class: "run-head" });
-  const drawCurves = curves(parts.curves);
-  const began = phaseClock();
-  let due = null;
-  let stop = null;
+  const drawCurves = createCurves(panels.curves);
+  const phaseStart = createPhaseTimer();
+  let drawTimer = null;
+  let closeStream = null;
 
-  const keep = (records) => records.forEach((record) => now.rounds.set(record.round, record));
-  const list = () => [...now.rounds.values()].sort((a, b) => a.round - b.round);
-  const act = (action, button, error) =>
-    busy(button, error, async () => {
-      take(await post(path(id, action)));
-      tune();
+  const addRecords = (records) => records.forEach((record) => recordByRound.set(record.round, record));
+  const sortedRecords = () => [...recordByRound.values()].sort((a, b) => a.round - b.round);
+  const requestAction = (action, button, error) =>
+    runWithButton(button, error, async () => {
+      updateRun(await post(runPath(id, action)));
+      startListening();
       draw();
     });
 
-  function take(run) {
-    const moved = run.state !== now.run.state;
-    if (moved) announce(`${run.name} is ${run.state}. ${stateWords(run.state)}`);
-    now.run = { ...now.run, ...run };
-    if (moved) readPapers(); // promises are written at the beginning, results and models at the end
+  function updateRun(newRun) {
+    const hasNewState = newRun.state !== run.state;
+    if (hasNewState) announce(`${newRun.name} is ${newRun.state}. ${stateText(newRun.state)}`);
+    run = { ...run, ...newRun };
+    if (hasNewState) loadDocuments(); // privacy.json is written when the run begins, results and models when it ends
   }
 
-  async function readPapers() {
-    [now.privacy, now.files, now.results] = await Promise.all([
-      find(path(id, "privacy")),
-      find(path(id, "files")),
-      isOver(now.run.state) ? find(path(id, "results")) : null,
+  async function loadDocuments() {
+    [privacy, files, results] = await Promise.all([
+      getOrNull(runPath(id, "privacy")),
+      getOrNull(runPath(id, "files")),
+      isTerminal(run.state) ? getOrNull(runPath(id, "results")) : null,
     ]);
-    soon();
+    scheduleDraw();
   }
 
-  async function catchUp() {
-    const last = list().at(-1)?.round;
-    keep(await get(path(id, "rounds") + (last === undefined ? "" : `?after=${last}`)));
-    soon();
+  async function loadNewRounds() {
+    const last = sortedRecords().at(-1)?.round;
+    addRecords(await get(runPath(id, "rounds") + (last === undefined ? "" : `?after=${last}`)));
+    scheduleDraw();
   }
 
-  /** Many events, one drawing. */
-  const soon = () =>
-    (due ??= setTimeout(() => {
-      due = null;
+  /** Draws once for many events. */
+  const scheduleDraw = () =>
+    (drawTimer ??= setTimeout(() => {
+      drawTimer = null;
       draw();
-    }, 200));
+    }, DRAW_DELAY_MS));
 
   function draw() {
-    const { run, live } = now;
-    const records = list();
-    const last = [records.at(-1)?.round, records.length];
-    const states = run.sites.map((site) => [site.site, site.connected, site.approved, site.withdrawn, site.expires]);
-    const report = now.files?.find((file) => file.kind === "report" && file.path.endsWith(".html"));
-    show(head, [run.state, run.want, run.reason, run.round, run.headline, states, last, report], () =>
-      heading(run, records, me, act, report),
-    );
-    if (live && isLive(run.state))
-      show(parts.live.body, { ...live, at: began(live) }, () => liveRound(live, began(live), records));
+    const records = sortedRecords();
+    const lastRound = [records.at(-1)?.round, records.length];
+    const siteStates = run.sites.map((site) => [site.site, site.connected, site.approved, site.revoked, site.expires]);
+    const report = files?.find((file) => file.kind === "report" && file.path.endsWith(".html"));
+    const headKey = [run.state, run.want, run.reason, run.round, run.headline, siteStates, lastRound, report];
+    renderIfChanged(head, headKey, () => runHead(run, records, user, requestAction, report));
+    const isLive = live && isActive(run.state);
+    if (isLive) {
+      const startedAt = phaseStart(live);
+      drawPanel("live", { ...live, at: startedAt }, () => liveRoundBody(live, startedAt, records));
+    }
     drawCurves(records, run.headline);
     const split = run.headline?.split === "test" ? "val" : run.headline?.split;
-    const groups = grouped(records);
-    if (now.results) show(parts.results.body, now.results, () => resultBody(now.results));
-    show(parts.sites.body, [states, last], () => siteTable(run, records, run.headline?.metric, split));
-    show(parts.traffic.body, last, () => traffic(records));
-    if (groups.length) show(parts.groups.body, last, () => groupsBody(records));
-    show(parts.privacy.body, [last, now.privacy], () => privacyBody(now.privacy, records, run.study));
-    show(parts.doubts.body, last, () => doubtsBody(records));
-    show(parts.approvals.body, states, () => approvalsBody(run));
-    show(parts.files.body, now.files, () => filesBody(run, now.files));
-    show(parts.study.body, [run.study, run.about], () => studyBody(run));
-    const ran = records.length > 0;
-    arrange(parts, {
-      live: live && isLive(run.state),
-      results: now.results,
-      curves: ran,
-      sites: ran || run.state !== "offered",
-      groups: groups.length,
-      doubts: ran,
-      traffic: ran,
-      files: ran || now.files?.length,
+    const clusterRecords = withClusters(records);
+    if (results) drawPanel("results", results, () => resultBody(results));
+    drawPanel("sites", [siteStates, lastRound], () => siteTable(run, records, run.headline?.metric, split));
+    drawPanel("traffic", lastRound, () => trafficBody(records));
+    if (clusterRecords.length) drawPanel("clusters", lastRound, () => clustersBody(clusterRecords));
+    drawPanel("privacy", [lastRound, privacy], () => privacyBody(privacy, records, run.study));
+    drawPanel("quarantine", lastRound, () => quarantineBody(records));
+    drawPanel("approvals", siteStates, () => approvalsBody(run));
+    drawPanel("files", files, () => filesBody(run, files));
+    drawPanel("study", [run.study, run.about], () => studyBody(run));
+    const hasRounds = records.length > 0;
+    arrangePanels(panels, {
+      live: isLive,
+      results,
+      curves: hasRounds,
+      sites: hasRounds || run.state !== "offered",
+      clusters: clusterRecords.length,
+      quarantine: hasRounds,
+      traffic: hasRounds,
+      files: hasRounds || files?.length,
     });
   }
 
-  /** Listens unless it does already; a run that is over has nothing to tell until somebody resumes it. */
-  function tune() {
-    stop ??= listen(
-      () => `${path(id, "events")}?after=${list().at(-1)?.round ?? -1}`,
-      {
-        run: (run) => {
-          take(run);
-          soon();
-        },
-        round: (record) => {
-          keep([record]);
-          soon();
-        },
-        live: (live) => {
-          now.live = live;
-          soon();
-        },
-        end: () => {
-          now.live = null;
-          hush();
-          readPapers();
-        },
+  const drawPanel = (name, key, create) => renderIfChanged(panels[name].body, key, create);
+
+  /** A terminated run sends no events until it is resumed. */
+  function startListening() {
+    const handlers = {
+      run: (newRun) => {
+        updateRun(newRun);
+        scheduleDraw();
       },
-      catchUp,
-    );
+      round: (record) => {
+        addRecords([record]);
+        scheduleDraw();
+      },
+      live: (newLive) => {
+        live = newLive;
+        scheduleDraw();
+      },
+      end: () => {
+        live = null;
+        stopListening();
+        loadDocuments();
+      },
+    };
+    const path = () => `${runPath(id, "events")}?after=${sortedRecords().at(-1)?.round ?? -1}`;
+    closeStream ??= listen(path, handlers, loadNewRounds);
   }
-  function hush() {
-    stop?.();
-    stop = null;
+  function stopListening() {
+    closeStream?.();
+    closeStream = null;
   }
 
-  await Promise.all([catchUp(), readPapers()]);
+  await Promise.all([loadNewRounds(), loadDocuments()]);
   draw();
-  if (!isOver(now.run.state)) tune();
+  if (!isTerminal(run.state)) startListening();
   const leave = () => {
-    hush();
-    clearTimeout(due);
+    stopListening();
+    clearTimeout(drawTimer);
   };
-  return { title: now.run.name, nodes: [crumbs(), head, ...Object.values(parts).map((part) => part.section)], leave };
+  return { title: run.name, nodes: [crumbs(), head, ...Object.values(panels).map(({ section }) => section)], leave };
 }
 
-/** What has nothing to say is hidden; tables of many columns take the whole width, the others stand in pairs. */
-function arrange(parts, present) {
-  const there = Object.entries(parts).filter(
+/** Hides panels without content (`present`: name -> whether it has some). Wide tables take the full width, others half. */
+function arrangePanels(panels, present) {
+  const visible = Object.entries(panels).filter(
     ([name, { section }]) => !(section.hidden = name in present && !present[name]),
   );
-  const told = [parts.privacy, parts.doubts].some(({ body }) => body.querySelector("table"));
-  const wide = ([name]) =>
-    ["live", "results", "curves", "sites", "groups"].includes(name) || (told && ["privacy", "doubts"].includes(name));
-  for (const part of there) part[1].section.classList.toggle("wide", Boolean(wide(part)));
-  const halves = there.filter((part) => !wide(part));
+  const hasTable = [panels.privacy, panels.quarantine].some(({ body }) => body.querySelector("table"));
+  const isWide = (name) => WIDE_PANELS.includes(name) || (hasTable && ["privacy", "quarantine"].includes(name));
+  for (const [name, { section }] of visible) section.classList.toggle("wide", isWide(name));
+  const halves = visible.filter(([name]) => !isWide(name));
   halves.at(-1)[1].section.classList.toggle("wide", halves.length % 2 === 1);
 }

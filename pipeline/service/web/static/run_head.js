@@ -1,44 +1,41 @@
-// The head of a run's page: its name and state, the buttons, and five numbers.
+// The head of a run's page: name and state, buttons, and five numbers.
 
 import { filePath } from "./api.js";
-import { confirmed } from "./dialogs.js";
+import { confirmAction } from "./dialogs.js";
 import { h } from "./dom.js";
-import { totals } from "./run_sites.js";
-import { approvals, buttonsFor, connected, headline, progress, stateBadge, stateWords } from "./states.js";
-import { running } from "./times.js";
-import { duration, elapsed, moment, size } from "./words.js";
+import { elapsedSeconds, formatBytes, formatDateTime, formatDuration } from "./format.js";
+import { trafficTotals } from "./run_sites.js";
+import {
+  approvedSites,
+  connectedSites,
+  headlineScore,
+  progressBar,
+  runButtons,
+  stateBadge,
+  stateText,
+} from "./run_states.js";
+import { elapsedTime } from "./times.js";
 
-/** `act(action, button, error)` asks the coordinator; `report`: the file, if there is one. */
-export function heading(run, records, me, act, report) {
+/** `requestAction(action, button, error)` asks the coordinator; `report`: the HTML report, if it has been written. */
+export function runHead(run, records, user, requestAction, report) {
   const error = h("p", { class: "error", role: "alert" });
-  const buttons = buttonsFor(run, me.role);
-  const reasons = [...new Set(buttons.map((button) => button.why).filter(Boolean))];
-  const press = async (button, node) => {
-    if (button.why) return;
-    if (
-      button.action === "stop" &&
-      !(await confirmed(
-        `Stop ${run.name}?`,
-        [
-          "The round under way is finished, then the run ends: no more rounds, no more privacy spent.",
-          "The models of the best round so far are kept.",
-        ],
-        "Stop the run",
-      ))
-    )
-      return;
-    await act(button.action, document.getElementById(node.id) ?? node, error);
+  const buttons = runButtons(run, user.role);
+  const reasons = [...new Set(buttons.map((button) => button.disabledReason).filter(Boolean))];
+  const onPress = async (button, node) => {
+    if (button.disabledReason) return;
+    if (button.action === "stop" && !(await confirmStop(run))) return;
+    await requestAction(button.action, document.getElementById(node.id) ?? node, error);
   };
-  const drawn = buttons.map((button) =>
+  const buttonNodes = buttons.map((button) =>
     h(
       "button",
       {
         type: "button",
         id: `do-${button.action}`,
         class: button.kind,
-        "aria-disabled": button.why ? "true" : null,
-        "aria-describedby": button.why ? "why-not" : null,
-        onclick: (event) => press(button, event.currentTarget),
+        "aria-disabled": button.disabledReason ? "true" : null,
+        "aria-describedby": button.disabledReason ? "disabled-reason" : null,
+        onclick: (event) => onPress(button, event.currentTarget),
       },
       button.label,
     ),
@@ -55,31 +52,15 @@ export function heading(run, records, me, act, report) {
           "p",
           { class: "subtitle" },
           stateBadge(run.state),
-          ` ${stateWords(run.state)} `,
+          ` ${stateText(run.state)} `,
           h("span", { class: "quiet" }, `${run.strategy} · ${run.id}`),
         ),
       ),
       h(
         "div",
         null,
-        h(
-          "p",
-          { class: "actions" },
-          report &&
-            h(
-              "a",
-              {
-                class: "button main",
-                id: "report",
-                href: filePath(run.id, report.path),
-                target: "_blank",
-                rel: "noopener",
-              },
-              "Open the report",
-            ),
-          drawn,
-        ),
-        reasons.length ? h("p", { class: "quiet why", id: "why-not" }, reasons.join(" ")) : null,
+        h("p", { class: "actions" }, report && reportLink(run, report), buttonNodes),
+        reasons.length ? h("p", { class: "quiet reason", id: "disabled-reason" }, reasons.join(" ")) : null,
         error,
       ),
     ),
@@ -88,25 +69,45 @@ export function heading(run, records, me, act, report) {
   ];
 }
 
+const confirmStop = (run) =>
+  confirmAction(
+    `Stop ${run.name}?`,
+    [
+      "The current round is finished, then the run ends: no more rounds, no more privacy budget spent.",
+      "The models of the best round so far are saved.",
+    ],
+    "Stop the run",
+  );
+
+const reportLink = (run, report) =>
+  h(
+    "a",
+    { class: "button main", id: "report", href: filePath(run.id, report.path), target: "_blank", rel: "noopener" },
+    "Open the report",
+  );
+
 function tiles(run, records) {
-  const sum = totals(records);
+  const totals = trafficTotals(records);
   const tile = (name, ...value) => h("div", null, h("dt", null, name), h("dd", null, value));
   const time = !run.started
-    ? "not yet"
+    ? "not started"
     : run.finished
-      ? [duration(elapsed(run.started, run.finished)), h("small", null, `ended ${moment(run.finished)}`)]
-      : [running(run.started), h("small", null, `since ${moment(run.started)}`)];
+      ? [
+          formatDuration(elapsedSeconds(run.started, run.finished)),
+          h("small", null, `ended ${formatDateTime(run.finished)}`),
+        ]
+      : [elapsedTime(run.started), h("small", null, `since ${formatDateTime(run.started)}`)];
   return h(
     "dl",
     { class: "tiles" },
-    tile("Round", progress(run)),
-    tile("Score", headline(run)),
+    tile("Round", progressBar(run)),
+    tile("Score", headlineScore(run)),
     tile(
       "Sites",
-      `${connected(run).length} of ${run.sites.length}`,
-      h("small", null, `connected, ${approvals(run).length} approved`),
+      `${connectedSites(run).length} of ${run.sites.length}`,
+      h("small", null, `connected, ${approvedSites(run).length} approved`),
     ),
-    tile("Traffic", h("span", null, "↑ ", size(sum.allUp)), h("small", null, `↓ ${size(sum.allDown)}`)),
+    tile("Traffic", h("span", null, "↑ ", formatBytes(totals.up)), h("small", null, `↓ ${formatBytes(totals.down)}`)),
     tile("Time", time),
   );
 }

@@ -1,13 +1,22 @@
-// Each site in a run: its score, the rounds it was counted or missed in, its work; and the traffic.
+// The sites of a run: scores, counted and missed rounds, work; and the run's traffic.
 
-import { chart } from "./chart.js";
-import { badge, empty, h, table } from "./dom.js";
-import { countOf, duration, metricName, ranges, score, size, sizeTick, splitName, whole } from "./words.js";
+import { lineChart } from "./chart.js";
+import { badge, emptyState, h, table } from "./dom.js";
+import {
+  formatBytes,
+  formatBytesTick,
+  formatCount,
+  formatCountOf,
+  formatDuration,
+  formatRanges,
+  formatScore,
+  metricName,
+  splitName,
+} from "./format.js";
 
 export function siteTable(run, records, metric = "accuracy", split = "val") {
-  const names = run.sites.map((site) => site.site);
-  if (!names.length) return empty("No site is in this run.");
-  const judged = records.filter((record) => record.metrics?.[split]?.sites).at(-1);
+  if (!run.sites.length) return emptyState("This run has no sites.");
+  const evaluated = records.filter((record) => record.metrics?.[split]?.sites).at(-1);
   const columns = [
     { title: "Site" },
     { title: "Connection" },
@@ -15,100 +24,114 @@ export function siteTable(run, records, metric = "accuracy", split = "val") {
     { title: "Examples", number: true },
     { title: "Counted", number: true },
     { title: "Missed", number: true },
-    { title: "Last reason", words: true },
-    { title: "Work", number: true },
-    { title: "Cut short", number: true },
+    { title: "Last reason", text: true },
+    { title: "Training time", number: true },
+    { title: "Partial", number: true },
   ];
-  const rows = run.sites.map((site) => {
-    const sum = summary(site.site, records);
+  const rows = run.sites.map(({ site, connected }) => {
+    const summary = summarizeSite(site, records);
+    const partialShare = summary.partialStepsDone / summary.partialStepsRequested;
     return [
-      h("strong", null, site.site),
-      site.connected ? badge("good", "connected") : badge("warn", "not connected"),
-      score(metric, judged?.metrics[split].sites[site.site]?.[metric]),
-      whole(sum.examples),
-      whole(sum.counted),
-      whole(sum.missed.length),
-      sum.missed.length ? [sum.reason, h("small", null, `round ${ranges(sum.missed.slice(-1))}`)] : "–",
-      duration(sum.seconds),
-      sum.partial
-        ? [countOf(sum.partial, "round"), h("small", null, `${Math.round(100 * sum.share)} % of the steps`)]
+      h("strong", null, site),
+      connected ? badge("good", "connected") : badge("warn", "not connected"),
+      formatScore(metric, evaluated?.metrics[split].sites[site]?.[metric]),
+      formatCount(summary.numExamples),
+      formatCount(summary.numCounted),
+      formatCount(summary.missedRounds.length),
+      summary.missedRounds.length
+        ? [summary.reason, h("small", null, `round ${summary.missedRounds.at(-1)}`)]
+        : "–",
+      formatDuration(summary.seconds),
+      summary.numPartial
+        ? [
+            formatCountOf(summary.numPartial, "round"),
+            h("small", null, `${Math.round(100 * partialShare)} % of the steps`),
+          ]
         : "–",
     ];
   });
-  const caption = judged
-    ? `Scores as of round ${judged.round}; rounds, work and misses since the start`
-    : "Rounds, work and misses since the start";
+  const caption = evaluated
+    ? `Scores as of round ${evaluated.round}; all other columns since the start`
+    : "All columns since the start";
   return table(caption, columns, rows, { id: "site-table" });
 }
 
-export function summary(site, records) {
-  const sum = { counted: 0, missed: [], reason: "", seconds: 0, partial: 0, share: 1, examples: null };
-  let [asked, done] = [0, 0];
+function summarizeSite(site, records) {
+  const summary = {
+    numCounted: 0,
+    missedRounds: [],
+    reason: "",
+    seconds: 0,
+    numExamples: null,
+    numPartial: 0,
+    partialStepsDone: 0,
+    partialStepsRequested: 0,
+  };
   for (const record of records) {
-    if ((record.counted ?? []).includes(site)) sum.counted += 1;
-    if (site in (record.missed ?? {})) {
-      sum.missed.push(record.round);
-      const { kind, text } = record.missed[site];
-      sum.reason = `${kind.replaceAll("_", " ")}: ${text}`;
+    if ((record.accepted ?? []).includes(site)) summary.numCounted += 1;
+    if (site in (record.failures ?? {})) {
+      const { kind, text } = record.failures[site];
+      summary.missedRounds.push(record.round);
+      summary.reason = `${kind.replaceAll("_", " ")}: ${text}`;
     }
     const work = record.work?.[site];
     if (!work) continue;
-    sum.seconds += work.seconds;
-    sum.examples = work.examples;
-    if (work.done < work.asked) {
-      sum.partial += 1;
-      asked += work.asked;
-      done += work.done;
+    summary.seconds += work.seconds;
+    summary.numExamples = work.num_examples;
+    if (work.steps_done < work.steps_requested) {
+      summary.numPartial += 1;
+      summary.partialStepsDone += work.steps_done;
+      summary.partialStepsRequested += work.steps_requested;
     }
   }
-  return { ...sum, share: asked ? done / asked : 1 };
+  return summary;
 }
 
-export function totals(records) {
-  const sum = { up: 0, down: 0, judgeUp: 0, judgeDown: 0 };
+/** Bytes since the start: of training, of evaluation, and their sum. */
+export function trafficTotals(records) {
+  const totals = { trainUp: 0, trainDown: 0, evaluateUp: 0, evaluateDown: 0 };
   for (const { bytes = {} } of records) {
-    sum.up += bytes.up ?? 0;
-    sum.down += bytes.down ?? 0;
-    sum.judgeUp += bytes.evaluate_up ?? 0;
-    sum.judgeDown += bytes.evaluate_down ?? 0;
+    totals.trainUp += bytes.up ?? 0;
+    totals.trainDown += bytes.down ?? 0;
+    totals.evaluateUp += bytes.evaluate_up ?? 0;
+    totals.evaluateDown += bytes.evaluate_down ?? 0;
   }
-  return { ...sum, allUp: sum.up + sum.judgeUp, allDown: sum.down + sum.judgeDown };
+  return { ...totals, up: totals.trainUp + totals.evaluateUp, down: totals.trainDown + totals.evaluateDown };
 }
 
-export function traffic(records) {
-  if (!records.length) return empty("Nothing has travelled yet.");
+export function trafficBody(records) {
+  if (!records.length) return emptyState("No traffic yet.");
   const [up, down] = [[], []];
   const sum = { up: 0, down: 0 };
   for (const { round, bytes = {} } of records) {
     up.push([round, (sum.up += (bytes.up ?? 0) + (bytes.evaluate_up ?? 0))]);
     down.push([round, (sum.down += (bytes.down ?? 0) + (bytes.evaluate_down ?? 0))]);
   }
-  const all = totals(records);
-  const lines = [
-    { name: "down", kind: "down", shade: "c1", points: down },
-    { name: "up", kind: "up", shade: "c0", points: up },
-  ];
+  const totals = trafficTotals(records);
   const rows = [
-    ["Up, from the sites", size(all.up), size(all.judgeUp), size(all.allUp)],
-    ["Down, to the sites", size(all.down), size(all.judgeDown), size(all.allDown)],
-  ];
+    ["Up, from the sites", totals.trainUp, totals.evaluateUp, totals.up],
+    ["Down, to the sites", totals.trainDown, totals.evaluateDown, totals.down],
+  ].map(([name, ...bytes]) => [name, ...bytes.map(formatBytes)]);
   return [
-    chart({
+    lineChart({
       id: "chart-traffic",
-      title: "Traffic, added up",
-      desc: `Up ${size(all.allUp)}, down ${size(all.allDown)} in ${records.length} rounds.`,
-      lines,
-      format: sizeTick,
-      exact: size,
+      title: "Cumulative traffic",
+      desc: `Up ${formatBytes(totals.up)}, down ${formatBytes(totals.down)} in ${records.length} rounds.`,
+      lines: [
+        { name: "down", kind: "down", color: "c1", points: down },
+        { name: "up", kind: "up", color: "c0", points: up },
+      ],
+      format: formatBytesTick,
+      exact: formatBytes,
       from: 0,
     }),
     table(
       "Traffic so far",
       [
-        { title: "Way" },
+        { title: "Direction" },
         { title: "Training", number: true },
-        { title: "Judging", number: true },
-        { title: "Together", number: true },
+        { title: "Evaluation", number: true },
+        { title: "Total", number: true },
       ],
       rows,
       { hideCaption: true },

@@ -1,72 +1,73 @@
-// A site's health in one row: connected, last seen, version, room on its disk, what it does.
+// Table rows of sites: connection, last heartbeat, activity, free disk space, version.
 
 import { badge, h } from "./dom.js";
-import { since } from "./times.js";
-import { countOf, isNumber, size } from "./words.js";
+import { formatBytes, formatCountOf, isNumber } from "./format.js";
+import { runHash } from "./run_states.js";
+import { timeAgo } from "./times.js";
 
 export const SITE_COLUMNS = [
   { title: "Site" },
   { title: "Connection" },
   { title: "Last seen" },
-  { title: "Doing" },
+  { title: "Activity" },
   { title: "Free disk", number: true },
   { title: "Version" },
 ];
-const LOW_DISK = 10e9; // bytes; an agent begins no work below its limit, which is this unless site.toml says
+const LOW_DISK_BYTES = 10e9; // default limit of site.toml, below which an agent starts no work
 
-/** The same as long as it is connected, however often it is seen. */
-export const steady = (site) => ({ ...site, last_seen: site.connected ? "now" : site.last_seen });
+/** The site without the time of its last heartbeat while it is connected, so that heartbeats cause no redraw. */
+export const withoutHeartbeat = (site) => ({ ...site, last_seen: site.connected ? "now" : site.last_seen });
 
-export function siteRows(sites, keys = false, extra = () => []) {
-  const order = (site) => `${site.left ? 1 : 0}${site.site}`;
+/** `extraCells(site)`: cells of further columns. */
+export function siteRows(sites, { showKeys = false, extraCells = () => [] } = {}) {
+  const sortKey = (site) => `${site.left ? 1 : 0}${site.site}`;
   return [...sites]
-    .sort((a, b) => order(a).localeCompare(order(b)))
+    .sort((a, b) => sortKey(a).localeCompare(sortKey(b)))
     .map((site) => [
-      [
-        h("strong", null, site.site),
-        keys &&
-          h(
-            "details",
-            { id: `keys-${site.site}` },
-            h("summary", { "aria-label": `Keys of ${site.site}` }, "keys"),
-            h("small", null, `agent ${site.fingerprint ?? "?"}`),
-            h("small", null, `officer ${site.officer ?? "?"}`),
-          ),
-      ],
-      connection(site),
-      site.connected ? "now" : since(site.last_seen),
-      doing(site),
-      disk(site.status ?? {}),
+      [h("strong", null, site.site), showKeys && keyDetails(site)],
+      connectionBadge(site),
+      site.connected ? "now" : timeAgo(site.last_seen),
+      activity(site),
+      freeDisk(site.status ?? {}),
       site.version ?? "–",
-      ...extra(site),
+      ...extraCells(site),
     ]);
 }
 
-export function connection(site) {
+const keyDetails = (site) =>
+  h(
+    "details",
+    { id: `keys-${site.site}` },
+    h("summary", { "aria-label": `Keys of ${site.site}` }, "keys"),
+    h("small", null, `agent ${site.fingerprint ?? "?"}`),
+    h("small", null, `officer ${site.officer ?? "?"}`),
+  );
+
+export function connectionBadge(site) {
   if (site.left) return badge("quiet", "has left");
-  if (!site.last_seen && !site.connected) return badge("wait", "never seen");
+  if (!site.last_seen && !site.connected) return badge("wait", "never connected");
   return site.connected ? badge("good", "connected") : badge("warn", "not connected");
 }
 
-/** As the agent's beats tell: the run it takes part in, the engine's state, how many warnings it has. */
-function doing(site) {
+/** From the agent's heartbeat: its run, the state of its FLARE client, the number of warnings. */
+function activity(site) {
   const { run, flare, warnings, state } = site.status ?? {};
   const notes = [
-    flare === "restarting" && "its engine restarts",
-    warnings && `${countOf(warnings, "warning")}: see hemofed site status there`,
+    flare === "restarting" && "its FLARE client restarts",
+    warnings && `${formatCountOf(warnings, "warning")}: see hemofed site status at the site`,
   ].filter(Boolean);
-  const words = run
-    ? ["in ", h("a", { href: `#/runs/${encodeURIComponent(run)}` }, run)]
+  const text = run
+    ? ["in ", h("a", { href: runHash(run) }, run)]
     : site.connected
-      ? "waits for work"
+      ? "idle"
       : state === "stopped"
         ? "its agent was stopped"
         : "–";
-  return [words, notes.length > 0 && h("small", null, notes.join("; "))];
+  return [text, notes.length > 0 && h("small", null, notes.join("; "))];
 }
 
-function disk(status) {
-  const free = 1e9 * status.disk_free_gb;
-  if (!isNumber(free)) return "–";
-  return free < LOW_DISK ? [badge("warn", size(free)), h("small", null, "little left")] : size(free);
+function freeDisk(status) {
+  const bytes = 1e9 * status.disk_free_gb;
+  if (!isNumber(bytes)) return "–";
+  return bytes < LOW_DISK_BYTES ? [badge("warn", formatBytes(bytes)), h("small", null, "low")] : formatBytes(bytes);
 }

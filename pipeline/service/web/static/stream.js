@@ -1,47 +1,47 @@
-// Server-sent events that say when they are lost, come back by themselves, and rest while nobody looks.
+// Server-sent events: shows when the connection is lost, reconnects, and disconnects while the page is hidden.
 
-import { announce, h } from "./dom.js";
 import { get } from "./api.js";
+import { announce, h } from "./dom.js";
 
-const FIRST_PAUSE = 1000;
-const LONGEST_PAUSE = 30000;
+const MIN_RETRY_MS = 1000;
+const MAX_RETRY_MS = 30000;
 
 /**
- * `path` is asked and `opened` runs at every (re)connection; handlers: event name -> function of its JSON.
- * Returns what closes it.
+ * Opens a stream and returns a function that closes it. `path()` and `onOpen()` are called at every connection;
+ * `handlers`: event name -> function of the event's data.
  */
-export function listen(path, handlers, opened = () => {}) {
+export function listen(path, handlers, onOpen = () => {}) {
   let source = null;
   let timer = null;
-  let pause = FIRST_PAUSE;
-  let closed = false;
+  let retryDelay = MIN_RETRY_MS;
+  let isClosed = false;
 
   function connect() {
     clearTimeout(timer);
-    if (closed || document.hidden) return;
+    if (isClosed || document.hidden) return;
     source?.close();
     source = new EventSource(path());
     source.addEventListener("open", () => {
-      pause = FIRST_PAUSE;
-      say(true);
-      opened();
+      retryDelay = MIN_RETRY_MS;
+      showConnection(true);
+      onOpen();
     });
-    source.addEventListener("error", lost);
+    source.addEventListener("error", reconnectLater);
     for (const [name, handle] of Object.entries(handlers)) {
       source.addEventListener(name, (event) => handle(event.data ? JSON.parse(event.data) : null));
     }
   }
 
-  function lost() {
-    if (closed) return;
-    say(false);
-    source.close(); // its own retries give up after an error page; ours do not
-    get("/api/me").catch(() => {}); // a token that was revoked leads to the login
-    timer = setTimeout(connect, pause);
-    pause = Math.min(2 * pause, LONGEST_PAUSE);
+  function reconnectLater() {
+    if (isClosed) return;
+    showConnection(false);
+    source.close(); // an EventSource does not retry by itself after an HTTP error
+    get("/api/me").catch(() => {}); // shows the login if the token was revoked
+    timer = setTimeout(connect, retryDelay);
+    retryDelay = Math.min(2 * retryDelay, MAX_RETRY_MS);
   }
 
-  function look() {
+  function onVisibilityChange() {
     if (document.hidden) {
       clearTimeout(timer);
       source?.close();
@@ -49,26 +49,26 @@ export function listen(path, handlers, opened = () => {}) {
   }
 
   function close() {
-    closed = true;
+    isClosed = true;
     clearTimeout(timer);
     source?.close();
-    document.removeEventListener("visibilitychange", look);
-    say(true, false);
+    document.removeEventListener("visibilitychange", onVisibilityChange);
+    showConnection(true, { silent: true });
   }
 
-  document.addEventListener("visibilitychange", look);
+  document.addEventListener("visibilitychange", onVisibilityChange);
   connect();
   return close;
 }
 
-function say(connected, aloud = true) {
-  const place = document.getElementById("lost");
-  const was = place.hasChildNodes();
-  if (connected && was) {
-    place.replaceChildren();
-    if (aloud) announce("Connected again.");
+function showConnection(isConnected, { silent = false } = {}) {
+  const region = document.getElementById("connection");
+  const wasLost = region.hasChildNodes();
+  if (isConnected && wasLost) {
+    region.replaceChildren();
+    if (!silent) announce("Connected again.");
   }
-  if (!connected && !was) {
-    place.append(h("p", null, "Connection to the coordinator lost: what you see may be old. Trying again…"));
+  if (!isConnected && !wasLost) {
+    region.append(h("p", null, "Connection to the coordinator lost; this page may be out of date. Reconnecting…"));
   }
 }

@@ -1,32 +1,34 @@
-// Times in the reader's locale that stay true while the page is open.
+// Times in the reader's locale; relative ones are updated every second while the page is visible.
 
 import { h } from "./dom.js";
-import { NOTHING, ago, duration, elapsed, moment } from "./words.js";
+import { MISSING, elapsedSeconds, formatDateTime, formatDuration, formatTimeAgo } from "./format.js";
 
-/** "3 minutes ago", with the exact moment on hover. */
-export function since(iso) {
-  return iso ? h("time", { datetime: iso, title: moment(iso), "data-says": "ago" }, ago(iso)) : NOTHING;
-}
-
-const lasting = (iso) => duration(Math.max(0, Math.round(elapsed(iso)))).replace(/\.0 s$/, " s");
-
-/** "1 min 12 s", growing. */
-export function running(iso) {
+/** "3 minutes ago", with the date and time as tooltip. */
+export function timeAgo(iso) {
   return iso
-    ? h("time", { datetime: iso, title: `since ${moment(iso)}`, "data-says": "running" }, lasting(iso))
-    : NOTHING;
+    ? h("time", { datetime: iso, title: formatDateTime(iso), "data-format": "ago" }, formatTimeAgo(iso))
+    : MISSING;
 }
 
-export const at = (iso) => (iso ? h("time", { datetime: iso }, moment(iso)) : NOTHING);
+/** The time since `iso`, such as "1 min 12 s". */
+export function elapsedTime(iso) {
+  return iso
+    ? h("time", { datetime: iso, title: `since ${formatDateTime(iso)}`, "data-format": "elapsed" }, formatElapsed(iso))
+    : MISSING;
+}
 
-const SAYS = { ago, running: lasting };
+const formatElapsed = (iso) => formatDuration(Math.max(0, Math.round(elapsedSeconds(iso)))).replace(/\.0 s$/, " s");
 
-function tick() {
+export const dateTime = (iso) => (iso ? h("time", { datetime: iso }, formatDateTime(iso)) : MISSING);
+
+const FORMATS = { ago: formatTimeAgo, elapsed: formatElapsed };
+
+function updateTimes() {
   if (document.hidden) return;
-  for (const node of document.querySelectorAll("time[data-says]")) {
-    const text = SAYS[node.dataset.says](node.dateTime);
+  for (const node of document.querySelectorAll("time[data-format]")) {
+    const text = FORMATS[node.dataset.format](node.dateTime);
     if (node.textContent !== text) node.textContent = text;
   }
 }
 
-export const startClock = () => setInterval(tick, 1000);
+export const startClock = () => setInterval(updateTimes, 1000);

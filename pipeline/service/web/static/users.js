@@ -1,72 +1,71 @@
-// Who may sign in: adding somebody, with a token that is shown once, and revoking.
+// Users: adding one, with a token that is shown once, and revoking one.
 
-import { get, part, post } from "./api.js";
-import { badge, empty, h, panel, show, table } from "./dom.js";
-import { confirmed, showOnce } from "./dialogs.js";
-import { NAME, busy, choice, field, form } from "./forms.js";
-import { at } from "./times.js";
+import { encodeSegment, get, post } from "./api.js";
+import { confirmAction, showSecret } from "./dialogs.js";
+import { badge, emptyState, h, panel, renderIfChanged, table } from "./dom.js";
+import { NAME_PATTERN, form, inputField, runWithButton, selectField } from "./forms.js";
+import { dateTime } from "./times.js";
 
 const ROLES = [
-  ["viewer", "viewer: looks"],
-  ["officer", "officer: looks, and reads the log"],
-  ["lead", "lead: offers, pauses and stops studies, invites, adds users"],
+  ["viewer", "viewer: sees runs, sites and approvals"],
+  ["officer", "officer: also reads the log"],
+  ["lead", "lead: also controls runs, sites and users"],
 ];
 
-export async function usersPage(me) {
-  const list = panel("people", "Who may sign in", { wide: true });
+export async function usersPage(currentUser) {
+  const list = panel("users", "Users who can sign in", { wide: true });
   const add = panel("add", "Add a user");
   const error = h("p", { class: "error", role: "alert" });
   let users = await get("/api/users");
 
-  const refresh = async () => {
+  const reload = async () => {
     users = await get("/api/users");
     draw();
   };
   const revoke = async (user, button) => {
-    const sure = await confirmed(
+    const isConfirmed = await confirmAction(
       `Revoke ${user.name}'s token?`,
-      "Whoever uses it is signed out at once. It cannot be given back; add the user again for a new one.",
+      "The user is signed out at once. The token cannot be restored; add the user again for a new one.",
       "Revoke",
     );
-    if (sure)
-      await busy(button, error, async () => {
-        await post(`/api/users/${part(user.name)}/revoke`);
-        await refresh();
+    if (isConfirmed)
+      await runWithButton(button, error, async () => {
+        await post(`/api/users/${encodeSegment(user.name)}/revoke`);
+        await reload();
       });
   };
-  const row = (user) => [
-    [user.name, user.name === me.name && h("small", null, "this is you")],
+  const revokeButton = (user) =>
+    h(
+      "button",
+      {
+        type: "button",
+        id: `revoke-${user.name}`,
+        "aria-label": `Revoke ${user.name}`,
+        onclick: (event) => revoke(user, event.currentTarget),
+      },
+      "Revoke",
+    );
+  const userRow = (user) => [
+    [user.name, user.name === currentUser.name && h("small", null, "this is you")],
     user.role,
-    at(user.created),
-    user.revoked
-      ? badge("quiet", "revoked")
-      : h(
-          "button",
-          {
-            type: "button",
-            class: "plain",
-            id: `revoke-${user.name}`,
-            "aria-label": `Revoke ${user.name}`,
-            onclick: (event) => revoke(user, event.currentTarget),
-          },
-          "Revoke",
-        ),
+    dateTime(user.created),
+    user.revoked ? badge("quiet", "revoked") : revokeButton(user),
   ];
   const columns = [{ title: "Name" }, { title: "Role" }, { title: "Added" }, { title: "Token" }];
   const draw = () =>
-    show(list.body, users, () =>
+    renderIfChanged(list.body, users, () =>
       users.length
-        ? table("People who may sign in", columns, users.map(row), { hideCaption: true })
-        : empty("Nobody yet.", "Add the first below."),
+        ? table("Users who can sign in", columns, users.map(userRow), { hideCaption: true })
+        : emptyState("No users yet.", "Add the first one below."),
     );
 
   const send = async (values, node) => {
     const name = values.get("name").trim();
     const { token } = await post("/api/users", { name, role: values.get("role") });
     node.reset();
-    await refresh();
-    await showOnce(`Token for ${name}`, token, [
-      `Give it to ${name} by a way you trust; they sign in with it at ${location.origin}.`,
+    await reload();
+    await showSecret(`Token for ${name}`, token, [
+      `Give it to ${name} over a secure channel, for signing in at ${location.origin}.`,
     ]);
   };
   add.body.append(
@@ -74,8 +73,8 @@ export async function usersPage(me) {
       { id: "add-form", class: "row" },
       "Add",
       send,
-      field("name", "Name", { required: true, pattern: NAME, maxlength: "48" }, "Letters, digits, - and _"),
-      choice("role", "Role", ROLES, "viewer"),
+      inputField("name", "Name", { required: true, pattern: NAME_PATTERN, maxlength: "48" }, "Letters, digits, - and _"),
+      selectField("role", "Role", ROLES, "viewer"),
     ),
   );
   draw();

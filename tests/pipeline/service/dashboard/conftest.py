@@ -1,4 +1,4 @@
-"""A browser, a stage with recorded runs, and pages opened as somebody."""
+"""A fake API with recorded runs, and the dashboard's pages in a browser whose console errors fail the test."""
 
 from __future__ import annotations
 
@@ -7,48 +7,56 @@ from typing import Any
 
 import pytest
 
-from tests.support.demo_data import scene
-from tests.support.fake_api import Stage, served
-from tests.support.recorded_runs import STUDIES, Recording, record
+from tests.support.dashboard.demo_data import make_fake_api
+from tests.support.dashboard.fake_api import FakeApi, serve_fake_api
+from tests.support.dashboard.recorded_runs import STUDIES, RecordedRun, record_run
 
 
 @pytest.fixture(scope="session")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
-    where = tmp_path_factory.mktemp("recorded")
-    return {kind: record(kind, where) for kind in STUDIES}
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRun]:
+    folder = tmp_path_factory.mktemp("recorded")
+    return {kind: record_run(kind, folder) for kind in STUDIES}
 
 
 @pytest.fixture
-def stage(browser: Any, recordings: dict[str, Recording]) -> Iterator[Stage]:
-    with served(scene(recordings)) as found:
-        yield found
+def fake_api(browser: Any, recordings: dict[str, RecordedRun]) -> Iterator[FakeApi]:
+    with serve_fake_api(make_fake_api(recordings)) as served_api:
+        yield served_api
 
 
 @pytest.fixture
-def visit(browser: Any, stage: Stage) -> Iterator[Callable[..., Any]]:
-    """visit("#/sites", "viewer", width=375): the page, drawn. What a browser complains of fails the test at its end."""
+def open_page(browser: Any, fake_api: FakeApi) -> Iterator[Callable[..., Any]]:
+    """open_page("#/sites", "viewer", width=375) gives the page of a user with this role; role None: signed out.
+
+    Console errors and requests to other hosts fail the test at its end.
+    """
     contexts, complaints = [], []
 
-    def heard(message: Any) -> None:
-        # 401, 404 and the like are answers; a breach of the content policy or a bug is not
-        if message.cell_type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
+    def on_console(message: Any) -> None:
+        # 401, 404 and the like are valid responses; a violation of the content policy or a bug is not
+        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
             complaints.append(message.text)
 
-    def go(hash: str = "#/", role: str | None = "lead", at: Stage = stage, width: int = 1280, **context: Any) -> Any:
-        made = browser.new_context(viewport={"width": width, "height": 800}, locale="en-GB", **context)
-        contexts.append(made)
+    def open_dashboard(
+        hash: str = "#/", role: str | None = "lead", at: FakeApi = fake_api, width: int = 1280, **options: Any
+    ) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 800}, locale="en-GB", **options)
+        contexts.append(context)
         if role:
-            made.add_cookies([{"name": "hemofed", "value": f"{role}-token", "url": at.url}])
-        page = made.new_page()
+            context.add_cookies([{"name": "hemofed", "value": f"{role}-token", "url": at.url}])
+        page = context.new_page()
         page.set_default_timeout(8000)
-        page.on("console", heard)
+        page.on("console", on_console)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda asked: asked.url.startswith(at.url) or complaints.append(f"outside: {asked.url}"))
+        page.on(
+            "request",
+            lambda request: request.url.startswith(at.url) or complaints.append(f"another host: {request.url}"),
+        )
         page.goto(f"{at.url}/{hash}")
         page.wait_for_selector("h1")
         return page
 
-    yield go
+    yield open_dashboard
     for context in contexts:
         context.close()
     assert complaints == []

@@ -1,4 +1,4 @@
-"""For everybody: by keyboard, with a screen reader, on a phone, in the dark, on paper."""
+"""Accessibility of every page: keyboard, screen reader, phone, dark mode, print; and rules for the sources."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.demo_data import OFFERED, PRIVATE, SLOW, TREE
-from tests.support.fake_api import WEB
+from tests.support.dashboard.demo_data import OFFERED, PRIVATE, SLOW, TREE
+from tests.support.dashboard.fake_api import WEB_FOLDER
 
 PAGES = [
     "#/",
@@ -23,25 +23,25 @@ PAGES = [
     "#/offer",
 ]
 CONTROLS = "a[href], button, input, select, textarea, summary"
-NAMELESS = """(selector) => [...document.querySelectorAll(selector)].filter((node) => {
+UNNAMED_CONTROLS = """(selector) => [...document.querySelectorAll(selector)].filter((node) => {
   const label = node.labels?.[0]?.textContent || node.getAttribute("aria-label") || (node.matches("input, select, textarea") ? "" : node.textContent);
   return !label.trim();
 }).map((node) => node.outerHTML)"""
-LINEAR = {
+TEXT_COLORS = {  # background -> text colours on it
     "ground": ("ink", "quiet", "accent"),
     "sheet": ("ink", "quiet", "accent", "bad", "good", *(f"c{n}" for n in range(8))),
 }
-WIDEST = """Math.max(document.documentElement.scrollWidth,
+PAGE_WIDTH = """Math.max(document.documentElement.scrollWidth,
   ...[...document.querySelectorAll("main button, main .button")].map((n) => n.getBoundingClientRect().right))"""
-PAIRS = (
-    [(ink, ground) for ground, inks in LINEAR.items() for ink in inks]
-    + [(tone, f"{tone}-ground") for tone in ("good", "busy", "warn", "bad", "still")]
+COLOR_PAIRS = (
+    [(color, background) for background, colors in TEXT_COLORS.items() for color in colors]
+    + [(tone, f"{tone}-ground") for tone in ("good", "busy", "warn", "bad", "neutral")]
     + [("on-accent", "accent")]
 )
 
 
-def each_page(page) -> Iterator[str]:
-    """One after the other, drawn, in the same window."""
+def visit_all_pages(page) -> Iterator[str]:
+    """Goes to one page after the other in the same window; yields the address of each after it is drawn."""
     for hash in PAGES:
         heading = page.query_selector("h1")
         page.evaluate("(hash) => { location.hash = hash; }", hash)
@@ -51,14 +51,14 @@ def each_page(page) -> Iterator[str]:
         yield hash
 
 
-def test_every_page_has_landmarks_headings_in_order_and_names(visit):
-    page = visit()
-    for hash in each_page(page):
-        check_structure(page)
-        assert page.evaluate(NAMELESS, CONTROLS) == [], hash
+def test_pages_have_landmarks_ordered_headings_and_named_controls(open_page):
+    page = open_page()
+    for hash in visit_all_pages(page):
+        assert_valid_structure(page)
+        assert page.evaluate(UNNAMED_CONTROLS, CONTROLS) == [], hash
 
 
-def check_structure(page) -> None:
+def assert_valid_structure(page) -> None:
     assert page.locator("main").count() == page.locator("h1").count() == page.locator("nav[aria-label]").count() == 1
     levels = [
         int(tag[1]) for tag in page.eval_on_selector_all("h1, h2, h3, h4", "nodes => nodes.map((n) => n.tagName)")
@@ -73,29 +73,29 @@ def check_structure(page) -> None:
 
 
 @pytest.mark.parametrize("hash", [f"#/runs/{SLOW}", "#/sites", "#/offer"])
-def test_the_tabulator_reaches_every_control_visibly(visit, hash):
-    page = visit(hash)
+def test_tab_key_reaches_every_control_with_a_visible_focus(open_page, hash):
+    page = open_page(hash)
     page.wait_for_timeout(200)
-    page.evaluate(f"document.querySelectorAll('{CONTROLS}').forEach((node, place) => node.dataset.place = place)")
-    seen = page.eval_on_selector_all(
-        CONTROLS, "all => all.filter((n) => n.checkVisibility()).map((n) => n.dataset.place)"
+    page.evaluate(f"document.querySelectorAll('{CONTROLS}').forEach((node, index) => node.dataset.index = index)")
+    visible = page.eval_on_selector_all(
+        CONTROLS, "all => all.filter((n) => n.checkVisibility()).map((n) => n.dataset.index)"
     )
-    reached, hidden = set(), []
+    reached, without_outline = set(), []
     page.evaluate("document.activeElement.blur(); getSelection().removeAllRanges()")
-    for _ in range(3 * len(seen)):
+    for _ in range(3 * len(visible)):
         page.keyboard.press("Tab")
-        place, outline = page.evaluate(
-            "[document.activeElement.dataset.place, getComputedStyle(document.activeElement).outlineStyle]"
+        index, outline = page.evaluate(
+            "[document.activeElement.dataset.index, getComputedStyle(document.activeElement).outlineStyle]"
         )
-        reached.add(place)
-        if place is not None and outline == "none":
-            hidden.append(place)
-    assert set(seen) <= reached
-    assert hidden == []
+        reached.add(index)
+        if index is not None and outline == "none":
+            without_outline.append(index)
+    assert set(visible) <= reached
+    assert without_outline == []
 
 
-def test_the_skip_link_jumps_over_the_bar_and_keeps_the_address(visit):
-    page = visit("#/sites")
+def test_skip_link_moves_focus_to_main_and_keeps_the_address(open_page):
+    page = open_page("#/sites")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "skip"
     page.keyboard.press("Enter")
@@ -103,16 +103,16 @@ def test_the_skip_link_jumps_over_the_bar_and_keeps_the_address(visit):
     assert page.url.endswith("#/sites")
 
 
-def test_another_page_begins_at_its_heading_and_says_its_title(visit):
-    page = visit()
+def test_navigation_moves_focus_to_the_heading_and_sets_the_title(open_page):
+    page = open_page()
     page.click("text=moons-private")
     page.wait_for_selector("h1 >> text=moons-private")
     assert page.evaluate("document.activeElement.tagName") == "H1"
     assert page.title() == "moons-private · hemofed"
 
 
-def test_a_dialog_keeps_the_focus_and_gives_it_back(visit):
-    page = visit(f"#/runs/{SLOW}")
+def test_dialog_traps_focus_and_returns_it(open_page):
+    page = open_page(f"#/runs/{SLOW}")
     page.focus("#do-stop")
     page.keyboard.press("Enter")
     page.wait_for_selector("dialog[open]")
@@ -125,34 +125,36 @@ def test_a_dialog_keeps_the_focus_and_gives_it_back(visit):
     assert page.evaluate("document.activeElement.id") == "do-stop"
 
 
-def test_news_do_not_take_the_focus_away(visit, stage):
-    page = visit(f"#/runs/{SLOW}")
+def test_live_updates_keep_the_focus(open_page, fake_api):
+    page = open_page(f"#/runs/{SLOW}")
     page.focus("#do-pause")
-    stage.next_round(SLOW)
+    fake_api.add_round(SLOW)
     page.wait_for_selector(".tiles >> text=22 of 30")
     assert page.evaluate("document.activeElement.id") == "do-pause"
 
 
-def test_a_phone_needs_no_sideways_scrolling(visit):
-    page = visit(width=360)
-    wide = {hash: page.evaluate(WIDEST) for hash in each_page(page)}
-    assert max(wide.values()) <= 360, wide
+def test_no_horizontal_scrolling_on_a_phone(open_page):
+    page = open_page(width=360)
+    width_by_page = {hash: page.evaluate(PAGE_WIDTH) for hash in visit_all_pages(page)}
+    assert max(width_by_page.values()) <= 360, width_by_page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_ink_stands_out_from_its_ground(visit, scheme):
-    page = visit(color_scheme=scheme)
-    names = sorted({name for pair in PAIRS for name in pair})
-    read = "(names) => names.map((n) => getComputedStyle(document.documentElement).getPropertyValue(`--${n}`).trim())"
-    colours = dict(zip(names, page.evaluate(read, names), strict=True))
-    weak = {pair: found for pair in PAIRS if (found := contrast(colours[pair[0]], colours[pair[1]])) < 4.5}
-    assert weak == {}
-    edge, sheet = page.evaluate(read, ["edge", "sheet"])
-    assert contrast(edge, sheet) >= 3  # edges of fields
+def test_text_colors_have_enough_contrast(open_page, scheme):
+    page = open_page(color_scheme=scheme)
+    names = sorted({name for pair in COLOR_PAIRS for name in pair})
+    read_colors = (
+        "(names) => names.map((n) => getComputedStyle(document.documentElement).getPropertyValue(`--${n}`).trim())"
+    )
+    colors = dict(zip(names, page.evaluate(read_colors, names), strict=True))
+    ratios = {pair: contrast_ratio(colors[pair[0]], colors[pair[1]]) for pair in COLOR_PAIRS}
+    assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}
+    edge, sheet = page.evaluate(read_colors, ["edge", "sheet"])
+    assert contrast_ratio(edge, sheet) >= 3  # borders of fields
 
 
-def test_paper_shows_the_run_without_its_buttons(visit):
-    page = visit(f"#/runs/{TREE}", color_scheme="dark")
+def test_print_shows_the_run_without_bar_and_dark_colors(open_page):
+    page = open_page(f"#/runs/{TREE}", color_scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     assert page.locator("#bar").is_hidden()
     assert page.locator("#result-table").is_visible()
@@ -160,31 +162,31 @@ def test_paper_shows_the_run_without_its_buttons(visit):
     assert ink == "#000"
 
 
-def contrast(one: str, other: str) -> float:
+def contrast_ratio(color: str, other: str) -> float:
     """WCAG 2: 1 to 21."""
-    light, dark = sorted(map(luminance, (one, other)), reverse=True)
+    light, dark = sorted(map(luminance, (color, other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
-def luminance(colour: str) -> float:
-    found = re.fullmatch(r"#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})", colour)
-    assert found, colour
-    parts = [int(part, 16) / 255 for part in found.groups()]
-    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+def luminance(color: str) -> float:
+    match = re.fullmatch(r"#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})", color)
+    assert match, color
+    channels = [int(channel, 16) / 255 for channel in match.groups()]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_contrast_is_that_of_the_standard():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+def test_contrast_ratio_matches_wcag():
+    assert contrast_ratio("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast_ratio("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
-@pytest.mark.parametrize("file", sorted(WEB.glob("*.js")), ids=lambda file: file.name)
-def test_sources_are_short_and_never_make_markup_of_data(file):
+@pytest.mark.parametrize("file", sorted(WEB_FOLDER.glob("*.js")), ids=lambda file: file.name)
+def test_sources_are_short_and_never_parse_data_as_html(file):
     text = file.read_text("utf-8")
     assert text.startswith("// ")
     assert len(text.splitlines()) < 200
-    for way in (
+    for unsafe in (
         "innerHTML",
         "outerHTML",
         "insertAdjacentHTML",
@@ -193,5 +195,5 @@ def test_sources_are_short_and_never_make_markup_of_data(file):
         "new Function",
         'setAttribute("style"',
     ):
-        assert way not in text
+        assert unsafe not in text
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)

@@ -1,4 +1,4 @@
-"""The pages and the real service, over TLS: from signing in to a model on disk."""
+"""The dashboard with the real service over TLS, from login to a downloaded model."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.pipeline.service.dashboard.test_run_page import texts
-from tests.support.fake_api import listening
+from tests.pipeline.service.dashboard.test_run_page import read_texts
 from tests.support.service_factory import STUDY_TOML, make_heartbeat
+from tests.support.web_server import serve_app
 
 
-def aside(call: Callable[..., Any], *args: Any) -> Any:
-    """In a thread of its own: the browser's loop runs in this one."""
+def run_in_thread(call: Callable[..., Any], *args: Any) -> Any:
+    """The browser's event loop runs in the test's own thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call, *args).result()
 
 
-def test_a_study_from_offer_to_model(service, recordings, browser):
-    recorded = recordings["slow"]
-    site = aside(service.enrol_site, "site-01")
+def test_study_from_offer_to_downloaded_model(service, recordings, browser):
+    recording = recordings["slow"]
+    site = run_in_thread(service.enrol_site, "site-01")
     status = {"state": "connected", "run": None, "flare": "running", "disk_free_gb": 55.5, "warnings": 0}
-    assert aside(site.post, "/site/heartbeat", make_heartbeat(status=status)).status_code == 200
+    assert run_in_thread(site.post, "/site/heartbeat", make_heartbeat(status=status)).status_code == 200
     keys = {"ssl_certfile": service.home.path / "web.crt", "ssl_keyfile": service.home.path / "web.key"}
-    with listening(service.app, **keys) as url:
+    with serve_app(service.app, **keys) as url:
         page = browser.new_context(ignore_https_errors=True, locale="en-GB").new_page()
         page.set_default_timeout(8000)
         complaints: list[str] = []
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if "Security Policy" in said.text else None)
+        page.on(
+            "console", lambda message: complaints.append(message.text) if "Security Policy" in message.text else None
+        )
         page.goto(f"{url}/#/offer")
         page.fill("#token", service.lead_token)
         page.keyboard.press("Enter")
-        page.fill("#text", STUDY_TOML)
+        page.fill("#toml", STUDY_TOML)
         page.click("#offer-form button")
         page.wait_for_selector("#do-begin[aria-disabled]")
         run = page.url.rpartition("/")[2]
         assert "no image leaves a site" in page.locator("#study").inner_text()
 
-        aside(
+        run_in_thread(
             site.post, "/site/heartbeat", make_heartbeat(service.make_approval(run), status=status)
         )  # the last approval: it begins by itself
         page.wait_for_selector(".run-head .badge >> text=starting")
-        assert "approved" in texts(page, "#approval-table tbody tr")[0]
+        assert "approved" in read_texts(page, "#approval-table tbody tr")[0]
         service.store.set_run_state(run, "running")
         live = {
             "at": service.clock().isoformat(),
@@ -54,27 +56,27 @@ def test_a_study_from_offer_to_model(service, recordings, browser):
             "phase": "train",
             "asked": ["site-01"],
         }
-        lines = "".join(json.dumps(record) + "\n" for record in recorded.rounds[:3])
+        lines = "".join(json.dumps(record) + "\n" for record in recording.rounds[:3])
         service.write_run_file(run, "rounds.jsonl", lines.encode())
         service.write_run_file(run, "live.json", json.dumps(live | {"answered": [], "missed": {}}).encode())
         page.wait_for_selector(".tiles >> text=2 of 4")
-        assert texts(page, "#people li")[0].startswith("site-01 … waited for")
+        assert read_texts(page, "#live-sites li")[0].startswith("site-01 … waiting")
         page.click("#do-pause")
         page.wait_for_selector(".run-head .badge >> text=pausing")
         assert json.loads((service.home.runs_folder / run / "control.json").read_text()) == {"want": "pause"}
 
         service.write_run_file(
-            run, "models/global.safetensors", recorded.files["models/global.safetensors"].read_bytes()
+            run, "models/global.safetensors", recording.files["models/global.safetensors"].read_bytes()
         )
-        service.write_run_file(run, "results.json", json.dumps(recorded.results).encode())
+        service.write_run_file(run, "results.json", json.dumps(recording.results).encode())
         service.store.set_run_state(run, "finished")
         page.wait_for_selector("#result-table")
-        with page.expect_download() as found:
+        with page.expect_download() as download:
             page.click("#files >> text=models/global.safetensors")
-        assert Path(found.value.path()).read_bytes() == recorded.files["models/global.safetensors"].read_bytes()
-        for hash, words in (("#/", "55.5 GB"), ("#/sites", "keys"), ("#/users", "lead"), ("#/log", "run offered")):
+        assert Path(download.value.path()).read_bytes() == recording.files["models/global.safetensors"].read_bytes()
+        for hash, text in (("#/", "55.5 GB"), ("#/sites", "keys"), ("#/users", "lead"), ("#/log", "run offered")):
             page.evaluate("(hash) => { location.hash = hash; }", hash)
-            page.wait_for_selector(f"main >> text={words} >> nth=0")
+            page.wait_for_selector(f"main >> text={text} >> nth=0")
         page.click("#sign-out")
         page.wait_for_selector("h1 >> text=Sign in")
         page.context.close()

@@ -1,11 +1,11 @@
-"""What a round across processes costs beside its training: 28 MB to and from two sites, ours and FLARE as it comes.
+"""Overhead of a round across processes: 28 MB to and from two sites, with hemofed and with unmodified FLARE.
 
-    .venv/bin/python benchmarks/across.py [--json] [--rounds 8]
+    .venv/bin/python benchmarks/flare_rounds.py [--json] [--rounds 8]
 
-Both run here, one after the other, as real processes with mTLS on the loopback. FLARE as it comes: kits as `nvflare
-provision` makes them, its own ScatterAndGather and NPTrainer, which only adds a number to the same 28 MB. Ours: through
-the coordinator's service, its one port and the sites' agents. The overhead of a round is its time without the longest
-site's own work; the median of all rounds but the first counts.
+Both run one after the other, as real processes with mTLS on the loopback interface. Unmodified FLARE: kits from `nvflare
+provision`, its own ScatterAndGather and NPTrainer, which only adds a number to the same 28 MB. hemofed: through the
+coordinator's service on one port, and the sites' agents. The overhead of a round is its time minus the work of the slowest
+site; the result is the median of all rounds except the first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeline.coordinator.run_folder import RunFolder
 from pipeline.ops.child_processes import ChildProcess, kill_by_mark
 from pipeline.service.runtime.serve import find_free_ports
 
-NUMBERS = 7_000_000  # 28 MB
+NUM_PARAMETERS = 7_000_000  # 28 MB
 SITES = ("site-01", "site-02")
 STUDY = """
 name = "heavy"
@@ -39,48 +39,48 @@ rounds = {rounds}
 data = {{ name = "moons", points = 60 }}
 model = {{ name = "mlp", hidden = [2644, 2644] }}
 sites = {{ count = 2 }}
-local = {{ steps = 1, batch = 8, lr = 0.01 }}
-evaluation = {{ where = "sites", every = 1000 }}
+local = {{ steps = 1, batch_size = 8, lr = 0.01 }}
+evaluation = {{ evaluate_at = "sites", every = 1000 }}
 """
 
 
-def ours(folder: Path, rounds: int) -> list[float]:
-    study = folder / "study.toml"
-    study.write_text(STUDY.format(rounds=rounds))
-    with closing(LocalFederation(folder)) as small:
-        small.start_coordinator()
+def measure_hemofed(folder: Path, rounds: int) -> list[float]:
+    study_path = folder / "study.toml"
+    study_path.write_text(STUDY.format(rounds=rounds))
+    with closing(LocalFederation(folder)) as federation:
+        federation.start_coordinator()
         for site in SITES:
-            small.enrol_site(site, "--simulate-site", site)
-        run = small.offer_study(str(study), [])
+            federation.enrol_site(site, "--simulate-site", site)
+        run = federation.offer_study(str(study_path), [])
         for site in SITES:
-            small.approve_run(run, site)
-        small.wait_until(lambda: small.get_run(run)["state"] in ("finished", "failed"), "the run", 600)
-        records = RunFolder(small.home / "runs" / run).load_rounds()
+            federation.approve_run(run, site)
+        federation.wait_until(lambda: federation.get_run(run)["state"] in ("finished", "failed"), "the run", 600)
+        records = RunFolder(federation.home / "runs" / run).load_rounds()
     return [r["seconds"]["train"] - max(w["seconds"] for w in r["work"].values()) for r in records[2:]]
 
 
-def as_it_comes(folder: Path, rounds: int) -> list[float]:
+def measure_flare(folder: Path, rounds: int) -> list[float]:
     (port,) = find_free_ports(1)
     mark = f"bench-{folder}"
-    kits = provision(folder, port)
-    np.save(folder / "model.npy", np.zeros(NUMBERS, np.float32))
+    kits = provision_kits(folder, port)
+    np.save(folder / "model.npy", np.zeros(NUM_PARAMETERS, np.float32))
     env = {**os.environ, "PYTHONWARNINGS": "ignore", "GRPC_VERBOSITY": "NONE"}
-    quick = ["--set", "secure_train=true", "org=hemofed", "config_folder=config"]
+    options = ["--set", "secure_train=true", "org=hemofed", "config_folder=config"]
     app = "nvflare.private.fed.app"
-    commands = {"localhost": [f"{app}.server.server_train", "-s", "fed_server.json", *quick]}
-    commands |= {s: [f"{app}.client.client_train", "-s", "fed_client.json", *quick, f"uid={s}"] for s in SITES}
+    commands = {"localhost": [f"{app}.server.server_train", "-s", "fed_server.json", *options]}
+    commands |= {s: [f"{app}.client.client_train", "-s", "fed_client.json", *options, f"uid={s}"] for s in SITES}
     try:
         for name, (module, *rest) in commands.items():
             kit = kits / name
             ChildProcess.start(
                 [sys.executable, "-m", module, "-m", str(kit), *rest], kit, env, folder / f"{name}.log", mark
             )
-        return measured(folder, kits, rounds)
+        return run_scatter_and_gather(folder, kits, rounds)
     finally:
         kill_by_mark(mark)
 
 
-def provision(folder: Path, port: int) -> Path:
+def provision_kits(folder: Path, port: int) -> Path:
     project = {
         "api_version": 3,
         "name": "raw",
@@ -99,43 +99,44 @@ def provision(folder: Path, port: int) -> Path:
         ],
     }
     (folder / "project.yml").write_text(json.dumps(project))  # JSON is YAML
-    tool = Path(sys.executable).with_name("nvflare")
-    subprocess.run([tool, "provision", "-p", "project.yml", "-w", "ws"], cwd=folder, check=True, capture_output=True)
+    nvflare = Path(sys.executable).with_name("nvflare")
+    subprocess.run([nvflare, "provision", "-p", "project.yml", "-w", "ws"], cwd=folder, check=True, capture_output=True)
     kits = folder / "ws" / "raw" / "prod_00"
     resources = (kits / "localhost" / "local" / "resources.json.default").read_text()
-    # its stores would be shared with whatever else runs on this machine
+    # the default stores in /tmp would be shared with other federations on this machine
     (kits / "localhost" / "local" / "resources.json").write_text(resources.replace("/tmp/nvflare", f"{folder}/store"))
     return kits
 
 
-def measured(folder: Path, kits: Path, rounds: int) -> list[float]:
+def run_scatter_and_gather(folder: Path, kits: Path, rounds: int) -> list[float]:
+    """Seconds of rounds 1, 2, ..., from FLARE's log."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     job = folder / "job"
-    parts = "nvflare.app_common"
+    app_common = "nvflare.app_common"
     server = {
         "format_version": 2,
         "components": [
             {
                 "id": "persistor",
-                "path": f"{parts}.np.np_model_persistor.NPModelPersistor",
+                "path": f"{app_common}.np.np_model_persistor.NPModelPersistor",
                 "args": {"source_ckpt_file_full_name": str(folder / "model.npy")},
             },
             {
                 "id": "generator",
-                "path": f"{parts}.shareablegenerators.full_model_shareable_generator.FullModelShareableGenerator",
+                "path": f"{app_common}.shareablegenerators.full_model_shareable_generator.FullModelShareableGenerator",
                 "args": {},
             },
             {
                 "id": "aggregator",
-                "path": f"{parts}.aggregators.intime_accumulate_model_aggregator.InTimeAccumulateWeightedAggregator",
+                "path": f"{app_common}.aggregators.intime_accumulate_model_aggregator.InTimeAccumulateWeightedAggregator",
                 "args": {"expected_data_kind": "WEIGHTS"},
             },
         ],
         "workflows": [
             {
                 "id": "fedavg",
-                "path": f"{parts}.workflows.scatter_and_gather.ScatterAndGather",
+                "path": f"{app_common}.workflows.scatter_and_gather.ScatterAndGather",
                 "args": {
                     "min_clients": 2,
                     "num_rounds": rounds,
@@ -155,7 +156,7 @@ def measured(folder: Path, kits: Path, rounds: int) -> list[float]:
         "executors": [
             {
                 "tasks": ["train"],
-                "executor": {"path": f"{parts}.np.np_trainer.NPTrainer", "args": {"delta": 1, "sleep_time": 0}},
+                "executor": {"path": f"{app_common}.np.np_trainer.NPTrainer", "args": {"delta": 1, "sleep_time": 0}},
             }
         ],
         "components": [],
@@ -169,8 +170,8 @@ def measured(folder: Path, kits: Path, rounds: int) -> list[float]:
     ):
         (job / name).write_text(json.dumps(content))
     session = None
-    end = time.monotonic() + 300
-    while session is None and time.monotonic() < end:
+    deadline = time.monotonic() + 300
+    while session is None and time.monotonic() < deadline:
         try:
             session = new_secure_session("admin@hemofed.org", str(kits / "admin@hemofed.org"), timeout=5)
             if len(session.get_system_info().client_info) < len(SITES):
@@ -181,40 +182,40 @@ def measured(folder: Path, kits: Path, rounds: int) -> list[float]:
         time.sleep(1)
     assert session is not None, f"FLARE did not start; logs are in {folder}"
     try:
-        number = session.submit_job(str(job))
-        log = kits / "localhost" / number / "log.txt"
-        began = re.compile(r"^(\S+ \S+?) - ScatterAndGather.* Round (\d+) (?:started|finished)", re.M)
-        while time.monotonic() < end:
-            times = began.findall(log.read_text()) if log.exists() else []
-            if len({turn for _, turn in times}) >= rounds:
+        job_id = session.submit_job(str(job))
+        log = kits / "localhost" / job_id / "log.txt"
+        round_pattern = re.compile(r"^(\S+ \S+?) - ScatterAndGather.* Round (\d+) (?:started|finished)", re.M)
+        while time.monotonic() < deadline:
+            times = round_pattern.findall(log.read_text()) if log.exists() else []
+            if len({number for _, number in times}) >= rounds:
                 break
             time.sleep(1)
     finally:
         session.close()
-    first = {}
-    for moment, turn in times:
-        first.setdefault(int(turn), datetime.strptime(moment, "%Y-%m-%d %H:%M:%S,%f"))
-    return [(first[n + 1] - first[n]).total_seconds() for n in range(1, rounds - 1)]
+    starts: dict[int, datetime] = {}
+    for text, number in times:
+        starts.setdefault(int(number), datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f"))
+    return [(starts[n + 1] - starts[n]).total_seconds() for n in range(1, rounds - 1)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=8)
-    asked = parser.parse_args()
-    found: dict[str, Any] = {}
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        for who, run in (("hemofed", ours), ("FLARE as it comes", as_it_comes)):
-            folder = Path(name) / who.partition(" ")[0]
+        for engine, measure in (("hemofed", measure_hemofed), ("FLARE as it comes", measure_flare)):
+            folder = Path(name) / engine.partition(" ")[0]
             folder.mkdir()
-            found[who] = statistics.median(run(folder, asked.rounds))
-    found["ratio"] = found["hemofed"] / found["FLARE as it comes"]
-    if asked.json:
-        print(json.dumps(found))
+            report[engine] = statistics.median(measure(folder, arguments.rounds))
+    report["ratio"] = report["hemofed"] / report["FLARE as it comes"]
+    if arguments.json:
+        print(json.dumps(report))
         return
     print(
-        f"a round of 28 MB to and from two sites, without its training: hemofed {found['hemofed']:.2f} s, "
-        f"FLARE as it comes {found['FLARE as it comes']:.2f} s ({found['ratio']:.2f}x)"
+        f"overhead of a round with 28 MB to and from two sites: hemofed {report['hemofed']:.2f} s, "
+        f"unmodified FLARE {report['FLARE as it comes']:.2f} s ({report['ratio']:.2f}x)"
     )
 
 
