@@ -21,14 +21,14 @@ from deploy.bundle.operating_points import MIN_PROBABILITY, OperatingPoint
 from deploy.imaging.images import InputImage, read_image_bytes
 from deploy.inference.runtime import BundleRuntime
 from deploy.slide.html_report import build_rows, format_headline
-from deploy.slide.prevalence import (
+from deploy.slide.reader import CellResult, ImageResult, SlideCounts, SlideReader, build_slide_result
+from deploy.slide.verdict import (
     RECOMMENDED_CELLS,
     RESEARCH_USE_NOTICE,
     SUSPICION_THRESHOLD,
     VERDICT_ABOVE,
     VERDICT_BELOW,
 )
-from deploy.slide.reader import CellResult, ImageResult, SlideCounts, SlideReader, build_slide_result
 from pipeline.core.errors import DataError, HemofedError, IncompatibleStudyError
 
 BROWSER_IMAGE_MAGICS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM")

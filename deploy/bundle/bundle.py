@@ -26,8 +26,8 @@ from typing import Annotated, Any, Final, Literal, Protocol, Self, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deploy.bundle.calibration import ModelCalibration
 from deploy.bundle.ood_guard import OodReference
-from deploy.bundle.operating_points import ModelCalibration
 from deploy.bundle.trust_store import TrustStore
 from pipeline.core.errors import BundleError
 from privacy.ledger.keys import fingerprint, is_valid_signature, public_hex, sign

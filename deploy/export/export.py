@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from deploy.bundle.bundle import RUNTIME_NORMALIZATIONS, BundleManifest, sign_files, write_zip
+from deploy.bundle.calibration import ModelCalibration
 from deploy.bundle.ood_guard import OodReference, build_ood_reference
-from deploy.bundle.operating_points import ModelCalibration, OperatingPoint, build_operating_points
+from deploy.bundle.operating_points import OperatingPoint, build_operating_points
 from deploy.export.corruptions import CORRUPTIONS
 from deploy.export.model_card import build_card, build_monai_metadata, render_markdown
 from deploy.export.onnx_graph import OPSET, ExportModule, check_parity, run_graph, to_onnx

@@ -20,16 +20,10 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deploy.bundle.bundle import ModelBundle, Precision
+from deploy.bundle.calibration import ModelCalibration, rescale_temperature
 from deploy.bundle.crop import describe_crop, is_field_image
 from deploy.bundle.ood_guard import OodReference
-from deploy.bundle.operating_points import (
-    SAFE_SPECIFICITY,
-    ModelCalibration,
-    bin_scores,
-    build_operating_points,
-    compute_log_odds,
-    rescale_temperature,
-)
+from deploy.bundle.operating_points import SAFE_SPECIFICITY, bin_scores, build_operating_points, compute_log_odds
 from deploy.imaging.images import expand_paths, read_image_file
 from deploy.inference.metrics import compute_auroc, compute_balanced_accuracy
 from deploy.inference.resize import ImageBatch, resize_images

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.bundle.bundle import ModelBundle, Precision
+from deploy.bundle.calibration import ModelCalibration, rescale_temperature
 from deploy.bundle.ood_guard import OodReference
-from deploy.bundle.operating_points import ModelCalibration, OperatingPoint, compute_log_odds, rescale_temperature
+from deploy.bundle.operating_points import OperatingPoint, compute_log_odds
 from deploy.inference.onnx_session import create_session, load_onnxruntime
 from deploy.inference.resize import ImageBatch, resize_images
 from deploy.inference.test_time_augmentation import ModelOutputs, predict_with_tta

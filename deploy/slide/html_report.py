@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.slide.prevalence import (
+from deploy.slide.verdict import (
     RECOMMENDED_CELLS,
     RESEARCH_USE_NOTICE,
     SUSPICION_THRESHOLD,

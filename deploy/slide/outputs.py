@@ -15,8 +15,8 @@ from PIL import Image
 from deploy.imaging.images import InputImage
 from deploy.slide.html_report import build_rows, format_headline, render_page
 from deploy.slide.overlays import CellGallery, draw_overlay
-from deploy.slide.prevalence import RESEARCH_USE_NOTICE
 from deploy.slide.reader import ImageResult, SlideResult
+from deploy.slide.verdict import RESEARCH_USE_NOTICE
 from pipeline.core.errors import StudyError
 from pipeline.core.files import raise_no_space, write_atomically
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from deploy.slide.prevalence import RESEARCH_USE_NOTICE
 from deploy.slide.reader import ImageResult
+from deploy.slide.verdict import RESEARCH_USE_NOTICE
 
 RgbImage = NDArray[np.uint8]
 

@@ -16,7 +16,7 @@ from deploy.bundle.ood_guard import MAX_DRIFT, OUT_OF_DISTRIBUTION
 from deploy.bundle.operating_points import OperatingPoint
 from deploy.inference.resize import ImageBatch, resize_images
 from deploy.inference.runtime import BundleRuntime, Predictions
-from deploy.slide.prevalence import (
+from deploy.slide.verdict import (
     RECOMMENDED_CELLS,
     RESEARCH_USE_NOTICE,
     SUSPICION_THRESHOLD,

@@ -144,7 +144,7 @@ class RoundLoop:
 
     def select_result(self, run_state: RunState) -> tuple[Any, int, str]:
         """The selected state, its round, and how it was selected."""
-        if run_state.best is None or self.study.strategy.stateful_clients:
+        if run_state.best is None or self.study.strategy.result_in_client_states:
             return run_state.state, run_state.round, "last round"
         return run_state.best.state, run_state.best.round, f"val {self.study.evaluation.selection_metric}"
 

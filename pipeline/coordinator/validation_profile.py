@@ -62,7 +62,7 @@ def write_profile(round_loop: RoundLoop, state: Any, run_state: RunState, shape:
                 s: _profile_payload(models[name], num_views) for name, sites in model_sites.items() for s in sites
             }
             profiles |= _profile_models(round_loop, "profile", model_sites, payloads, run_state)
-        if study.strategy.personalized or study.strategy.stateful_clients:
+        if study.strategy.personalized or study.strategy.result_in_client_states:
             personal_models = {f"site/{site}": (site,) for site in round_loop.sites if f"site/{site}" not in profiles}
             payloads = {
                 site: {**study.strategy.eval_payload(state, site), "tta_views": torch.tensor(num_views)}

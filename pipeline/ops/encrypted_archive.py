@@ -52,7 +52,10 @@ def pack_archive(
                         digests[path] = hashlib.sha256(content).hexdigest()
                         _add_member(tar, path, content, mode)
                     _add_member(
-                        tar, MANIFEST_NAME, json.dumps({"about": metadata, "sha256": digests}, indent=1).encode(), 0o600
+                        tar,
+                        MANIFEST_NAME,
+                        json.dumps({"metadata": metadata, "sha256": digests}, indent=1).encode(),
+                        0o600,
                     )
                 file.flush()
                 os.fsync(file.fileno())
@@ -85,11 +88,11 @@ def unpack_archive(archive_path: Path, target_folder: Path, passphrase: str | No
                 digests[name] = _copy_member(source, target_folder / name, member.mode)
     except (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError) as error:
         raise RunFolderError(f"{archive_path} is not a backup, or is damaged ({error}); use another copy") from error
-    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(key), dict) for key in ("about", "sha256")):
+    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(key), dict) for key in ("metadata", "sha256")):
         raise RunFolderError(f"{archive_path} is truncated: its list of contents is missing; use another copy")
     if mismatches := sorted(set(digests.items()) ^ set(manifest["sha256"].items())):
         raise RunFolderError(f"{archive_path}: {mismatches[0][0]!r} differs from what was saved; use another copy")
-    metadata: dict[str, Any] = manifest["about"]
+    metadata: dict[str, Any] = manifest["metadata"]
     return metadata
 
 

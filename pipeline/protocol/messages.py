@@ -61,7 +61,8 @@ class Message:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """`averaged` vectors enter a weighted mean by the study's weighting, `summed` vectors a sum.
+    """`averaged` vectors (float32) enter a weighted mean by the study's weighting, `summed` vectors a sum. Their keys and
+    shapes are the same at all clients.
 
     `cluster`: index of the model that the client chose, in an algorithm that keeps several.
     """
@@ -123,7 +124,7 @@ ClientTask = Generator[LocalJob, JobResult, tuple[ClientUpdate, ClientState]]
 class Aggregate:
     """Sums and means over replies, added in the order of arrival. For reproducible sums the engine yields replies in site order.
 
-    clients: the sites that replied; num_replies: their number; work_by_client: their work, unless it is hidden by secure
+    clients: the sites that replied; num_replies: the number of replies, late ones of earlier rounds included; work_by_client: their work, unless it is hidden by secure
     aggregation.
     """
 

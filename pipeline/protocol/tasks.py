@@ -22,7 +22,11 @@ TEMPERATURES = tuple(2.0 ** (k / 8) for k in range(-24, 25))
 
 @dataclass(frozen=True)
 class LocalRegularizer:
-    """A data-free term of the local objective: adds `slope * w + offset` to the gradient. Regularizers can be added."""
+    """A data-free term of the local objective. In every step it adds `slope * w + offset` to the gradient, not to the loss.
+
+    Either may be a number or a vector, and both default to 0: a linear term -<h, w> is `LocalRegularizer(offset=-h)`.
+    Regularizers can be added.
+    """
 
     slope: ParamVector | float = 0.0
     offset: ParamVector | float = 0.0
@@ -40,7 +44,7 @@ class LocalRegularizer:
 
 
 def proximal_term(target: ParamVector, mu: float) -> LocalRegularizer:
-    """The gradient of (mu/2)|w - target|^2."""
+    """The gradient of (mu/2)|w - target|^2; with mu = 0 the empty regularizer."""
     return LocalRegularizer(mu, -mu * target) if mu else LocalRegularizer()
 
 
@@ -77,7 +81,7 @@ class TrainJob:
 
     inexactness: stop once |grad h(w)| <= gamma |grad h(initial)|, checked after every epoch on all local data.
     maml_lr: first-order MAML; the gradient is taken one step of this rate ahead, on the other half of the batch.
-    max_steps, all_or_nothing: set by the runner from the deadline; with all_or_nothing a job that cannot finish does not
+    max_steps, all_or_nothing: set by the task session from the deadline; with all_or_nothing a job that cannot finish does not
     begin, because the coordinator does not accept partial work.
     """
 
@@ -97,6 +101,8 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class TrainResult:
+    """What a `TrainJob` ends with: the trained model, and how much was done."""
+
     weights: ParamVector
     norm_stats: ParamVector
     work: LocalWork
@@ -114,6 +120,8 @@ class GradientJob:
 
 @dataclass(frozen=True)
 class GradientResult:
+    """The full-batch gradient of a `GradientJob`, and its mean loss."""
+
     gradient: ParamVector
     work: LocalWork
     loss: float
@@ -226,8 +234,8 @@ LocalJob = TrainJob | GradientJob | EvaluateJob | ActivationsJob | ProfileJob
 JobResult = TrainResult | GradientResult | EvaluationSums | ActivationsResult | ProfileSums
 
 
-# `result = yield from run_training(TrainJob(...))` is `result = yield TrainJob(...)` with the type of the result.
 def run_training(job: TrainJob) -> Generator[LocalJob, JobResult, TrainResult]:
+    """`result = yield from run_training(job)` is `result = yield job` with the type of the result."""
     result = yield job
     assert isinstance(result, TrainResult)
     return result

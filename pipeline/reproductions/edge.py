@@ -282,7 +282,7 @@ class SlideFractions:
 def _simulate_slides(
     is_flagged: Any, is_accepted: Any, is_schistocyte: Any, fraction: float, operating_point: Any
 ) -> SlideFractions:
-    from deploy.slide.prevalence import SUSPICION_THRESHOLD, VERDICT_ABOVE, VERDICT_BELOW, assess_prevalence
+    from deploy.slide.verdict import SUSPICION_THRESHOLD, VERDICT_ABOVE, VERDICT_BELOW, assess_prevalence
 
     rng = np.random.default_rng([1, round(fraction * 1e6)])
     num_schistocytes = round(CELLS_PER_SLIDE * fraction)

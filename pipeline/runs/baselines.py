@@ -95,7 +95,7 @@ def _run_baseline(
 def _round_score(record: dict[str, Any], metric: str, strategy: Strategy) -> float | None:
     """Headline metric of a round; the mean over sites if each has its own model, because their scores cannot be pooled."""
     split, pooled = headline_metrics(record)
-    if metric == "accuracy" or not strategy.stateful_clients:
+    if metric == "accuracy" or not strategy.result_in_client_states:
         value: float | None = pooled.get(metric)
         return value
     sites = record["metrics"][split].get("sites", {}).values()

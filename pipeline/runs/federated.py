@@ -96,7 +96,7 @@ def run_federated(
         run_state = round_loop.start_run(run_spec.initial_state)
     run_state, stop_reason = round_loop.run(run_state)
     state = round_loop.select_result(run_state)[0]
-    if study.strategy.personalized or study.strategy.stateful_clients:
+    if study.strategy.personalized or study.strategy.result_in_client_states:
         round_loop.save_personal_models(state, run_state)
     results = write_results(
         round_loop=round_loop,

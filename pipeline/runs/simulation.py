@@ -247,7 +247,7 @@ def _save_personal_models(
     simulation: Simulation, study: Study, state: Any, run_state: RunState, folder: RunFolder
 ) -> None:
     """Saves each site's personal model, which a real site would keep to itself."""
-    if not (study.strategy.personalized or study.strategy.stateful_clients):
+    if not (study.strategy.personalized or study.strategy.result_in_client_states):
         return
     simulation.round_loop.save_personal_models(state, run_state)
     header = model_header(

@@ -30,7 +30,7 @@ class PartialSharingStrategy(Strategy):
     """Client state: `kept`, the personal parameters, and with personal norm layers `stats`, their statistics."""
 
     personalized: ClassVar[bool] = True
-    stateful_clients: ClassVar[bool] = True
+    result_in_client_states: ClassVar[bool] = True
     personal_roles: tuple[ParameterRole, ...]  # of body, head and norm; the head is the last layer
 
     def run_round(

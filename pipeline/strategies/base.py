@@ -57,7 +57,7 @@ class StrategyContext:
 
     spec: ParameterSpec  # names, shapes and roles of the model's parameters
     num_sites: int  # all sites of the study, not the sampled ones
-    lr_schedule: Callable[[int], float]  # round (1, 2, ...) -> local learning rate
+    lr_schedule: Callable[[int], float]  # round (1, 2, ...) -> local learning rate; trainers apply it to every job
     seed: int
     epochs: int | None  # local work per round: either epochs or steps, the other is None
     steps: int | None
@@ -144,7 +144,9 @@ class Strategy(Component):
     state_type: ClassVar[type] = GlobalModelState  # the frozen dataclass of the state; restores checkpoints
     partial_updates: ClassVar[Literal["drop", "keep"]] = "drop"  # what "auto" means for work that a deadline cut short
     personalized: ClassVar[bool] = False  # `personal_model` gives every site a model of its own
-    stateful_clients: ClassVar[bool] = False  # client states hold the result, so the last round counts, not the best
+    result_in_client_states: ClassVar[bool] = (
+        False  # personalized models are in the client states, so the last round counts (not for control variates)
+    )
     full_batch_only: ClassVar[bool] = False  # uses full gradients: no batches to augment or to balance
     requires_pooled_data: ClassVar[bool] = False  # trains on all sites' examples in one place: simulation only
     bypasses_aggregation_rule: ClassVar[bool] = False  # changes the models by sums or means of its own

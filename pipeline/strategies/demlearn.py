@@ -41,7 +41,7 @@ class DemLearnState(ClusterState):
 
     latest_weights: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # each site's last model
     latest_norm_stats: Mapping[SiteId, ParamVector] = field(default_factory=dict)
-    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # each site's last one, to cluster by "moves"
+    deltas: Mapping[SiteId, ParamVector] = field(default_factory=dict)  # each site's last one, to cluster by "deltas"
     num_rounds: int = 0
     next_clustering_round: int = 1
     clustering_interval: float = 1.0  # rounds
@@ -62,13 +62,13 @@ class DemLearn(ClusteredStrategy):
     alpha_decay: float = Field(1.0, gt=0, le=1)  # factor on alpha every round; below 1 clusters specialize
     mu: float = Field(0.001, ge=0)  # strength of the proximal term at the clients
     mu_decay: float = Field(1.0, gt=0, le=1)  # factor on mu every round
-    proximal_to: Literal["group", "all"] = "group"  # the lowest cluster, or it and all above, each by 1 / its sites
+    proximal_to: Literal["cluster", "all"] = "cluster"  # the lowest cluster, or it and all above, each by 1 / its sites
     tau: PositiveInt = 1  # rounds between clusterings
     tau_growth: float = Field(1.0, ge=1)  # factor on tau after every clustering: from plastic to stable
     amplify: float = Field(1.15, gt=0)  # factor on the clients' models when they enter their lowest cluster's
     amplify_rounds: NonNegativeInt = 5  # first rounds in which `amplify` applies
     linkage: Literal["centroid", "average", "ward"] = "centroid"  # ward (ours) gives clusters of similar size
-    cluster_by: Literal["weights", "moves"] = "weights"  # distance of the models, or of their last deltas
+    cluster_by: Literal["weights", "deltas"] = "weights"  # distance of the models, or of their last deltas
 
     @property
     def visibility(self) -> Visibility:
@@ -93,7 +93,7 @@ class DemLearn(ClusteredStrategy):
             latest_weights={**state.latest_weights}
             | {s: self.train_payload(state, s)["weights"] + delta for s, delta in deltas.items()},
             latest_norm_stats={**state.latest_norm_stats} | {r.site: r.update.averaged["stats"] for r in replies},
-            deltas={**state.deltas} | deltas if self.cluster_by == "moves" else {},
+            deltas={**state.deltas} | deltas if self.cluster_by == "deltas" else {},
             num_rounds=state.num_rounds + 1,
         )
         if state.num_rounds >= state.next_clustering_round:
@@ -145,7 +145,7 @@ class DemLearn(ClusteredStrategy):
         is the sum of 1 / size over the cluster and all above it, `anchor` the sum of w / size."""
         cluster = state.cluster_of.get(site, FIRST_CLUSTER)
         vectors = {"weights": state.weights[cluster], "stats": state.norm_stats[cluster]}
-        if self.proximal_to == "group":
+        if self.proximal_to == "cluster":
             return vectors
         sizes = cluster_sizes(state.cluster_of) or {FIRST_CLUSTER: 1}
         ancestors = [(state.weights[path], 1 / sizes[path]) for path in ancestor_paths(cluster)]

@@ -21,7 +21,7 @@ from pipeline.strategies.base import ModelTask, Strategy, StrategyContext, make_
 class Ditto(Strategy):
     paper: ClassVar[str] = "Li et al. 2021, arXiv 2012.04221"
     personalized: ClassVar[bool] = True
-    stateful_clients: ClassVar[bool] = True
+    result_in_client_states: ClassVar[bool] = True
     client_state_text: ClassVar[str] = "its own model"
     name: Literal["ditto"] = "ditto"
     lam: float = Field(0.1, ge=0)  # lambda, strength of the proximal term

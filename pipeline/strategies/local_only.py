@@ -25,7 +25,7 @@ from pipeline.strategies.base import (
 
 class LocalOnly(Strategy):
     partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
-    stateful_clients: ClassVar[bool] = True
+    result_in_client_states: ClassVar[bool] = True
     server_state_text: ClassVar[str] = "the initial model"
     client_state_text: ClassVar[str] = "its own model"
     name: Literal["local_only"] = "local_only"

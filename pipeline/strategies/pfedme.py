@@ -32,7 +32,7 @@ from pipeline.strategies.base import (
 class PFedMe(Strategy):
     paper: ClassVar[str] = "Dinh et al. 2020, arXiv 2006.08848"
     personalized: ClassVar[bool] = True
-    stateful_clients: ClassVar[bool] = True
+    result_in_client_states: ClassVar[bool] = True
     client_state_text: ClassVar[str] = "its own model"
     name: Literal["pfedme"] = "pfedme"
     lam: float = Field(15.0, gt=0)  # lambda, strength of the proximal term

@@ -192,7 +192,7 @@ def _profile_rows(study: Study, facts: Json, results: Json) -> Iterator[Disclosu
 
 def _personalized_rows(study: Study, facts: Json, results: Json) -> Iterator[DisclosureRow]:
     strategy = study.strategy
-    if not (strategy.personalized or strategy.stateful_clients):
+    if not (strategy.personalized or strategy.result_in_client_states):
         return
     training_subjects = f"training {data_subjects(facts)}"
     protection_text = f"{UNPROTECTED}: what a site trains for itself may be trained without noise"

@@ -66,7 +66,7 @@ def describe_image_unit(facts: Json) -> str:
 def _site_warnings(study: Study, facts: Json) -> Iterator[str]:
     if not facts["headline"]:
         return
-    if study.strategy.personalized or study.strategy.stateful_clients:
+    if study.strategy.personalized or study.strategy.result_in_client_states:
         yield (
             "Sites are evaluated with personalized models, which they may train without noise. The scores of these models may "
             "reveal training data that the privacy promise does not cover, so such a model must not be given to others."

@@ -25,7 +25,7 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         return {
             "level": self.severity,
-            "about": self.category,
+            "category": self.category,
             "what": self.message,
             "cure": self.remedy,
             "where": self.locations,

@@ -45,7 +45,7 @@ from privacy.ledger.receipts import ReceiptRequest, read_receipt
 from privacy.ledger.records import LedgerReceipt
 from sites.governance.home import SiteHome
 from sites.governance.settings import SiteSettings
-from sites.worker.policy import TaskPolicy
+from sites.worker.policy import DESCRIBE_TASK, TaskPolicy
 from sites.worker.run_worker import RunWorker, open_run_worker
 from sites.worker.single_instance import take_over_run
 
@@ -98,7 +98,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
     def _describe_site(self, site: str, nonce: str) -> str:
         try:
-            self._require_permission("about")
+            self._require_permission(DESCRIBE_TASK)
             proof = sign(
                 self._policy.home.agent_key, "possession", possession_statement(self._load_offer(), site, nonce)
             )

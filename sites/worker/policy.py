@@ -15,7 +15,7 @@ from sites.governance.home import SiteHome
 from sites.governance.offers import offered_study
 from sites.governance.settings import SiteSettings
 
-ABOUT_TASK = "about"  # a summary of the site's data: image shape, classes, numbers of examples
+DESCRIBE_TASK = "describe"  # a summary of the site's data: image shape, classes, numbers of examples
 BYTES_PER_GB = 1e9
 
 
@@ -49,4 +49,4 @@ class TaskPolicy:
 
 def allowed_tasks(study: Study) -> frozenset[str]:
     secure_aggregation_tasks = SECURE_AGGREGATION_TASKS if study.privacy.secure_aggregation else frozenset()
-    return study.strategy.tasks | {ABOUT_TASK} | secure_aggregation_tasks
+    return study.strategy.tasks | {DESCRIBE_TASK} | secure_aggregation_tasks

@@ -188,11 +188,11 @@ def test_strategies_command_lists_strategies_codecs_and_rules(tmp_path):
     assert {r["name"] for r in components["codecs"]} == {"fp16", "qsgd", "randk", "ring", "topk"}
     assert {r["name"] for r in components["aggregation_rules"]} >= {"mean", "median", "krum"}
     rows = {r["name"]: r for r in components["strategies"]}
-    assert rows["cfl"]["sees"] == "each"
-    assert rows["ditto"]["remembered"] == "the site's own model"
+    assert rows["cfl"]["visibility"] == "each"
+    assert rows["ditto"]["client_state"] == "its own model"
     assert all(r["paper"] for name, r in rows.items() if name not in ("local_only", "centralized"))
     assert rows["fedprox"]["settings"]["mu"] == 0.01
-    assert rows["fedavg"]["sees"] == "totals"
+    assert rows["fedavg"]["visibility"] == "totals"
 
 
 def test_reproduce_lists_reproductions_and_suggests_names(tmp_path):

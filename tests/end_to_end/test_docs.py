@@ -334,7 +334,9 @@ def read_entry(name: str) -> str:
     """The section under a heading that names the component, up to the next heading."""
     text = "\n".join((ROOT / "docs" / page).read_text("utf-8") for page in PAGES_WITH_ENTRIES)
     found = [part for part in re.split(r"^(?=##+ )", text, flags=re.MULTILINE) if f"`{name}`" in part.split("\n", 1)[0]]
-    assert len(found) == 1, f"{name} has {len(found)} entries in {', '.join(PAGES_WITH_ENTRIES)}"
+    assert len(found) == 1, (
+        f"{name} has {len(found)} sections in {', '.join(PAGES_WITH_ENTRIES)}; it needs one, whose heading holds `{name}`"
+    )
     return found[0]
 
 
@@ -344,8 +346,10 @@ def read_entry(name: str) -> str:
 )
 def test_strategy_and_codec_entries_say_when_to_use_them(name: str) -> None:
     entry = read_entry(name)
-    assert re.search(r"\*\*Use it\*\*|\*\*Use\*\*", entry)
-    assert re.search(r"\*\*Not\b", entry)
+    assert re.search(r"\*\*Use it\*\*|\*\*Use\*\*", entry), (
+        f"the section of {name} has no **Use it**: when does it help?"
+    )
+    assert re.search(r"\*\*Not\b", entry), f"the section of {name} has no **Not**: when does it not help?"
 
 
 @pytest.mark.parametrize("name", sorted(registered_components("aggregation_rules")))

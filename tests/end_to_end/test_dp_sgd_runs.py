@@ -112,7 +112,7 @@ def test_dp_sgd_sites_send_no_training_loss(moons, run_study):
     assert all(record["train_loss"] == {} for record in folder.load_rounds())
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -122,12 +122,12 @@ def run_until_killed(study: Study, folder: RunFolder, monkeypatch: pytest.Monkey
 
     def kill(self: RoundLoop, run_state: RunState, *rest: Any) -> Any:
         if run_state.round == round_number:
-            raise Killed
+            raise KilledError
         return finish_round(self, run_state, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(RoundLoop, "_finish_round", kill)
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             run_simulation(study, folder)
 
 

@@ -39,7 +39,7 @@ CLIENT_STATE = {"strategy": "local_only"}
 MOMENTUM = {"local": {"lr": 0.05, "batch_size": 8, "epochs": 2, "momentum": 0.9, "lr_schedule": "cosine"}}
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -68,9 +68,9 @@ def test_run_stopped_in_any_round_resumes_bit_for_bit(moons, run_study, tmp_path
 
     def on_round_end(record):
         if record["round"] == stop:
-            raise Killed
+            raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         run_simulation(study, folder, on_round_end=on_round_end)
     results = run_simulation(RunFolder.open(folder.path).load_study(), RunFolder.open(folder.path))
     assert results["test"] == expected["test"]
@@ -171,9 +171,9 @@ def test_run_on_a_full_disk_can_be_resumed(moons, small_disk):
     def on_round_end(record):
         recorded.append(record["round"])
         if len(recorded) == 3:
-            raise Killed
+            raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         run_simulation(study, RunFolder.open(folder.path), on_round_end=on_round_end)
     assert recorded == [checkpoint_round + 1, checkpoint_round + 2, checkpoint_round + 3]
 
@@ -183,9 +183,9 @@ def test_run_is_not_resumed_by_another_study(moons, run_study, tmp_path):
     folder = RunFolder.create(tmp_path / "run", study)
 
     def on_round_end(record):
-        raise Killed
+        raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         run_simulation(study, folder, on_round_end=on_round_end)
     with pytest.raises(RunFolderError, match="another study"):
         run_simulation(moons(rounds=2, seed=9), folder)
@@ -220,21 +220,21 @@ def test_repeated_rounds_have_different_attempts(moons, tmp_path):
     folder = RunFolder.create(tmp_path / "run", study)
     attempts = []
 
-    class Crash(Exception):
+    class CrashError(Exception):
         pass
 
     def crash_in_round_2(self, encoded_messages, round_policy):
         message = deserialize_message(next(iter(encoded_messages.values())))
         if message.round == 2:
             attempts.append((message.round, message.attempt))
-            raise Crash
+            raise CrashError
         yield from exchange(self, encoded_messages, round_policy)
 
     exchange = SimulatedEngine.exchange
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimulatedEngine, "exchange", crash_in_round_2)
         for _ in range(4):
-            with pytest.raises(Crash):
+            with pytest.raises(CrashError):
                 run_simulation(study, folder)
     assert attempts == [(2, 0), (2, 1), (2, 2), (2, 3)]
     run_simulation(study, folder)

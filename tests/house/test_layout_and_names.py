@@ -127,3 +127,38 @@ def test_private_modules_stay_inside_their_package(room):
                 )
                 if hidden is not None:
                     assert relative(file).startswith("/".join(parts[:hidden]) + "/"), f"{relative(file)}: {node.module}"
+
+
+TERMS = (
+    "round",
+    "client",
+    "site",
+    "global model",
+    "aggregation rule",
+    "baseline",
+    "secure aggregation",
+    "noise multiplier",
+    "max_grad_norm",
+    "sampling rate",
+    "privacy unit",
+    "operating point",
+    "calibration",
+    "out-of-distribution guard",
+)
+
+
+def test_the_glossary_names_a_module_for_each_term():
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (ROOT / "docs" / "glossary.md").read_text("utf-8").splitlines()
+        if line.startswith("| ") and "`" in line
+    ]
+    module_by_term = {row[0]: re.findall(r"`([a-z_/]+(?:\.py)?)`", row[-1]) for row in rows}
+    assert not set(TERMS) - set(module_by_term)
+    assert not [
+        (term, path)
+        for term, paths in module_by_term.items()
+        for path in paths
+        if "/" in path and not (ROOT / path).exists()
+    ]
+    assert not [term for term, paths in module_by_term.items() if not paths]

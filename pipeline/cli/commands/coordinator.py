@@ -207,7 +207,7 @@ def _print_outcome(run: Mapping[str, Any]) -> None:
 
 def _print_run(run: Mapping[str, Any]) -> None:
     console.print(f"{run['id']}: {run['state']}" + (f" ({run['reason']})" if run["reason"] else ""), soft_wrap=True)
-    for line in run["about"]:
+    for line in run["study_summary"]:
         console.print(line, soft_wrap=True)
     rows = [
         [

@@ -17,7 +17,7 @@ from deploy.inference.local_calibration import (
     save_local_calibration,
 )
 from deploy.inference.runtime import BundleRuntime
-from deploy.slide.prevalence import RESEARCH_USE_NOTICE
+from deploy.slide.verdict import RESEARCH_USE_NOTICE
 from pipeline.cli.output import build_table, console, print_json, stderr_console
 from privacy.ledger.keys import fingerprint
 

@@ -81,21 +81,28 @@ def strategies_command(json: bool) -> None:
         print_json(catalog)
         return
     rows = [
-        [r["name"], r["sees"], f"{r['holds']}; at a site: {r['remembered']}", f"{r['about']}{_format_citation(r)}"]
+        [
+            r["name"],
+            r["visibility"],
+            f"{r['server_state']}; at a site: {r['client_state']}",
+            f"{r['description']}{_format_citation(r)}",
+        ]
         for r in catalog["strategies"]
     ]
-    console.print(build_table(["strategy", "sees", "state", "description"], rows, num_text_columns=4))
+    console.print(build_table(["strategy", "visibility", "state", "description"], rows, num_text_columns=4))
     rows = [
-        [r["name"], "up, down" if r["downward"] else "up", f"{r['about']}{_format_citation(r)}"]
+        [r["name"], "up, down" if r["downward"] else "up", f"{r['description']}{_format_citation(r)}"]
         for r in catalog["codecs"]
     ]
     console.print(build_table(["codec", "direction", "description"], rows, num_text_columns=3))
-    rows = [[r["name"], r["sees"], f"{r['about']}{_format_citation(r)}"] for r in catalog["aggregation_rules"]]
-    console.print(build_table(["aggregation rule", "sees", "description"], rows, num_text_columns=3))
+    rows = [
+        [r["name"], r["visibility"], f"{r['description']}{_format_citation(r)}"] for r in catalog["aggregation_rules"]
+    ]
+    console.print(build_table(["aggregation rule", "visibility", "description"], rows, num_text_columns=3))
 
 
 def _format_citation(row: dict[str, Any]) -> str:
-    return f" [{row['paper']}]" if row["paper"] and row["paper"] not in row["about"] else ""
+    return f" [{row['paper']}]" if row["paper"] and row["paper"] not in row["description"] else ""
 
 
 def _describe_strategies() -> list[dict[str, Any]]:
@@ -107,15 +114,15 @@ def _describe_strategies() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
-                "sees": strategy.visibility,
+                "visibility": strategy.visibility,
                 "paper": cls.paper,
-                "holds": cls.server_state_text,
-                "remembered": cls.client_state_text,
-                "partial": cls.partial_updates,
-                "remembers": cls.stateful_clients,
-                "personalised": cls.personalized,
+                "server_state": cls.server_state_text,
+                "client_state": cls.client_state_text,
+                "partial_updates": cls.partial_updates,
+                "result_in_client_states": cls.result_in_client_states,
+                "personalized": cls.personalized,
                 "settings": _default_settings(cls),
-                "about": doc_lines[0] if doc_lines else "",
+                "description": doc_lines[0] if doc_lines else "",
             }
         )
     return rows
@@ -130,10 +137,10 @@ def _describe_components(kind: str) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "paper": getattr(cls, "paper", ""),
-                "sees": getattr(cls, "visibility", None),
+                "visibility": getattr(cls, "visibility", None),
                 "downward": getattr(cls, "supports_downlink", None),
                 "settings": _default_settings(cls),
-                "about": summary,
+                "description": summary,
             }
         )
     return rows

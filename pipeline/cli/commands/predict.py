@@ -25,8 +25,8 @@ from deploy.slide.outputs import (
     write_dicom_results,
     write_report,
 )
-from deploy.slide.prevalence import RESEARCH_USE_NOTICE
 from deploy.slide.reader import ImageResult, InputType, SlideReader, SlideResult, summarize_slide
+from deploy.slide.verdict import RESEARCH_USE_NOTICE
 from pipeline.cli.output import build_table, console, print_json, stderr_console
 from pipeline.core.errors import DataError, IncompatibleStudyError, StudyError
 

@@ -42,7 +42,7 @@ def list_command(json: bool) -> None:
     if json:
         print_json(
             [
-                {"name": s.name, "about": s.description, "data": s.data.name, "strategy": s.strategy.name}
+                {"name": s.name, "description": s.description, "data": s.data.name, "strategy": s.strategy.name}
                 for s in studies
             ]
         )

@@ -84,7 +84,7 @@ def get_run(id: RunIdPath, context: ContextDep) -> ResponseJson:
     details = {
         "study": study,
         "offer": context.run_files.load_json(id, "offer.json"),
-        "about": describe_study(tomllib.loads(study)),
+        "study_summary": describe_study(tomllib.loads(study)),
     }
     return require_run(context, id) | details
 

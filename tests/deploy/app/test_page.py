@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deploy.app.handlers import EdgeHandlers, SlideCountsRequest
-from deploy.bundle.operating_points import ModelCalibration
+from deploy.bundle.calibration import ModelCalibration
 from deploy.imaging.images import InputImage, read_image_bytes
 from deploy.inference.local_calibration import LocalCalibration
 from deploy.inference.runtime import BundleRuntime

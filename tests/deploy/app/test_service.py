@@ -19,8 +19,8 @@ from deploy.bundle.ood_guard import MAX_DRIFT, OUT_OF_DISTRIBUTION
 from deploy.imaging.images import InputImage, read_image_file
 from deploy.inference.runtime import BundleRuntime
 from deploy.slide.html_report import format_headline
-from deploy.slide.prevalence import RECOMMENDED_CELLS, RESEARCH_USE_NOTICE, SUSPICION_THRESHOLD, assess_prevalence
 from deploy.slide.reader import SlideReader, summarize_slide
+from deploy.slide.verdict import RECOMMENDED_CELLS, RESEARCH_USE_NOTICE, SUSPICION_THRESHOLD, assess_prevalence
 from tests.support.dicom_files import encode_dicom, make_dicom
 from tests.support.image_files import encode_image
 from tests.support.markers import REAL_CELLS, needs_real_cells

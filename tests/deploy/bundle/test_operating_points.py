@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.bundle.operating_points import (
-    ModelCalibration,
-    bin_scores,
-    build_operating_points,
-    compute_log_odds,
-    rescale_temperature,
-)
+from deploy.bundle.calibration import ModelCalibration, rescale_temperature
+from deploy.bundle.operating_points import bin_scores, build_operating_points, compute_log_odds
 from pipeline.core.errors import StudyError
 from pipeline.protocol.tasks import PROFILE_SCORE_BINS
 

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from deploy.bundle.operating_points import OperatingPoint
-from deploy.slide.prevalence import (
-    VERDICT_ABOVE,
-    VERDICT_BELOW,
-    VERDICT_UNDECIDED,
-    assess_prevalence,
-    estimate_prevalence,
-)
+from deploy.slide.prevalence import estimate_prevalence
+from deploy.slide.verdict import VERDICT_ABOVE, VERDICT_BELOW, VERDICT_UNDECIDED, assess_prevalence
 
 
 def make_point(sens: float, spec: float, positives: int = 100, negatives: int = 1000) -> OperatingPoint:

@@ -47,8 +47,8 @@ def run_check(home, capsys, study=None, data=None, out=None):
     return json.loads(capsys.readouterr().out), exit_code
 
 
-def levels(result, about):
-    return [finding["level"] for finding in result["findings"] if finding["about"] == about]
+def levels(result, category):
+    return [finding["level"] for finding in result["findings"] if finding["category"] == category]
 
 
 def test_good_images_pass(site_home, tmp_path, capsys):

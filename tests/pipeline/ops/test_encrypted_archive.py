@@ -103,7 +103,7 @@ def write_tar(file, members, listed=None):
         for member, content in members:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-        text = json.dumps({"about": {}, "sha256": listed or {}}).encode()
+        text = json.dumps({"metadata": {}, "sha256": listed or {}}).encode()
         last = tarfile.TarInfo(MANIFEST_NAME)
         last.size = len(text)
         tar.addfile(last, io.BytesIO(text))

@@ -106,6 +106,7 @@ def test_content_of_a_backup(service: CoordinatorService, site, tmp_path):
         "web.key",
         "lead.token",
         "hemofed.db",
+        "runs/run-1/run.json",
         "runs/run-1/study.toml",
         "runs/run-1/rounds.jsonl",
         "runs/run-1/checkpoint/attempt.json",

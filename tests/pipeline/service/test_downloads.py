@@ -25,7 +25,7 @@ def finished_run(service):
     for name in ("a", "b"):
         sites[name].post("/site/heartbeat", make_heartbeat(service.make_approval(run)))
     clusters = {"a": "0", "b": "1", "c": "1"}
-    write_rounds(service, run, make_record(0), make_record(1, groups=clusters), make_record(2))
+    write_rounds(service, run, make_record(0), make_record(1, clusters=clusters), make_record(2))
     for name in ("global", "cluster/0", "cluster/1", "site/a", "site/b"):
         service.write_run_file(run, f"models/{name}.safetensors", name.encode())
     service.write_run_file(run, "report.html", b"<p>report")

@@ -32,7 +32,7 @@ def test_sites_receive_the_offer(service, sites):
     )
     assert [s["site"] for s in run_view["sites"]] == ["a", "b", "c"]
     assert run_view["headline"] is None
-    assert "A small study." in run_view["about"]
+    assert "A small study." in run_view["study_summary"]
     (offer_json,) = sites["a"].post("/site/heartbeat", make_heartbeat()).json()["offers"]
     offer = read_offer(json.dumps(offer_json))
     assert offer.digest == service.store.find_run(run).digest

@@ -22,9 +22,9 @@ from tests.support.service_factory import STUDY_TOML, make_enrolment, make_heart
 
 ROUND_RECORD = {
     "lr": 0.1,
-    "asked": ["a"],
-    "counted": ["a"],
-    "missed": {},
+    "sampled_clients": ["a"],
+    "accepted": ["a"],
+    "failures": {},
     "bytes": {"up": 1, "down": 1},
     "seconds": {"train": 0.1},
     "void": None,

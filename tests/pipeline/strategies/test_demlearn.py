@@ -147,7 +147,7 @@ def test_demlearn_evaluates_personal_cluster_and_top_model():
     }
 
 
-@pytest.mark.parametrize(("cluster_by", "clusters"), [("weights", "0011"), ("moves", "0101")])
+@pytest.mark.parametrize(("cluster_by", "clusters"), [("weights", "0011"), ("deltas", "0101")])
 def test_demlearn_clusters_by_weights_or_by_deltas(cluster_by, clusters):
     strategy = DemLearn(levels=2, alpha=0.0, amplify=1.0, cluster_by=cluster_by)
     state = run_round(strategy, init_state(strategy, 0, 0), LINE)  # both settings: a b | c d

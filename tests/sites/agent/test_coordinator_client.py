@@ -118,7 +118,7 @@ def test_download_model(coordinator, client, tmp_path):
     assert (
         client.download_model("run", "cluster/2", target)
         == target
-        == tmp_path / "models" / "run" / "group" / "2.safetensors"
+        == tmp_path / "models" / "run" / "cluster" / "2.safetensors"
     )
     assert target.read_bytes() == MODEL
 

@@ -29,7 +29,7 @@ def test_tasks_need_a_valid_approval(hospital):
     offer, policy = hospital.make_offer(), TaskPolicy(hospital.home, SETTINGS)
     assert "run-1 is not approved" in policy.refusal_reason(offer, "train", utc_now())
     hospital.approve(offer)
-    for task in ("train", "evaluate", "save_personal", "about"):
+    for task in ("train", "evaluate", "save_personal", "describe"):
         assert policy.refusal_reason(offer, task, utc_now()) is None
     assert "expired at" in policy.refusal_reason(offer, "train", utc_now() + VALIDITY)
 

@@ -200,7 +200,7 @@ def _add_run_routes(app: FastAPI, fake_api: FakeApi) -> None:
         fake_run = fake_api.runs[id]
         about = ["Sites train a moons_net network on moons data; no image leaves a site."]
         offer = {"plan": fake_run.recording.results["study_hash"], "version": "0.1.0"}
-        return fake_run.to_dict() | {"study": fake_run.recording.study, "offer": offer, "about": about}
+        return fake_run.to_dict() | {"study": fake_run.recording.study, "offer": offer, "study_summary": about}
 
     @app.get("/api/runs/{id}/rounds")
     def list_rounds(id: str, after: int = -1) -> Any:

@@ -103,7 +103,7 @@ export async function runPage(user, id) {
     drawPanel("quarantine", lastRound, () => quarantineBody(records));
     drawPanel("approvals", siteStates, () => approvalsBody(run));
     drawPanel("files", files, () => filesBody(run, files));
-    drawPanel("study", [run.study, run.about], () => studyBody(run));
+    drawPanel("study", [run.study, run.study_summary], () => studyBody(run));
     const hasRounds = records.length > 0;
     arrangePanels(panels, {
       live: isLive,

@@ -72,7 +72,7 @@ function fileLink(run, file) {
 }
 
 export function studyBody(run) {
-  const sentences = run.about ?? [];
+  const sentences = run.study_summary ?? [];
   return [
     sentences.length
       ? h(
