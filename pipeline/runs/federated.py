@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.aggregation.rules import AggregationRule
 from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
 from pipeline.coordinator.live_status import LiveStatus, requested_state
-from pipeline.coordinator.metrics import PositiveClass
 from pipeline.coordinator.results import write_results
 from pipeline.coordinator.round_loop import CheckpointableEngine, RoundLoop
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import IncompatibleStudyError, ReplyError, RunHaltedError
 from pipeline.protocol.messages import SiteId
 from pipeline.protocol.serialization import MAX_CLIENT_WEIGHT
-from pipeline.protocol.tasks import JobResult, LocalJob
 from pipeline.reports.run.report import write_report
+from pipeline.runs.assembly import build_round_loop
 from pipeline.study.offer import StudyOffer
 from pipeline.study.run_spec import RunSpec
 from pipeline.study.schema import Study
-from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_public_federated_data
-from sites.training.base import TrainRequest
-from sites.training.select_trainer import (
-    make_trainer,
-    make_trainer_context,
-    make_training_config,
-    select_device,
-    select_num_threads,
-    select_trainer_kind,
-)
-
-PrivacySpentCallback = Callable[[], Mapping[str, Any]]
+from sites.population.simulated_sites import FederatedDataset, load_public_federated_data
+from sites.training.select_trainer import make_training_config, select_device
+from sites.training.setup import set_up_training
 
 
 class RemoteEngine(CheckpointableEngine, Protocol):
@@ -63,13 +52,9 @@ def _simulation_only_settings(study: Study) -> Iterator[str]:
 
 
 def run_federated(
-    folder: RunFolder,
-    offer: StudyOffer,
-    engine: RemoteEngine,
-    live_status: LiveStatus,
-    privacy_spent: PrivacySpentCallback,
+    folder: RunFolder, offer: StudyOffer, engine: RemoteEngine, live_status: LiveStatus
 ) -> dict[str, Any]:
-    """Starts or resumes the run and returns the content of results.json. `privacy_spent`: epsilon as reported by the sites."""
+    """Starts or resumes the run and returns the content of results.json."""
     study = folder.load_study()
     data_summaries = engine.collect_data_summaries()
     shape, classes = _agree_on_data_format(data_summaries)
@@ -81,7 +66,6 @@ def run_federated(
         offer=offer,
         engine=engine,
         dataset=dataset,
-        privacy_spent=privacy_spent,
         live_status=live_status,
     )
     if folder.has_checkpoint:
@@ -149,18 +133,10 @@ def _create_round_loop(
     offer: StudyOffer,
     engine: RemoteEngine,
     dataset: FederatedDataset,
-    privacy_spent: PrivacySpentCallback,
     live_status: LiveStatus,
 ) -> RoundLoop:
-    study, training_config = run_spec.study, make_training_config(run_spec.study, run_spec.lr)
-    trainer_context = make_trainer_context(run_spec, dataset, training_config)
-    num_threads = select_num_threads(study.num_threads, trainer_context)
-    torch.set_num_threads(num_threads)
-    trainer_kind = select_trainer_kind(study.trainer, trainer_context, num_threads)
-    trainer = make_trainer(trainer_kind, trainer_context)
-
-    def run_local(jobs: Sequence[LocalJob], round_number: int) -> list[JobResult]:
-        return trainer.run([TrainRequest(COORDINATOR, round_number, index, job) for index, job in enumerate(jobs)])
+    training = set_up_training(run_spec, dataset, make_training_config(run_spec.study, run_spec.lr))
+    aggregation_rule, secure_aggregation = _setup_privacy(run_spec, offer)
 
     def on_round_end(record: dict[str, Any]) -> None:
         """Writes the live status; halts the run here, after a checkpoint, if requested."""
@@ -169,33 +145,16 @@ def _create_round_loop(
         if (desired_state := requested_state(folder.path)) != "run":
             raise RunHaltedError(desired_state)
 
-    environment = {
-        "trainer": trainer_kind,
-        "threads": num_threads,
-        "device": dataset.pool.device.type,
-        "torch": torch.__version__,
-    }
-    aggregation_rule, secure_aggregation = _setup_privacy(run_spec, offer)
-    class_name = study.evaluation.positive_class
-    positive_class = PositiveClass(
-        None if class_name is None else dataset.classes.index(class_name), study.evaluation.target_specificity
-    )
-    return RoundLoop(
-        study=study,
-        context=run_spec.context,
+    return build_round_loop(
+        run_spec,
         sites=tuple(offer.site_keys),
         engine=engine,
-        run_jobs=run_local,
+        training=training,
         folder=folder,
-        positive_class=positive_class,
-        environment=environment,
-        compression=run_spec.compression,
+        on_round_end=on_round_end,
         aggregation_rule=aggregation_rule,
         secure_aggregation=secure_aggregation,
-        on_round_end=on_round_end,
-        retry_below_quorum=True,
-        stream_aggregation=True,
-        privacy_spent=privacy_spent,
+        across_hospitals=True,
     )
 
 
@@ -230,7 +189,9 @@ def _describe_privacy(
     data_summaries: Mapping[SiteId, Mapping[str, Any]],
     secure_aggregation: SecureAggregationSetup | None,
 ) -> dict[str, Any]:
-    privacy_plans = {site: summary["promise"] for site, summary in data_summaries.items() if "promise" in summary}
+    privacy_plans = {
+        site: summary["privacy_plan"] for site, summary in data_summaries.items() if "privacy_plan" in summary
+    }
     if not privacy_plans and secure_aggregation is None and study.privacy.client_level_dp is None:
         return {}
     from pipeline.runs.privacy_setup import describe_privacy

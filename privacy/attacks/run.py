@@ -119,17 +119,16 @@ class CanaryTraining:
         )
         trainer: Trainer = SequentialTrainer(context)
         if privacy_plan is not None:
-            from sites.privacy.plan import select_clipping_mode
+            from sites.privacy.plan import dp_sgd_training
             from sites.training.dp_sgd import DpSgdTrainer
 
             assert self.simulation.privacy_setup is not None
             dp_params = replace(
                 privacy_plan.dp_sgd_params, num_units=privacy_plan.dp_sgd_params.num_units + NUM_CANARIES // 2
             )  # the expected number: it must not depend on the coins
-            mode = select_clipping_mode(
-                self.simulation.round_loop.study, context, self.simulation.privacy_setup.privacy_plans
-            )
-            trainer = DpSgdTrainer(context, {self.site: dp_params}, mode)
+            dp_sgd = dp_sgd_training(self.simulation.round_loop.study, self.simulation.privacy_setup.privacy_plans)
+            assert dp_sgd is not None
+            trainer = DpSgdTrainer(context, {self.site: dp_params}, dp_sgd.resolve_clipping(context.make_model()))
             num_rounds, steps = privacy_plan.max_rounds, privacy_plan.steps_per_round
         local, round_weights, weights = self.simulation.round_loop.study.local, [], self.initial_weights
         stats = context.spec.read_state(context.make_model()).norm_stats

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -13,30 +12,25 @@ import torch
 from pipeline.core.errors import IncompatibleStudyError
 from pipeline.protocol.tasks import JobResult
 from sites.training.base import TrainerContext, TrainRequest
-from sites.training.sequential import SequentialTrainer
 
 if TYPE_CHECKING:
     from sites.training.dp_sgd import DpSgdTrainer
+    from sites.training.sequential import SequentialTrainer
 
 
 class ThreadedTrainer:
     """Every thread has its own trainer and module; torch releases the interpreter lock inside its operators."""
 
-    def __init__(
-        self,
-        context: TrainerContext,
-        num_workers: int | None = None,
-        make_trainer: Callable[[TrainerContext], SequentialTrainer | DpSgdTrainer] = SequentialTrainer,
-    ) -> None:
-        self.num_workers = num_workers or os.cpu_count() or 1
+    def __init__(self, trainers: Sequence[SequentialTrainer | DpSgdTrainer], context: TrainerContext) -> None:
+        """`trainers`: one for each thread, all with this context."""
+        if any(trainer.has_dropout for trainer in trainers):
+            raise IncompatibleStudyError(
+                "trainer = 'threaded' cannot seed dropout separately in each thread; use trainer = 'sequential'"
+            )
+        self.num_workers = len(trainers)
         self._split_indices = context.split_indices
         self._idle_trainers: queue.SimpleQueue[SequentialTrainer | DpSgdTrainer] = queue.SimpleQueue()
-        for _ in range(self.num_workers):
-            trainer = make_trainer(context)
-            if trainer.has_dropout:
-                raise IncompatibleStudyError(
-                    "trainer = 'threaded' cannot seed dropout separately in each thread; use trainer = 'sequential'"
-                )
+        for trainer in trainers:
             self._idle_trainers.put(trainer)
         # torch.set_num_threads applies to the calling thread, so the main thread's count does not change
         self._executor = ThreadPoolExecutor(self.num_workers, initializer=torch.set_num_threads, initargs=(1,))

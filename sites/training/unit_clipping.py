@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientCli
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from torch import Tensor, nn
 
+from pipeline.protocol.messages import SiteId
 from privacy.dpsgd.optimizer import GhostOptimizer, UnitOptimizer
 from privacy.dpsgd.secure_rng import SecureRandom
 from sites.training.base import TrainerContext
@@ -63,6 +64,18 @@ class DpSgdParams:
             "loss_reduction": "mean",
             "expected_batch_size": self.sampling_rate * self.num_units,
         }
+
+
+@dataclass(frozen=True)
+class DpSgdTraining:
+    """How sites train with DP-SGD: the parameters of each site, and the clipping mode for all."""
+
+    params_by_site: Mapping[SiteId, DpSgdParams]
+    clipping: ClippingMode | Literal["auto"]
+    examples_per_unit: float  # the mean over all sites' units
+
+    def resolve_clipping(self, module: nn.Module) -> ClippingMode:
+        return select_clipping(module, self.examples_per_unit) if self.clipping == "auto" else self.clipping
 
 
 @dataclass(frozen=True)

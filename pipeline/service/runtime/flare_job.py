@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import ReturnCode
@@ -84,9 +83,6 @@ class FlareController(Controller):  # type: ignore[misc]
         def halt_reason() -> str:
             return "aborted" if abort_signal.triggered else "stop" if requested_state(folder.path) == "stop" else ""
 
-        def privacy_spent() -> dict[str, Any]:
-            return {"epsilon": dict(self._epsilon_by_site)} if self._epsilon_by_site else {}
-
         engine = FlareEngine(
             send_task=lambda task, site: self.send(task, fl_ctx, targets=[site]),
             cancel_task=lambda task: self.cancel_task(task),
@@ -97,8 +93,9 @@ class FlareController(Controller):  # type: ignore[misc]
             verify_proof=lambda site, nonce, proof: is_valid_signature(
                 offer.site_keys[site], "possession", possession_statement(offer, site, nonce), proof
             ),
+            reported_epsilon=self._epsilon_by_site,
         )
-        run_federated(folder, offer, engine, live_status, privacy_spent)
+        run_federated(folder, offer, engine, live_status)
         _write_outcome(folder.path, "finished", "")
 
     def _on_heartbeat(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
