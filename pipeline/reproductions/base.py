@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import StudyError
-from pipeline.study.schema import load_study
-from pipeline.study.toml_file import find_study
+from pipeline.study.toml_file import find_study, load_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,7 +22,8 @@ from pipeline.protocol.tasks import EvaluateJob, EvaluationSums
 from pipeline.runs.simulation import Simulation, build_simulation, run_simulation
 from pipeline.strategies.local_only import LocalOnly
 from pipeline.study.run_spec import model_header
-from pipeline.study.schema import Study, load_study
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import load_study
 from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
 from sites.training.base import TrainRequest
 

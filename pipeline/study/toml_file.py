@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,6 +14,9 @@ from pipeline.core.errors import IncompatibleStudyError, StudyError
 from pipeline.core.registry import registered_components, suggest_names
 from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study
+
+if TYPE_CHECKING:
+    from sites.data.base import DataSource
 
 PACKAGED_STUDIES = Path(__file__).parent / "packaged"
 # section of a study file -> kind of component in the registry
@@ -51,6 +54,29 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
+
+
+def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    """A relative data.path starts at the study file's folder, in an override at the working directory; a run stores it absolute."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise StudyError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
+    study = parse_study(text, str(path), overrides or {})
+
+    def base_folder(section: str) -> Path:
+        return Path.cwd() if {section, f"{section}.path"} & set(overrides or {}) else path.parent
+
+    public = study.public.model_copy(update={"data": _resolve_data_path(study.public.data, base_folder("public.data"))})
+    return study.model_copy(update={"data": _resolve_data_path(study.data, base_folder("data")), "public": public})
+
+
+def _resolve_data_path(source: DataSource | None, base_folder: Path) -> DataSource | None:
+    if source is None or source.path is None or source.path.is_absolute():
+        return source
+    return source.model_copy(update={"path": (base_folder / source.path).resolve()})
 
 
 def parse_study(text: str, source: str, overrides: Mapping[str, Any]) -> Study:

@@ -76,7 +76,7 @@ def summarize_study(offer: StudyOffer, home: SiteHome, num_weights: int | None =
 def total_spent_epsilon(home: SiteHome) -> float:
     """Epsilon spent by all studies on the data set."""
     from privacy.accounting.privacy_filter import compute_spent
-    from privacy.ledger.summary import charge_history, filter_budget, planned_spending
+    from privacy.ledger.spending import charge_history, filter_budget, planned_spending
 
     ledger = home.ledger
     charges = ledger.list_charges()

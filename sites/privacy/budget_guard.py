@@ -14,7 +14,7 @@ from pipeline.protocol.tasks import GradientResult, JobResult, LocalJob, LocalWo
 from privacy.accounting.privacy_filter import check_charge
 from privacy.ledger.receipts import ReceiptRequest, check_receipt, create_receipt_request
 from privacy.ledger.records import ChargeRefused, LedgerReceipt, PrivacyCharge, StudyCommitment
-from privacy.ledger.summary import charge_history, filter_budget, planned_spending
+from privacy.ledger.spending import charge_history, filter_budget, planned_spending
 from sites.governance.home import SiteHome
 from sites.privacy.plan import PrivacyPlan
 

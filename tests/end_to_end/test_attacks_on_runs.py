@@ -63,8 +63,7 @@ def test_attack_evidence_stays_below_the_promised_epsilon(tmp_path: Path) -> Non
 @pytest.mark.parametrize("budget", [8.0, 5.0])
 def test_smear_private_study_holds_its_epsilon_budget_for_every_group(tmp_path: Path, budget: float) -> None:
     """The packaged study on real cells, without warm-up: a budget of 8 is spent to the last step, 5 ends the run early."""
-    from pipeline.study.schema import load_study
-    from pipeline.study.toml_file import find_study
+    from pipeline.study.toml_file import find_study, load_study
 
     study = load_study(
         find_study("smear-private"),

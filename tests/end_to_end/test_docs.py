@@ -34,8 +34,8 @@ from pydantic.fields import FieldInfo
 from pipeline.cli.main import app
 from pipeline.core.registry import COMPONENT_PACKAGES, registered_components
 from pipeline.study.privacy import PrivacyConfig
-from pipeline.study.schema import Study, StudySection, load_study
-from pipeline.study.toml_file import _toml_value
+from pipeline.study.schema import Study, StudySection
+from pipeline.study.toml_file import _toml_value, load_study
 from tests.end_to_end.docs_shell import DocsShell, open_docs_shell
 from tests.support.markers import FASHION_MNIST, REAL_CELLS
 

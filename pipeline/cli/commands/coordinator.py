@@ -64,8 +64,7 @@ def run_command(
     json: bool,
 ) -> None:
     """Reads the study before sending it, so that errors name the line of the file; the service reads it again."""
-    from pipeline.study.schema import load_study
-    from pipeline.study.toml_file import find_study, parse_override, to_toml
+    from pipeline.study.toml_file import find_study, load_study, parse_override, to_toml
 
     resolved_study = load_study(find_study(study), dict(map(parse_override, overrides)))
     with connect(home) as client:

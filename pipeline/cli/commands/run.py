@@ -12,8 +12,8 @@ from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import StudyError
 from pipeline.reports.document.formatting import format_bytes
 from pipeline.study.privacy import PrivacyConfig
-from pipeline.study.schema import Study, load_study
-from pipeline.study.toml_file import find_study, parse_override
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import find_study, load_study, parse_override
 
 DEFAULT_STUDY = "smear-demo"
 MAX_SHOWN_SITES = 20
