@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deploy.inference.onnx_session import create_session
-from deploy.inference.runtime import OUTPUT_NAMES
+from deploy.inference.onnx_session import OUTPUT_NAMES, create_session, run_session
 from models.probe.feature_probe import FeatureProbe
 from pipeline.core.errors import ModelError, RunFolderError
 from pipeline.protocol.tasks import FeatureWhitening
@@ -104,8 +103,7 @@ def _export_program(export_module: ExportModule, sample: Tensor) -> Any:
 
 
 def run_graph(graph: bytes, images: NDArray[np.uint8]) -> tuple[NDArray[np.float32], ...]:
-    outputs: tuple[NDArray[np.float32], ...] = tuple(create_session(graph).run(None, {"image": images}))
-    return outputs
+    return run_session(create_session(graph), images)
 
 
 def max_probability_difference(
