@@ -21,11 +21,11 @@ from deploy.inference.onnx_session import OUTPUT_NAMES, create_session, run_sess
 from models.probe.feature_probe import FeatureProbe
 from pipeline.core.errors import ModelError, RunFolderError
 from pipeline.protocol.tasks import FeatureWhitening
+from sites.data.color_tables import MIN_STD
 
 OPSET = 20
 MAX_PARITY_DIFFERENCE = 1e-4
 LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # of R, G, B, as in Pillow
-MIN_STD = 1 / 255  # as sites/population/color_normalization.py
 
 
 class ExportModule(nn.Module):
