@@ -21,9 +21,9 @@ from deploy.slide.json_format import SlideDocument
 from deploy.slide.reader import SlideReader
 from deploy.slide.slide_result import SlideResult
 from tests.support.dicom_files import encode_dicom, make_dicom
+from tests.support.edge.slides import count_slide
 from tests.support.image_files import encode_image
 from tests.support.markers import REAL_CELLS, needs_real_cells
-from tests.support.slides import count_slide
 
 OpenPage = Callable[..., Any]
 

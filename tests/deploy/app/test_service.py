@@ -25,9 +25,9 @@ from deploy.slide.image_result import ImageSummary
 from deploy.slide.reader import SlideReader
 from deploy.slide.verdict import RECOMMENDED_CELLS, SUSPICION_THRESHOLD, assess_prevalence
 from tests.support.dicom_files import encode_dicom, make_dicom
+from tests.support.edge.slides import count_slide, make_summary
 from tests.support.image_files import encode_image
 from tests.support.markers import REAL_CELLS, needs_real_cells
-from tests.support.slides import count_slide, make_summary
 from tests.support.web_server import serve_app
 
 

@@ -19,7 +19,7 @@ from deploy.inference.test_time_augmentation import iter_orientations, predict_w
 from deploy.slide.reader import SlideReader, crop_cells
 from pipeline.core.errors import BundleError, IncompatibleStudyError
 from sites.data.renderer.field import crop_rendered_cells, render_field
-from tests.support.slides import count_slide
+from tests.support.edge.slides import count_slide
 
 
 @pytest.mark.parametrize(("old", "new"), [(72, 48), (100, 33), (41, 40), (72, 24)])

@@ -12,6 +12,7 @@ from pydicom import dcmread, uid
 from pydicom.dataset import Dataset
 
 from deploy.bundle.notice import RESEARCH_USE_NOTICE
+from deploy.bundle.operating_points import OperatingPoint
 from deploy.imaging.images import read_image_file
 from deploy.inference.runtime import ModelInfo
 from deploy.slide.dicom_report import write_overlay_capture, write_structured_report
@@ -32,7 +33,9 @@ ESTIMATE = PrevalenceEstimate(
 SLIDE = SlideResult(
     counts=SlideCounts(num_counted=1000, num_flagged=23, num_found=1100, excluded={"platelet": 100}, drift=0.4),
     estimate=ESTIMATE,
-    operating_point=None,
+    operating_point=OperatingPoint(
+        name="safe", log_odds=2.0, tp=36, fn=64, tn=998, fp=2, sensitivity_spread=0.1, specificity_spread=0.002
+    ),
     positive_class="schistocyte",
     reliability_warnings=("the light is strange",),
     notes=("b shows the same image as a",),
@@ -124,6 +127,23 @@ def test_structured_report_values_codes_and_texts(tmp_path: Path) -> None:
     )
     assert "research use" in report.SeriesDescription
     assert "PixelData" not in report
+
+
+def test_rows_in_words() -> None:
+    assert build_rows(SLIDE, MODEL) == [
+        ("cells found", "1,100"),
+        ("counted", "1,000 (1,000 were reached)"),
+        ("not counted: platelet", "100"),
+        ("called schistocyte", "23 (2.30 % of those counted)"),
+        (
+            "operating point",
+            "safe: probability 0.8808; sensitivity 0.3600 (±0.1 between sites), specificity 0.9980 (±0.002 between sites)",
+        ),
+        ("schistocyte corrected for these errors", "3.10 % (95 %: 1.46 % to 4.43 %)"),
+        ("drift", "0.40 (limit 1): the cells look like the validation images"),
+        ("model", "smear (global), signed by the lead, fp32"),
+        ("calibrated on", "500 images"),
+    ]
 
 
 def test_structured_report_read_back_with_highdicom(tmp_path: Path) -> None:

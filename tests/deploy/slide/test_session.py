@@ -9,7 +9,7 @@ from deploy.inference.runtime import BundleRuntime
 from deploy.slide.image_result import ImageFailure
 from deploy.slide.session import SlideSession
 from pipeline.core.errors import DataError
-from tests.support.slides import make_summary
+from tests.support.edge.slides import make_summary
 
 ALICE, BOB, STUDY, OTHER_STUDY = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 
@@ -50,7 +50,9 @@ def test_drift_is_of_the_mean_over_cells(session: SlideSession, runtime: BundleR
     for digest, n, offset in ((1, 10, 1.0), (2, 30, 3.0), (1, 10, 1.0)):
         sums = tuple(n * (mean + offset) for mean in center)
         session.add_image(
-            make_summary(digest, num_found=n, num_counted=n, num_flagged=1, excluded={}, feature_sums=sums)
+            make_summary(
+                digest, num_found=n + 7, num_counted=n, num_flagged=1, excluded={"platelet": 7}, feature_sums=sums
+            )
         )
     assert session.result().counts.drift == pytest.approx(2.5)
     session.add_image(make_summary(3, feature_sums=(0.5,) * (num_features + 1)))
