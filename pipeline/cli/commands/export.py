@@ -8,7 +8,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from platformdirs import user_data_path
 
-from deploy.export.export import LICENSE_NOT_STATED, ExportResult, export_bundle
+from deploy.export.export import LICENSE_NOT_STATED, ExportResult, check_export, export_bundle
 from deploy.export.model_card import format_rate
 from pipeline.cli.output import build_table, console, print_json, stderr_console
 from pipeline.coordinator.run_folder import RunFolder
@@ -31,10 +31,12 @@ def export_command(
     if model and site:
         raise StudyError("--model and --site exclude each other; give one of them")
     model_name = f"site/{site}" if site else model or "global"
+    run_folder = RunFolder.open(run)
+    check_export(run_folder, model_name, out, field_scale)  # before a key is created
     signing_key = load_signing_key(key)
     with stderr_console.status("exporting") as status:
         exported = export_bundle(
-            run_folder=RunFolder.open(run),
+            run_folder=run_folder,
             model_name=model_name,
             output_folder=out,
             signing_key=signing_key,
