@@ -16,6 +16,7 @@ from deploy.imaging.images import InputImage, read_image_bytes
 from deploy.inference.local_calibration import LocalCalibration
 from deploy.inference.runtime import BundleRuntime
 from deploy.slide.reader import ImageResult, SlideReader, SlideResult, summarize_slide
+from tests.support.axe import find_violations_by_layout
 from tests.support.dicom_files import encode_dicom, make_dicom
 from tests.support.markers import REAL_CELLS, needs_real_cells
 
@@ -317,6 +318,17 @@ def test_layout_fits_the_screen(
     assert page.evaluate("document.querySelector('#notice').getBoundingClientRect().top") >= 0, (
         "the notice stays in sight"
     )
+
+
+def test_axe_finds_no_violation(open_page: OpenPage, field_paths: list[Path], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"not an image")
+    page = open_page()
+    assert find_violations_by_layout(page) == {}
+    add_images(page, [*field_paths, broken])
+    page.focus("#canvas")
+    page.keyboard.press("ArrowRight")
+    assert find_violations_by_layout(page) == {}
 
 
 @needs_real_cells
