@@ -42,7 +42,7 @@ from tools.write_cli_reference import render_reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES_WITH_LINKS = [*PAGES, ROOT / "CHANGELOG.md"]
+PAGES_WITH_LINKS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 PACKAGE_BY_KEY = {
     "data": "data",
     "partition": "partitions",

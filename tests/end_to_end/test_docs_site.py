@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_in_the_site(site: Path) -> None:
-    names = [page.stem for page in (ROOT / "docs").glob("*.md")] + ["readme", "contributing", "changelog"]
+    names = [page.stem for page in (ROOT / "docs").glob("*.md")] + ["readme", "contributing", "changelog", "security"]
     assert [name for name in names if not (site / f"{name}.html").is_file()] == []
 
 

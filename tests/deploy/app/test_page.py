@@ -16,7 +16,7 @@ from deploy.imaging.images import InputImage, read_image_bytes
 from deploy.inference.local_calibration import LocalCalibration
 from deploy.inference.runtime import BundleRuntime
 from deploy.slide.reader import ImageResult, SlideReader, SlideResult, summarize_slide
-from tests.support.axe import find_violations_by_layout
+from tests.support.browser.axe import find_violations_by_layout
 from tests.support.dicom_files import encode_dicom, make_dicom
 from tests.support.markers import REAL_CELLS, needs_real_cells
 

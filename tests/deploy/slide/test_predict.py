@@ -17,7 +17,7 @@ from PIL import Image
 from deploy.bundle.bundle import ModelBundle
 from deploy.inference.local_calibration import MIN_POSITIVE_CELLS, LocalCalibration, load_local_calibration
 from sites.data.renderer.field import render_field
-from tests.support.axe import find_violations_of_file
+from tests.support.browser.axe import find_violations_of_file
 from tests.support.markers import REAL_CELLS, needs_real_cells
 
 NOTICE = "research use only, not a medical device"

@@ -15,7 +15,7 @@ from pipeline.study.schema import Study
 from privacy.ledger.records import LedgerBudget
 from sites.governance.home import SiteHome
 from sites.governance.settings import SiteSettings
-from tests.support.axe import find_violations_of_file
+from tests.support.browser.axe import find_violations_of_file
 from tests.support.html_reader import HtmlReader
 from tests.support.image_files import (
     PATIENT_ID,

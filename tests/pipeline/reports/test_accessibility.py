@@ -10,7 +10,7 @@ import pytest
 from markupsafe import Markup
 
 from pipeline.reports.document.page import MAX_UNFOLDED_ROWS, PALETTE, CaptionedImage, CountBar, HtmlPage, TableColumn
-from tests.support.axe import find_violations_of_file
+from tests.support.browser.axe import find_violations_of_file
 from tests.support.image_files import encode_image
 
 COLUMNS = [TableColumn("Site"), TableColumn("Cells", True), TableColumn("Remark", is_text=True)]

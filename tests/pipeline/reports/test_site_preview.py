@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from pipeline.cli.commands.study import preview_command
-from tests.support.axe import find_violations_of_file
+from tests.support.browser.axe import find_violations_of_file
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from privacy.audit.collect import collect_facts
 from privacy.audit.document.report import build_report
 from privacy.audit.write import to_finite_json, write_audit
 from tests.support.audit_factory import read_pdf_text, run_tiny_study
-from tests.support.axe import find_violations_of_file
+from tests.support.browser.axe import find_violations_of_file
 
 HOSTILE_NAME = "<script>alert('$x_1$')</script> & 北京"
 LONG_NAME = "Universitätsklinikum" * 9

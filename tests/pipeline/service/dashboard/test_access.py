@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.axe import find_violations_by_layout
+from tests.support.browser.axe import find_violations_by_layout
 from tests.support.dashboard.demo_data import OFFERED, PRIVATE, SLOW, TREE
 from tests.support.dashboard.fake_api import WEB_FOLDER
 
