@@ -23,3 +23,12 @@ def test_continuous_integration_calls_make_targets():
     defined = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert set(targets) <= defined
     assert jobs["make"]["steps"][-1]["run"] == "make ${{ matrix.target }}"
+
+
+def test_readme_images_are_small_and_described():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    images = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", readme)
+    assert len(images) == 2
+    for description, path in images:
+        assert len(description) > 40
+        assert (ROOT / path).stat().st_size < 150_000
