@@ -39,7 +39,8 @@ def render_page(
 ) -> str:
     """`num_more_overlays`: overlays that are files next to the page instead of a part of it."""
     rows = "".join(
-        f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>" for label, value in build_rows(slide, model)
+        f"<tr><th scope='row'>{escape(label)}</th><td>{escape(value)}</td></tr>"
+        for label, value in build_rows(slide, model)
     )
     images = [("Most suspicious cells", montage)] if montage is not None else []
     images += [(f"{name}: red boxes flagged, blue counted, orange rejected, grey excluded", p) for name, p in overlays]
@@ -59,9 +60,9 @@ def render_page(
     )
     failure_section = f"<h2>Not read</h2><ul>{failure_items}</ul>" if failure_items else ""
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Slide report</title><style>{PAGE_STYLE}</style><h1>Slide report</h1>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Slide report</title><style>{PAGE_STYLE}</style><main><h1>Slide report</h1>'
         f'<p class="notice">{RESEARCH_USE_NOTICE.capitalize()}. A trained person must look at the cells.</p>'
-        f'<p class="verdict {verdict_tone(slide)}">{escape(_capitalize_first(format_headline(slide)))}</p>{cautions}<table>{rows}</table>{figures}{more_text}{failure_section}<p>{escape(creation_note())}</p></html>\n'
+        f'<p class="verdict {verdict_tone(slide)}">{escape(_capitalize_first(format_headline(slide)))}</p>{cautions}<table>{rows}</table>{figures}{more_text}{failure_section}<p>{escape(creation_note())}</p></main></html>\n'
     )
 
 

@@ -38,10 +38,11 @@ from pipeline.study.schema import Study, StudySection
 from pipeline.study.toml_file import _toml_value, load_study
 from tests.end_to_end.docs_shell import DocsShell, open_docs_shell
 from tests.support.markers import FASHION_MNIST, REAL_CELLS
+from tools.write_cli_reference import render_reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES_WITH_LINKS = [*PAGES, ROOT / "CHANGELOG.md"]
+PAGES_WITH_LINKS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 PACKAGE_BY_KEY = {
     "data": "data",
     "partition": "partitions",
@@ -268,6 +269,11 @@ def test_index_links_to_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text("utf-8")
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "index.md" or f"]({page.name})" in index, f"docs/index.md does not link to {page.name}"
+
+
+def test_command_reference_is_current() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    assert page == render_reference(), "run .venv/bin/python tools/write_cli_reference.py"
 
 
 # docs/study-file.md: `## [section]`, below it `### component`, and rows "| `key` | type | default | meaning |"

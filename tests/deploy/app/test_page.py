@@ -20,6 +20,7 @@ from deploy.slide.image_result import ImageResult
 from deploy.slide.json_format import SlideDocument
 from deploy.slide.reader import SlideReader
 from deploy.slide.slide_result import SlideResult
+from tests.support.browser.axe import find_violations_by_layout
 from tests.support.dicom_files import encode_dicom, make_dicom
 from tests.support.edge.slides import count_slide
 from tests.support.image_files import encode_image
@@ -359,6 +360,17 @@ def test_layout_fits_the_screen(
     assert page.evaluate("document.querySelector('#notice').getBoundingClientRect().top") >= 0, (
         "the notice stays in sight"
     )
+
+
+def test_axe_finds_no_violation(open_page: OpenPage, field_paths: list[Path], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"not an image")
+    page = open_page()
+    assert find_violations_by_layout(page) == {}
+    add_images(page, [*field_paths, broken])
+    page.focus("#canvas")
+    page.keyboard.press("ArrowRight")
+    assert find_violations_by_layout(page) == {}
 
 
 @needs_real_cells

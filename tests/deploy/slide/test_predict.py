@@ -19,6 +19,7 @@ from deploy.inference.local_calibration import MIN_POSITIVE_CELLS, LocalCalibrat
 from deploy.slide.json_format import SlideDocument
 from pipeline.core.errors import HemofedError
 from sites.data.renderer.field import render_field
+from tests.support.browser.axe import find_violations_of_file
 from tests.support.markers import REAL_CELLS, needs_real_cells
 
 NOTICE = "research use only, not a medical device"
@@ -50,6 +51,12 @@ def test_predict_slide(hemofed, bundle, slide, tmp_path):
     assert page.count("data:image/jpeg") == 3
     rows = list(csv.DictReader((tmp_path / "out" / "cells.csv").read_text().splitlines()))
     assert len(rows) == result["slide"]["num_found"]
+
+
+def test_slide_report_is_accessible(browser, hemofed, bundle, slide, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    hemofed("predict", bundle, slide, tmp_path / "broken.png", "-o", tmp_path / "out", code=1)
+    assert find_violations_of_file(browser, tmp_path / "out" / "report.html") == {}
 
 
 def test_predict_terminal_output(hemofed, bundle, slide):

@@ -15,6 +15,7 @@ from privacy.audit.collect import collect_facts
 from privacy.audit.document.report import build_report
 from privacy.audit.write import to_finite_json, write_audit
 from tests.support.audit_factory import read_pdf_text, run_tiny_study
+from tests.support.browser.axe import find_violations_of_file
 
 HOSTILE_NAME = "<script>alert('$x_1$')</script> & 北京"
 LONG_NAME = "Universitätsklinikum" * 9
@@ -73,6 +74,10 @@ def test_html_is_self_contained(written):
     assert "<script" not in html
     assert html.count("data:image/png;base64,") == 1
     assert "consistent with the promise" in html
+
+
+def test_html_is_accessible(browser, written):
+    assert find_violations_of_file(browser, written[0]) == {}
 
 
 def test_same_facts_give_the_same_bytes(audited, written, tmp_path):
