@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipeline.coordinator.live_status import request_state
+
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.files import write_atomically
 from pipeline.engines.flare_server import FlareServer, write_kit

@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-
 from pipeline.coordinator.live_status import LiveStatus, read_live_status, request_state, requested_state
 
 

@@ -14,8 +14,8 @@ pytest.importorskip("nvflare")
 
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-
 from pipeline.coordinator.live_status import LiveStatus
+
 from pipeline.core.errors import RunHaltedError
 from pipeline.engines import flare as flare_engine
 from pipeline.engines.flare import FlareEngine

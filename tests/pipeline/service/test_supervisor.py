@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
 from pipeline.coordinator.live_status import request_state, requested_state
+
 from pipeline.core.errors import ServiceError
 from pipeline.ops.json_log import open_log
 from pipeline.service.runtime import supervisor as supervisor_module
