@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from pipeline.protocol.messages import SiteId
 from pipeline.records.base import FileRecord, FrozenRecord
@@ -19,6 +19,8 @@ ShortText = Annotated[str, Field(max_length=100)]
 
 class PrivacyPlanRecord(FrozenRecord):
     """What DP-SGD costs one site."""
+
+    model_config = ConfigDict(strict=True)
 
     noise_multiplier: NonNegativeFloat
     max_grad_norm: PositiveFloat

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pydantic import FiniteFloat
+
 from pipeline.protocol.messages import SiteId
 from pipeline.records.base import FileRecord, FiniteOrNone, FrozenRecord
 from pipeline.records.scores import EvaluatedAt, EvaluationScores
 
-Interval = tuple[float, float]  # (low, high)
+Interval = tuple[FiniteFloat, FiniteFloat]  # (low, high)
 
 
 class PairedResamples(FrozenRecord):

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline.core.files import write_atomically
-from pipeline.records.base import FileRecord, FrozenRecord
+from pipeline.records.base import FrozenRecord
 from pipeline.reports.document.formatting import format_count, join_names
 from pipeline.reports.document.page import CaptionedImage, ReportWriter
 from pipeline.reports.run.headline_metric import HeadlineMetric
@@ -45,10 +46,8 @@ class SheetEntry(FrozenRecord):
     layout: str  # which classes are where, in words
 
 
-class SheetIndex(FileRecord):
-    FILE_NAME: ClassVar[str] = "index.json"
-
-    sheets: Mapping[str, SheetEntry]  # by site
+INDEX_FILE = "index.json"
+SHEET_INDEX = TypeAdapter(dict[str, SheetEntry])  # by site
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def write_contact_sheets(folder: Path, dataset: FederatedDataset, positive_class
         sheet_index[site] = SheetEntry(
             file=file_name, acquisition=dataset.acquisition_descriptions.get(site, ""), layout=layout_text
         )
-    SheetIndex(sheets=sheet_index).write(folder / "cells")
+    write_atomically(folder / "cells" / INDEX_FILE, SHEET_INDEX.dump_json(sheet_index, indent=1))
 
 
 def has_image_shape(shape: Sequence[int]) -> bool:
@@ -174,9 +173,7 @@ def _load_tiles(dataset: FederatedDataset, site: str, chosen: NDArray[np.int64])
 
 
 def add_contact_sheet_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
-    # a report is written without the images if the index is damaged
-    index = SheetIndex.read_if_valid(record.folder / "cells") or SheetIndex(sheets={})
-    sheet_index = index.sheets
+    sheet_index = _load_sheet_index(record.folder / "cells")
     images = [_captioned_sheet(record, headline, site, entry) for site, entry in sheet_index.items()]
     shown = [image for image in images if image.png]
     if not shown:
@@ -205,6 +202,14 @@ def describe_class_counts(classes: Sequence[str], train: Sequence[int], positive
         return total_text
     most_frequent = sorted(range(len(train)), key=lambda label_index: -train[label_index])[:3]
     return f"{total_text}, most often {join_names([f'{classes[label_index]} ({train[label_index]:,})' for label_index in most_frequent if train[label_index]])}"
+
+
+def _load_sheet_index(folder: Path) -> dict[str, SheetEntry]:
+    """Empty if the index is damaged, so that a report is written without the images."""
+    try:
+        return SHEET_INDEX.validate_json((folder / INDEX_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return {}
 
 
 def _captioned_sheet(record: RunRecord, headline: HeadlineMetric, site: str, entry: SheetEntry) -> CaptionedImage:

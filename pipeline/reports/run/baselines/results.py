@@ -86,11 +86,18 @@ ResultsByName = Mapping[str, BaselineResult]
 def load_baseline_results(record: RunRecord) -> dict[str, BaselineResult]:
     """Results by name; empty if the run has no baselines."""
     run_results = record.results
-    if run_results is None or not run_results.baselines:
+    if run_results is None:
+        return {}
+    recorded_baselines = {
+        name: baseline
+        for name, baseline in run_results.baselines.items()
+        if baseline.curve or baseline.test != EvaluationScores()
+    }
+    if not recorded_baselines:
         return {}
     evaluated_at: EvaluatedAt = "pooled" if run_results.test.pooled else "coordinator"
     federated = BaselineRecord(test=run_results.test, intervals=run_results.intervals, metric="accuracy", curve=())
-    entries = {**run_results.baselines, "federated": federated}
+    entries = {**recorded_baselines, "federated": federated}
     ordered_names = [name for name in PLOT_STYLES if name in entries] + [
         name for name in entries if name not in PLOT_STYLES
     ]
