@@ -56,7 +56,7 @@ def measure_hemofed(folder: Path, rounds: int) -> list[float]:
             federation.approve_run(run, site)
         federation.wait_until(lambda: federation.get_run(run)["state"] in ("finished", "failed"), "the run", 600)
         records = RunFolder(federation.home / "runs" / run).load_rounds()
-    return [r["seconds"]["train"] - max(w["seconds"] for w in r["work"].values()) for r in records[2:]]
+    return [r.seconds.train - max(w.seconds for w in r.work.values()) for r in records[2:]]
 
 
 def measure_flare(folder: Path, rounds: int) -> list[float]:

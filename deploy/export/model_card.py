@@ -11,6 +11,9 @@ from deploy.bundle.notice import RESEARCH_USE_NOTICE
 from deploy.bundle.ood_guard import OodReference
 from deploy.bundle.operating_points import OperatingPoint
 from pipeline.coordinator.run_folder import RunFolder
+from pipeline.records.run_results import RunResults
+from pipeline.records.scores import EvaluationScores, ModelMetrics
+from pipeline.records.sites_record import SitesRecord
 from pipeline.study.privacy import PrivacyConfig
 
 JsonDict = dict[str, Any]
@@ -39,11 +42,8 @@ LIMITATIONS = (
 
 def build_card(run_folder: RunFolder, model_name: str, header: Mapping[str, Any], license_text: str) -> JsonDict:
     """The card of the run; `export_bundle` adds its own measurements."""
-    study, results, sites = (
-        run_folder.load_study(),
-        run_folder.read_json("results.json"),
-        run_folder.read_json("sites.json"),
-    )
+    study, path = run_folder.load_study(), run_folder.path
+    results, sites = RunResults.read(path), SitesRecord.read(path)
     return {
         "name": study.name,
         "description": study.description,
@@ -54,54 +54,44 @@ def build_card(run_folder: RunFolder, model_name: str, header: Mapping[str, Any]
             "positive_class": study.evaluation.positive_class,
             "data": study.data.name,
         },
-        "data": {site: _count_by_split(site_data) for site, site_data in sites["sites"].items()},
+        "data": {site: dict(counts) for site, counts in sites.sites.items()},
         "training": {
             "network": study.model.name,
-            "num_parameters": results["num_parameters"],
+            "num_parameters": results.num_parameters,
             "strategy": study.strategy.name,
-            "rounds": results["rounds"],
-            "best_round": results["best_round"],
-            "selected_by": results["selected_by"],
+            "rounds": results.rounds,
+            "best_round": results.best_round,
+            "selected_by": results.selected_by,
             "study": study.hash,
             "normalization": study.normalization.name,
         },
-        "metrics": _collect_metrics(results["test"], model_name),
+        "metrics": _collect_metrics(results.test, model_name),
         "privacy": _describe_privacy(run_folder),
         "intended_use": INTENDED_USE,
         "limits": list(LIMITATIONS),
         "license": license_text,
-        "software": results["software"],
+        "software": dict(results.software),
     }
 
 
-def _count_by_split(site_data: Mapping[str, Any]) -> dict[str, Any]:
-    """Images by split, and by class if the site reports that."""
-    examples = site_data.get("examples", site_data)
-    return {split: examples[split] for split in ("train", "val", "test") if split in examples}
-
-
-def _collect_metrics(test_results: Mapping[str, Any], model_name: str) -> JsonDict:
+def _collect_metrics(test_scores: EvaluationScores, model_name: str) -> JsonDict:
     """Test metrics: of the global model, or else of the models that the sites evaluated."""
-    view = (
-        test_results.get("comparisons", {}).get("global", {})
-        if model_name == "global" and "comparisons" in test_results
-        else test_results
-    )
-    metrics = {source: _select_metrics(view[source]) for source in ("coordinator", "pooled") if source in view}
-    return metrics | {
-        "sites": {site: _select_metrics(site_metrics) for site, site_metrics in view.get("sites", {}).items()}
-    }
+    view = test_scores.comparison("global") if model_name == "global" and test_scores.comparisons else test_scores
+    overall = {"coordinator": view.coordinator, "pooled": view.pooled}
+    metrics = {source: _select_metrics(metrics) for source, metrics in overall.items() if metrics}
+    return metrics | {"sites": {site: _select_metrics(site_metrics) for site, site_metrics in view.sites.items()}}
 
 
-def _select_metrics(metrics: Mapping[str, Any]) -> JsonDict:
-    return {key: metrics[key] for key in CARD_METRICS if key in metrics}
+def _select_metrics(metrics: ModelMetrics) -> JsonDict:
+    recorded = metrics.to_dict()
+    return {key: recorded[key] for key in CARD_METRICS if key in recorded}
 
 
 def _describe_privacy(run_folder: RunFolder) -> JsonDict:
     privacy = run_folder.load_study().privacy
     if privacy == PrivacyConfig():
         return {"guarantee": "none: the study asks for no formal privacy"}
-    epsilon_by_site: JsonDict = next((r["epsilon"] for r in reversed(run_folder.load_rounds()) if r.get("epsilon")), {})
+    epsilon_by_site = dict(next((r.epsilon for r in reversed(run_folder.load_rounds()) if r.epsilon), {}))
     dp_sgd = privacy.dp_sgd
     return {
         "guarantee": "differential privacy of training"

@@ -7,31 +7,32 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pipeline.reports.document.formatting import format_bytes
+from pipeline.reports.document.formatting import UNDEFINED_TEXT, format_bytes, format_score
+
+if TYPE_CHECKING:
+    from pipeline.records.round_record import RoundRecord
 
 # without markup: names that come from data and studies are printed as they are
 console = Console(markup=False, highlight=False)
 stderr_console = Console(stderr=True, markup=False, highlight=False)
 MAX_SHOWN_ROUNDS = 12  # rounds in the live table
+SCORE_DIGITS = 4
+SHORT_METRIC_NAMES = {"positive_auroc": "AUROC"}
 
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
-def format_percent(value: Any) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def format_auroc(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+def short_metric_name(metric: str) -> str:
+    return SHORT_METRIC_NAMES.get(metric, metric)
 
 
 def build_table(
@@ -85,30 +86,33 @@ class RoundProgressTable:
         if self._live.is_started:
             self._live.stop()
 
-    def __call__(self, record: dict[str, Any]) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         if self.quiet:
             return
-        from pipeline.coordinator.evaluation import headline_metrics
+        from pipeline.records.scores import HeadlineScore
 
-        split, metrics = headline_metrics(record)
-        has_positive_class = "positive_auroc" in metrics  # only if the study names a positive class
-        self._metric_title = f"{split} {'AUROC' if has_positive_class else 'accuracy'}"
-        num_missed = len(record["failures"])
+        headline = HeadlineScore.select(record.metrics)
+        score_text, loss_text = UNDEFINED_TEXT, UNDEFINED_TEXT
+        if headline is not None:
+            self._metric_title = f"{headline.split} {short_metric_name(headline.metric)}"
+            score_text = format_score(headline.metric, headline.value, SCORE_DIGITS)
+            loss_text = format_score("loss", headline.metrics.loss, SCORE_DIGITS)
+        num_missed = len(record.failures)
         row = [
-            str(record["round"]),
-            format_auroc(metrics["positive_auroc"]) if has_positive_class else format_percent(metrics.get("accuracy")),
-            "–" if metrics.get("loss") is None else f"{metrics['loss']:.4f}",
-            (f"{len(record['accepted'])}/{len(record['sampled_clients'])}" if record["sampled_clients"] else "–")
+            str(record.round),
+            score_text,
+            loss_text,
+            (f"{len(record.accepted)}/{len(record.sampled_clients)}" if record.sampled_clients else UNDEFINED_TEXT)
             + (f" ({num_missed} missed)" if num_missed else ""),
-            format_bytes(record["bytes"]["up"] + record["bytes"]["down"]),
-            f"{sum(record['seconds'].values()):.2f} s",
+            format_bytes(record.bytes.training_total),
+            f"{record.seconds.total:.2f} s",
         ]
         if self._live.is_started:
             self._recent_rows.append(row)
-            self._progress_bar.update(self._task_id, completed=record["round"])
+            self._progress_bar.update(self._task_id, completed=record.round)
             self._refresh()
         else:
-            void_text = f"  VOID: {record['void']}" if record["void"] else ""
+            void_text = f"  VOID: {record.void}" if record.void else ""
             stderr_console.print(
                 f"{self._name} round {row[0]}: {self._metric_title} {row[1]}, loss {row[2]}, sites {row[3]}, {row[5]}{void_text}",
                 soft_wrap=True,

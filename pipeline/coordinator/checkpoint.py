@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeline.core.errors import RunFolderError, StrategyContractError
 from pipeline.core.tensor_io import load_tensors, save_tensors
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 NUM_KEPT_CHECKPOINTS = 2  # the second as a fallback if the disk did not really sync the newest
 _TENSOR_KEY, _TUPLE_KEY = "$tensor", "$tuple"
 

@@ -13,6 +13,7 @@ from pipeline.coordinator.metrics import PositiveClass, compute_metrics, compute
 from pipeline.core.parameters import ModelState, NamedTensors
 from pipeline.protocol.messages import ClientFailure, SiteId
 from pipeline.protocol.tasks import EvaluateJob, EvaluationSums, Split
+from pipeline.records.scores import EvaluationScores, MetricsBySplit
 from pipeline.strategies.base import PERSONAL
 from pipeline.study.schema import Study
 
@@ -35,54 +36,58 @@ class EvaluationResult:
         parts = [sums[split] for sums in self.sites.values() if split in sums]
         return sum(parts[1:], parts[0]) if parts else None
 
-    def metrics_by_split(self, positive_class: PositiveClass) -> dict[str, Any]:
-        """{split: {"coordinator": ..., "pooled": ..., "sites": {...}}}, without splits that have no examples."""
+    def metrics_by_split(self, positive_class: PositiveClass) -> dict[Split, EvaluationScores]:
+        """Without splits that have no examples."""
         splits = sorted({*self.coordinator, *(s for sums in self.sites.values() for s in sums)})
-        metrics: dict[str, Any] = {}
-        for split in splits:
-            entry: dict[str, Any] = {}
-            if split in self.coordinator and float(self.coordinator[split].n):
-                entry["coordinator"] = compute_metrics(self.coordinator[split], positive_class)
-            pooled = self.pool_sites(split)
-            if pooled is not None and float(pooled.n):
-                entry["pooled"] = compute_metrics(pooled, positive_class)
-                entry["sites"] = {
-                    site: compute_metrics(sums[split], positive_class) for site, sums in self.sites.items()
-                }
-            comparisons = {
-                name: view.metrics_by_split(positive_class).get(split) for name, view in self.comparisons.items()
-            }
-            models = {
-                n: compute_metrics(sums[split], positive_class)
-                for n, sums in self.models.items()
-                if float(sums[split].n)
-            }
-            entry |= {
-                key: values for key, values in (("comparisons", comparisons), ("models", models)) if values and entry
-            }
-            if entry:
-                metrics[split] = entry
-        return metrics
+        scores_by_split = {split: self._scores_of(split, positive_class) for split in splits}
+        return {split: scores for split, scores in scores_by_split.items() if scores.coordinator or scores.pooled}
 
-    def final_metrics(self, positive_class: PositiveClass) -> dict[str, Any]:
-        """The test metrics with the data for plots."""
-        metrics: dict[str, Any] = self.metrics_by_split(positive_class).get("test", {})
-        for level, sums in (("coordinator", self.coordinator.get("test")), ("pooled", self.pool_sites("test"))):
-            if level in metrics and sums is not None:
-                metrics[level] |= compute_plot_data(sums, positive_class)
-        for site, site_metrics in metrics.get("sites", {}).items():
-            site_metrics |= {
-                key: value
-                for key, value in compute_plot_data(self.sites[site]["test"], positive_class).items()
-                if key == "roc"
+    def _scores_of(self, split: Split, positive_class: PositiveClass) -> EvaluationScores:
+        scores: dict[str, Any] = {}
+        if split in self.coordinator and float(self.coordinator[split].n):
+            scores["coordinator"] = compute_metrics(self.coordinator[split], positive_class)
+        pooled = self.pool_sites(split)
+        if pooled is not None and float(pooled.n):
+            scores["pooled"] = compute_metrics(pooled, positive_class)
+            scores["sites"] = {site: compute_metrics(sums[split], positive_class) for site, sums in self.sites.items()}
+        comparisons = {
+            name: by_split[split]
+            for name, view in self.comparisons.items()
+            if split in (by_split := view.metrics_by_split(positive_class))
+        }
+        models = {
+            name: compute_metrics(sums[split], positive_class)
+            for name, sums in self.models.items()
+            if float(sums[split].n)
+        }
+        other_models = {"comparisons": comparisons, "models": models}
+        return EvaluationScores(**scores, **{key: values for key, values in other_models.items() if values})
+
+    def final_scores(self, positive_class: PositiveClass) -> EvaluationScores:
+        """Of the test split, with the data for plots."""
+        scores = self.metrics_by_split(positive_class).get("test", EvaluationScores())
+        updates: dict[str, Any] = {}
+        for where, sums in (("coordinator", self.coordinator.get("test")), ("pooled", self.pool_sites("test"))):
+            metrics = getattr(scores, where)
+            if metrics is not None and sums is not None:
+                updates[where] = metrics.model_copy(update=compute_plot_data(sums, positive_class))
+        if scores.sites:
+            updates["sites"] = {
+                site: metrics.model_copy(update=_roc_only(compute_plot_data(self.sites[site]["test"], positive_class)))
+                for site, metrics in scores.sites.items()
             }
-        return metrics
+        return scores.model_copy(update=updates)
 
 
-def metric_value(metrics: Mapping[str, Any], metric: str, split: Split = "val") -> float | None:
+def _roc_only(plot_data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in plot_data.items() if key == "roc"}
+
+
+def metric_value(metrics: MetricsBySplit, metric: str, split: Split = "val") -> float | None:
     """The value that selects the best round, pooled over sites if they evaluated. Higher is better."""
-    entry = metrics.get(split, {})
-    value: float | None = (entry.get("pooled") or entry.get("coordinator") or {}).get(metric)
+    scores = metrics.get(split)
+    overall = scores and (scores.pooled or scores.coordinator)
+    value = overall.value(metric) if overall else None
     return -value if value is not None and metric == "loss" else value
 
 
@@ -135,12 +140,3 @@ def _split_by_view(sums: NamedTensors) -> dict[str, dict[Split, EvaluationSums]]
         view: {split: EvaluationSums.from_dict(s) for split, s in by_split.items()}
         for view, by_split in tensors_by_view.items()
     }
-
-
-def headline_metrics(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The split and the metrics for a one-line summary."""
-    for split in ("val", "test", "train"):
-        entry = record["metrics"].get(split)
-        if entry:
-            return split, entry.get("coordinator") or entry.get("pooled") or {}
-    return "val", {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.protocol.tasks import EvaluationSums
+from pipeline.records.scores import ModelMetrics, PrPoints, RocPoints
 
 FloatArray = NDArray[np.float64]
 
@@ -25,37 +25,41 @@ class PositiveClass:
 NO_POSITIVE_CLASS = PositiveClass()
 
 
-def compute_metrics(sums: EvaluationSums, positive_class: PositiveClass = NO_POSITIVE_CLASS) -> dict[str, float | None]:
+def compute_metrics(sums: EvaluationSums, positive_class: PositiveClass = NO_POSITIVE_CLASS) -> ModelMetrics:
     """Undefined values (no examples, one class only) are None, not 0 or nan."""
     confusion = sums.confusion.numpy().astype(np.float64)
     n, true_positives = float(sums.n), np.diag(confusion)
     truth, predicted = confusion.sum(1), confusion.sum(0)
     present = truth > 0
     if not n:
-        return {"n": 0, **dict.fromkeys(_metric_names(positive_class))}
+        return ModelMetrics.model_validate({"n": 0, **dict.fromkeys(_metric_names(positive_class))})
     recall = true_positives[present] / truth[present]
     f1 = 2 * true_positives[present] / (truth + predicted)[present]
     curves = [RocPrCurve.from_histogram(scores) for scores in sums.scores.numpy()]
     areas = [(c.auroc, c.auprc) for c, is_present in zip(curves, present, strict=True) if is_present and c.is_defined]
     _, confidence, correct = sums.calibration.numpy().T
-    values: dict[str, float | None] = {
-        "n": int(n),
-        "loss": float(sums.loss) / n if math.isfinite(float(sums.loss)) else None,
-        "accuracy": float(true_positives.sum() / n),
-        "balanced_accuracy": float(recall.mean()),
-        "macro_f1": float(f1.mean()),
-        "auroc": float(np.mean([a for a, _ in areas])) if areas else None,
-        "auprc": float(np.mean([p for _, p in areas])) if areas else None,
-        "calibration_error": float(np.abs(confidence - correct).sum() / n),
-    }
-    if positive_class.class_index is not None:
-        curve = curves[positive_class.class_index]
-        values["positive_auroc"] = curve.auroc if curve.is_defined else None
-        values["positive_auprc"] = curve.auprc if curve.is_defined else None
-        values["sensitivity_at_specificity"] = (
-            curve.sensitivity_at(positive_class.target_specificity) if curve.is_defined else None
-        )
-    return values
+    metrics = ModelMetrics(
+        n=int(n),
+        loss=float(sums.loss) / n,
+        accuracy=float(true_positives.sum() / n),
+        balanced_accuracy=float(recall.mean()),
+        macro_f1=float(f1.mean()),
+        auroc=float(np.mean([a for a, _ in areas])) if areas else None,
+        auprc=float(np.mean([p for _, p in areas])) if areas else None,
+        calibration_error=float(np.abs(confidence - correct).sum() / n),
+    )
+    if positive_class.class_index is None:
+        return metrics
+    curve = curves[positive_class.class_index]
+    return metrics.model_copy(
+        update={
+            "positive_auroc": curve.auroc if curve.is_defined else None,
+            "positive_auprc": curve.auprc if curve.is_defined else None,
+            "sensitivity_at_specificity": curve.sensitivity_at(positive_class.target_specificity)
+            if curve.is_defined
+            else None,
+        }
+    )
 
 
 def _metric_names(positive_class: PositiveClass) -> list[str]:
@@ -123,11 +127,11 @@ class RocPrCurve:
 
 
 def compute_plot_data(sums: EvaluationSums, positive_class: PositiveClass) -> dict[str, Any]:
-    """The data for plots: confusion matrix, curves, reliability."""
+    """The fields of ModelMetrics for plots: confusion matrix, curves, reliability."""
     curves = [RocPrCurve.from_histogram(scores) for scores in sums.scores.numpy()]
     plot_data: dict[str, Any] = {
-        "confusion": sums.confusion.tolist(),
-        "class_auroc": [curve.auroc if curve.is_defined else None for curve in curves],
+        "confusion": tuple(tuple(int(count) for count in row) for row in sums.confusion.tolist()),
+        "class_auroc": tuple(curve.auroc if curve.is_defined else None for curve in curves),
     }
     class_index = (
         positive_class.class_index
@@ -139,8 +143,10 @@ def compute_plot_data(sums: EvaluationSums, positive_class: PositiveClass) -> di
     if class_index is not None and (curve := curves[class_index]).is_defined:
         # thresholds at which the counts change
         distinct = np.flatnonzero(np.diff(curve.positives + curve.negatives, prepend=-1))
-        plot_data["roc"] = {"fpr": curve.fpr[distinct].tolist(), "tpr": curve.tpr[distinct].tolist()}
-        plot_data["pr"] = {"recall": curve.tpr[distinct].tolist(), "precision": curve.precision[distinct].tolist()}
+        plot_data["roc"] = RocPoints(fpr=tuple(curve.fpr[distinct].tolist()), tpr=tuple(curve.tpr[distinct].tolist()))
+        plot_data["pr"] = PrPoints(
+            recall=tuple(curve.tpr[distinct].tolist()), precision=tuple(curve.precision[distinct].tolist())
+        )
     bins = sums.calibration.numpy()
-    plot_data["reliability"] = [[c / n, k / n, int(n)] for n, c, k in bins if n]
+    plot_data["reliability"] = tuple((float(c / n), float(k / n), int(n)) for n, c, k in bins if n)
     return plot_data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -23,6 +23,8 @@ from pipeline.core.parameters import ModelState
 from pipeline.protocol.compression import NO_COMPRESSION, UpdateCompression
 from pipeline.protocol.messages import ClientFailure, RoundAttempt, RoundPolicy, SiteId
 from pipeline.protocol.tasks import JobResult, LocalJob, Split, TrainJob, TrainResult
+from pipeline.records.round_record import RoundRecord, RoundSeconds, RoundTraffic
+from pipeline.records.scores import MetricsBySplit
 from pipeline.strategies.base import StrategyContext
 from pipeline.study.schema import Study
 
@@ -42,6 +44,14 @@ class CheckpointableEngine(Engine, Protocol):
     def epsilon_spent(self) -> Mapping[SiteId, float]:
         """By the ledgers of the sites that train with differential privacy, over all studies on their data."""
         ...
+
+
+@dataclass(frozen=True)
+class _Durations:
+    """Seconds of a round."""
+
+    train: float
+    evaluate: float
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class RoundLoop:
     compression: UpdateCompression = NO_COMPRESSION
     aggregation_rule: AggregationRule | None = None  # None: the study's
     secure_aggregation: SecureAggregationSetup | None = None
-    on_round_end: Callable[[dict[str, Any]], None] = lambda record: None
+    on_round_end: Callable[[RoundRecord], None] = lambda record: None
     retry_below_quorum: bool = (
         False  # below the quorum halt, to repeat the round later, instead of recording it as void
     )
@@ -108,7 +118,7 @@ class RoundLoop:
         started_at = time.perf_counter()
         evaluation = self._evaluate_round(run_state)
         return self._finish_round(
-            run_state, RequestLog(), evaluation, {"train": 0.0, "evaluate": time.perf_counter() - started_at}, None
+            run_state, RequestLog(), evaluation, _Durations(0.0, time.perf_counter() - started_at), None
         )
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
@@ -189,7 +199,7 @@ class RoundLoop:
         )
         should_evaluate = run_state.round % self.study.evaluation.every == 0 or run_state.round == self.study.rounds
         evaluation = self._evaluate_round(run_state) if should_evaluate else EvaluationResult()
-        durations = {"train": trained_at - started_at, "evaluate": time.perf_counter() - trained_at}
+        durations = _Durations(trained_at - started_at, time.perf_counter() - trained_at)
         return self._finish_round(run_state, request.log, evaluation, durations, void_reason)
 
     def _evaluate_round(self, run_state: RunState) -> EvaluationResult:
@@ -200,7 +210,7 @@ class RoundLoop:
         run_state: RunState,
         log: RequestLog,
         evaluation: EvaluationResult,
-        durations: dict[str, float],
+        durations: _Durations,
         void_reason: str | None,
     ) -> RunState:
         """Updates the best round, appends the record, saves the checkpoint: in this order, so that a kill loses no record."""
@@ -210,51 +220,66 @@ class RoundLoop:
             run_state,
             bytes_up=run_state.bytes_up + log.bytes_up,
             bytes_down=run_state.bytes_down + log.bytes_down,
-            seconds=run_state.seconds + sum(durations.values()),
+            seconds=run_state.seconds + durations.train + durations.evaluate,
         )
-        record = {
-            "round": run_state.round,
-            "lr": self.context.lr_schedule(run_state.round) if run_state.round else None,
-            "sampled_clients": log.requested,
-            "accepted": [r.site for r in log.accepted],
-            "failures": _failure_records(log.failures),
-            "work": {r.site: vars(r.update.work) for r in log.accepted if r.update.work},
-            "train_loss": {
-                r.site: float(r.update.summed["train_loss"]) / r.update.work.num_examples
-                for r in log.accepted
-                if r.update.work and "train_loss" in r.update.summed
-            },
-            "bytes": {
-                "up": log.bytes_up,
-                "down": log.bytes_down,
-                "evaluate_up": evaluation.bytes_up,
-                "evaluate_down": evaluation.bytes_down,
-            },
-            "seconds": {k: round(v, 4) for k, v in durations.items()}
-            | {"save": round(self.folder.checkpoint_seconds, 4)},
-            "clock": round(self.engine.clock, 6),
-            "void": void_reason,
-            **self._cluster_record(run_state.state),
-            **({"epsilon": dict(epsilon)} if (epsilon := self.engine.epsilon_spent()) else {}),
-            # a repeated round adds new noise and spends budget again
-            **({"attempt": run_state.attempt} if self.aggregation_rule else {}),
-            "evaluation_failures": _failure_records(evaluation.failures),
-            "metrics": metrics,
-        }
+        record = self._make_record(run_state, log, evaluation, durations, void_reason, metrics)
         self.folder.append_round(record)
         self._save_checkpoint(run_state)
         self.on_round_end(record)
         return replace(run_state, attempt=0)
 
-    def _cluster_record(self, state: Any) -> dict[str, Any]:
-        """The clusters, if the algorithm has any."""
-        clusters, dendrogram = self.study.strategy.cluster_assignment(state), self.study.strategy.dendrogram(state)
-        record: dict[str, Any] = {"clusters": dict(clusters)} if clusters else {}
-        return record | (
-            {"dendrogram": {"leaves": dendrogram.leaves, "merges": dendrogram.merges}} if dendrogram else {}
+    def _make_record(
+        self,
+        run_state: RunState,
+        log: RequestLog,
+        evaluation: EvaluationResult,
+        durations: _Durations,
+        void_reason: str | None,
+        metrics: MetricsBySplit,
+    ) -> RoundRecord:
+        return RoundRecord(
+            round=run_state.round,
+            lr=self.context.lr_schedule(run_state.round) if run_state.round else None,
+            sampled_clients=tuple(log.requested),
+            accepted=tuple(r.site for r in log.accepted),
+            failures=log.failures,
+            work={r.site: r.update.work for r in log.accepted if r.update.work},
+            train_loss={
+                r.site: float(r.update.summed["train_loss"]) / r.update.work.num_examples
+                for r in log.accepted
+                if r.update.work and "train_loss" in r.update.summed
+            },
+            bytes=RoundTraffic(
+                up=log.bytes_up,
+                down=log.bytes_down,
+                evaluate_up=evaluation.bytes_up,
+                evaluate_down=evaluation.bytes_down,
+            ),
+            seconds=RoundSeconds(
+                train=round(durations.train, 4),
+                evaluate=round(durations.evaluate, 4),
+                save=round(self.folder.checkpoint_seconds, 4),
+            ),
+            clock=round(self.engine.clock, 6),
+            void=void_reason,
+            evaluation_failures=evaluation.failures,
+            metrics=metrics,
+            **self._optional_fields(run_state),
         )
 
-    def _update_best(self, run_state: RunState, metrics: Mapping[str, Any]) -> RunState:
+    def _optional_fields(self, run_state: RunState) -> dict[str, Any]:
+        """Fields that only some studies have; see RoundRecord."""
+        strategy, state = self.study.strategy, run_state.state
+        fields = {
+            "clusters": strategy.cluster_assignment(state),
+            "dendrogram": strategy.dendrogram(state),
+            "epsilon": self.engine.epsilon_spent(),
+        }
+        recorded = {name: value for name, value in fields.items() if value}
+        # a repeated round adds new noise and spends budget again
+        return recorded | ({"attempt": run_state.attempt} if self.aggregation_rule else {})
+
+    def _update_best(self, run_state: RunState, metrics: MetricsBySplit) -> RunState:
         evaluation = self.study.evaluation
         if evaluation.target is not None and evaluation.splits:
             target_metric = metric_value(metrics, evaluation.selection_metric, evaluation.splits[0])
@@ -326,14 +351,10 @@ class RoundLoop:
             "study": self._study_hash,
             "progress": serialized,
             "engine": engine_header,
-            "machine": dict(self.environment),
+            "environment": dict(self.environment),
         }
         self.folder.write_checkpoint(run_state.round, header, tensors | site_tensors)
 
 
 def _exhausted_sites(failures: Mapping[SiteId, ClientFailure]) -> set[SiteId]:
     return {site for site, failure in failures.items() if failure.kind == "privacy_budget"}
-
-
-def _failure_records(failures: Mapping[SiteId, ClientFailure]) -> dict[SiteId, dict[str, str]]:
-    return {site: asdict(failure) for site, failure in failures.items()}

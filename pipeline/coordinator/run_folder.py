@@ -15,14 +15,23 @@ from torch import Tensor
 
 from pipeline.coordinator.checkpoint import load_checkpoint, save_checkpoint
 from pipeline.core.errors import RunFolderError
-from pipeline.core.files import load_round_records, raise_no_space, write_atomically
+from pipeline.core.files import raise_no_space, write_atomically
 from pipeline.core.parameters import ModelState
 from pipeline.core.tensor_io import save_tensors
-from pipeline.study.offer import RUN_NAME_PATTERN
+from pipeline.records.attempt_record import next_attempt
+from pipeline.records.round_record import ROUNDS_FILE, RoundRecord, load_round_records, write_round_records
+from pipeline.records.run_results import RunResults
+from pipeline.records.site_homes import SiteHomesRecord
+from pipeline.records.sites_record import SitesRecord
+from pipeline.study.offer import OFFER_FILE, RUN_NAME_PATTERN, StudyOffer, read_offer
 from pipeline.study.schema import Study
 from pipeline.study.toml_file import parse_study, to_toml
 
-RUN_FORMAT = 2  # of run.json and all that a run writes; format 1 had no run.json
+RUN_FORMAT = 3  # of run.json and all that a run writes; format 1 had no run.json
+# what a start that failed may have left, e.g. because the data were missing
+FAILED_START_NAMES = frozenset(
+    {"run.json", "study.toml", "checkpoint", "cells", ROUNDS_FILE, SiteHomesRecord.FILE_NAME, SitesRecord.FILE_NAME}
+)
 
 
 @dataclass
@@ -32,13 +41,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, study: Study) -> RunFolder:
-        """Reuses a folder without a checkpoint, e.g. after a start that failed because the data were missing."""
+        """Reuses a folder without a checkpoint, after a start that failed."""
         existing_names = [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
-        if (
-            not set(existing_names)
-            <= {"run.json", "homes.json", "study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"}
-            or cls(path).has_checkpoint
-        ):
+        if not FAILED_START_NAMES.issuperset(existing_names) or cls(path).has_checkpoint:
             raise RunFolderError(
                 f"{path} is not empty; choose another --out, or continue it with `hemofed run --resume {path}`"
             )
@@ -63,20 +68,19 @@ class RunFolder:
         file = self.path / "study.toml"
         return parse_study(file.read_text(encoding="utf-8"), str(file), {})
 
-    def append_round(self, record: Mapping[str, Any]) -> None:
-        file = self.path / "rounds.jsonl"
+    def append_round(self, record: RoundRecord) -> None:
+        file = self.path / ROUNDS_FILE
         with raise_no_space(file), file.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(record) + "\n")
+            out.write(record.to_line())
             out.flush()
             os.fsync(out.fileno())
 
-    def load_rounds(self) -> list[dict[str, Any]]:
-        return load_round_records(self.path / "rounds.jsonl")
+    def load_rounds(self) -> list[RoundRecord]:
+        return load_round_records(self.path)
 
     def truncate_rounds(self, round: int) -> None:
         """Removes the records after `round`: the checkpoint is authoritative."""
-        lines = [json.dumps(record) + "\n" for record in self.load_rounds() if record["round"] <= round]
-        write_atomically(self.path / "rounds.jsonl", "".join(lines).encode())
+        write_round_records(self.path, [record for record in self.load_rounds() if record.round <= round])
 
     def write_checkpoint(self, round: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         started_at = time.perf_counter()
@@ -87,12 +91,7 @@ class RunFolder:
         return load_checkpoint(self.path / "checkpoint")
 
     def next_attempt(self, round: int) -> int:
-        """The next attempt number of a round, written to disk before any request, so that every execution has its own."""
-        file = self.path / "checkpoint" / "attempt.json"
-        last_record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        attempt = last_record["attempt"] + 1 if last_record.get("round") == round else 1
-        write_atomically(file, json.dumps({"round": round, "attempt": attempt}).encode())
-        return attempt
+        return next_attempt(self.path / "checkpoint", round)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -113,7 +112,13 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        return (self.path / "results.json").is_file()
+        return (self.path / RunResults.FILE_NAME).is_file()
+
+    def write_offer(self, offer: StudyOffer) -> None:
+        write_atomically(self.path / OFFER_FILE, offer.model_dump_json(indent=1).encode())
+
+    def load_offer(self) -> StudyOffer:
+        return read_offer((self.path / OFFER_FILE).read_bytes())
 
     def save_model(self, name: str, model: ModelState, header: Mapping[str, Any]) -> Path:
         path = self.path / "models" / f"{name}.safetensors"
@@ -125,6 +130,6 @@ class RunFolder:
 def find_run_folder(home: Path, run: str) -> Path:
     """The folder of an offered run. `run` comes from a job, so it must not name any other path."""
     folder = home / "runs" / run
-    if not re.fullmatch(RUN_NAME_PATTERN, run) or not (folder / "offer.json").is_file():
+    if not re.fullmatch(RUN_NAME_PATTERN, run) or not (folder / OFFER_FILE).is_file():
         raise RunFolderError(f"there is no run {run!r} in {home}; offer it first")
     return folder

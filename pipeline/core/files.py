@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pipeline.core.errors import NoSpaceError, RunFolderError
 
@@ -62,20 +60,3 @@ def exclusive_lock(folder: Path, wait: bool = False) -> Iterator[None]:
         except OSError as error:
             raise RunFolderError(f"another process is using {folder}; wait for it, or stop it first") from error
         yield
-
-
-def load_round_records(path: Path) -> list[dict[str, Any]]:
-    """Ordered by round. The last line of a repeated round counts; a truncated last line is ignored."""
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    by_round: dict[int, dict[str, Any]] = {}
-    for line_number, text in enumerate(lines, start=1):
-        try:
-            record = json.loads(text)
-            by_round[int(record["round"])] = record
-        except (ValueError, KeyError, TypeError) as error:
-            if line_number == len(lines):
-                break
-            raise RunFolderError(
-                f"{path}, line {line_number}: {error!r}; remove the line, or resume the run"
-            ) from error
-    return [by_round[round_number] for round_number in sorted(by_round)]

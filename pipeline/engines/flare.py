@@ -19,7 +19,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from pipeline.coordinator.live_status import LiveStatus
 from pipeline.core.errors import RunHaltedError
 from pipeline.flare.constants import (
     DATA_SUMMARY_TASK,
@@ -30,6 +29,7 @@ from pipeline.flare.constants import (
 )
 from pipeline.protocol.messages import ClientFailure, Declined, DeclineKind, RoundPolicy, SiteId
 from pipeline.protocol.serialization import peek_task, serialize_reply
+from pipeline.records.live_status import LiveStatusWriter
 
 POLL_SECONDS = 0.02  # between two polls for replies
 DEADLINE_GRACE_SECONDS = 5.0  # that a reply may travel after the deadline
@@ -45,7 +45,7 @@ class FlareEngine:
         send_task: Callable[[Task, SiteId], None],
         cancel_task: Callable[[Task], None],
         last_seen: MutableMapping[SiteId, float],
-        live_status: LiveStatus,
+        live_status: LiveStatusWriter,
         halt_reason: Callable[[], str],
         min_sites: int,
         verify_proof: Callable[[SiteId, str, str], bool],
@@ -147,7 +147,7 @@ class FlareEngine:
         for site, flare_task in tasks.items():
             self._send_task(flare_task, site)
         live_status, pending_sites = self._live_status, set(tasks)
-        live_status.asked, live_status.answered, live_status.missed = list(requests), [], {}
+        live_status.requested, live_status.replied, live_status.failures = list(requests), [], {}
         deadline = None if round_policy is None else round_policy.deadline
         give_up_at = None if deadline is None else started_at + deadline + DEADLINE_GRACE_SECONDS
         while pending_sites:
@@ -165,7 +165,7 @@ class FlareEngine:
                 self._last_seen[site] = time.monotonic()
             if site in tasks and request_id == tasks[site].props["which"]:
                 pending_sites.discard(site)
-                live_status.answered.append(site)
+                live_status.replied.append(site)
             elif self._open_tasks.pop(site, None) is None:
                 continue  # a late reply that the round policy drops
             yield site, reply
@@ -185,13 +185,13 @@ class FlareEngine:
         """Pending sites without a message since `max_silence` seconds, counted from the request at the earliest."""
         now = time.monotonic()
         silent_sites = {site for site in pending_sites if now - max(started_at, self._last_seen[site]) > max_silence}
-        self._live_status.missed |= dict.fromkeys(silent_sites, ClientFailure("no_reply", "silent"))
-        self._live_status.lost = sorted(
+        self._live_status.failures |= dict.fromkeys(silent_sites, ClientFailure("no_reply", "silent"))
+        self._live_status.unreachable = sorted(
             site for site, last_seen in self._last_seen.items() if now - last_seen > MAX_SILENCE_SECONDS
         )
-        if silent_sites and len(self._last_seen) - len(self._live_status.lost) < self._min_sites:
+        if silent_sites and len(self._last_seen) - len(self._live_status.unreachable) < self._min_sites:
             raise RunHaltedError(
-                f"{', '.join(self._live_status.lost)} cannot be reached, and {self._min_sites} sites are needed"
+                f"{', '.join(self._live_status.unreachable)} cannot be reached, and {self._min_sites} sites are needed"
             )
         return silent_sites
 

@@ -190,12 +190,14 @@ class SimulatedEngine:
             f"late/{i}": _bytes_to_tensor(late_reply.encoded_reply) for i, late_reply in enumerate(self.late_replies)
         }
         for site, client_state in self.client_states.items():
-            tensors |= {f"memory/{site}/committed/{k}": v for k, v in client_state.committed.items()}
-            tensors |= {f"memory/{site}/pending/{k}": v for k, v in client_state.pending.items()}
+            tensors |= {f"client_state/{site}/committed/{k}": v for k, v in client_state.committed.items()}
+            tensors |= {f"client_state/{site}/pending/{k}": v for k, v in client_state.pending.items()}
         header = {
             "clock": self.clock,
             "late": [[late_reply.site, late_reply.due_round] for late_reply in self.late_replies],
-            "identities": {site: client_state.pending_attempt for site, client_state in self.client_states.items()},
+            "pending_attempts": {
+                site: client_state.pending_attempt for site, client_state in self.client_states.items()
+            },
         }
         return header, tensors
 
@@ -206,10 +208,10 @@ class SimulatedEngine:
             for i, (s, due_round) in enumerate(header["late"])
         ]
         self.client_states = {}
-        for site, pending_attempt in header["identities"].items():
+        for site, pending_attempt in header["pending_attempts"].items():
             tensors_by_section: dict[str, dict[str, Tensor]] = {"committed": {}, "pending": {}}
             for section, section_tensors in tensors_by_section.items():
-                prefix = f"memory/{site}/{section}/"
+                prefix = f"client_state/{site}/{section}/"
                 section_tensors.update({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
             self.client_states[site] = ClientStateStore(
                 tensors_by_section["committed"],

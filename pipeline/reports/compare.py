@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pipeline.core.errors import RunFolderError
+from pipeline.protocol.tasks import Split
+from pipeline.records.scores import EvaluatedAt
 from pipeline.reports.document.figure_style import to_svg
 from pipeline.reports.document.formatting import (
     METRIC_LABELS,
@@ -21,11 +24,12 @@ from pipeline.reports.document.formatting import (
 from pipeline.reports.document.page import HtmlPage, TableColumn
 from pipeline.reports.run.curves import CurveSeries, mean_over_sites, plot_curves
 from pipeline.reports.run.headline_metric import select_main_scores
-from pipeline.reports.run.record import SPLIT_ORDER, JsonObject, RunRecord, finite_or_none, load_run_record
+from pipeline.reports.run.record import SPLIT_ORDER, RunRecord, Settings, load_run_record
 from pipeline.reports.run.scores import BAND_DESCRIPTIONS
 
-ScoreSource = tuple[str, str]  # split, and who evaluated it
-SOURCE_LABELS: Mapping[str, str] = {
+Evaluator = Literal[EvaluatedAt, "sites"]
+ScoreSource = tuple[Split, Evaluator]
+SOURCE_LABELS: Mapping[Evaluator, str] = {
     "coordinator": "evaluated at the coordinator",
     "sites": "mean over sites",
     "pooled": "pooled over all sites",
@@ -76,17 +80,15 @@ def _unfinished_notice(records: Mapping[str, RunRecord]) -> str:
 
 
 def _comparison_row(name: str, record: RunRecord, metric: str) -> dict[str, object]:
-    results = record.results or {}
     split, scores = record.latest_scores()
     data_label, main_metrics = select_main_scores(scores)
-    best_round = finite_or_none(results.get("best_round"))
     return {
         "name": name,
-        "strategy": record.component_name("strategy"),
-        "best_round": None if best_round is None else int(best_round),
+        "strategy": record.strategy_name,
+        "best_round": record.results.best_round if record.results else None,
         "judged_on": f"{SPLIT_LABELS[split]}, {data_label}" if data_label else None,
-        **{key: finite_or_none(main_metrics.get(key)) for key in dict.fromkeys([metric, "accuracy", "loss"])},
-        "traffic": record.traffic_bytes("up") + record.traffic_bytes("down"),
+        **{key: main_metrics.value(key) for key in dict.fromkeys([metric, "accuracy", "loss"])},
+        "traffic": record.uplink_bytes + record.downlink_bytes,
         "seconds": record.seconds,
     }
 
@@ -184,7 +186,7 @@ def _add_differences_section(page: HtmlPage, records: Mapping[str, RunRecord]) -
     page.add_table([TableColumn("Setting"), *map(TableColumn, records)], rows)
 
 
-def flatten_settings(settings: JsonObject, prefix: str = "") -> dict[str, str]:
+def flatten_settings(settings: Settings, prefix: str = "") -> dict[str, str]:
     """{"a": {"b": 1}} -> {"a.b": "1"}."""
     flat_settings: dict[str, str] = {}
     for key, value in settings.items():

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.coordinator.run_folder import RunFolder
-from pipeline.core.errors import StudyError
+from pipeline.core.errors import RunFolderError, StudyError
+from pipeline.protocol.tasks import Split
+from pipeline.records.round_record import RoundRecord
+from pipeline.records.run_results import RunResults
+from pipeline.records.scores import EvaluatedAt, ModelMetrics
 from pipeline.study.toml_file import find_study, load_study
 
 if TYPE_CHECKING:
@@ -51,21 +55,32 @@ class ReproductionResult:
 class ReproductionRun:
     study: str
     path: Path
-    results: Mapping[str, Any]
-    round_records: Sequence[Mapping[str, Any]]
+    results: RunResults
+    round_records: Sequence[RoundRecord]
 
-    def curve(self, split: str, metric: str = "accuracy", evaluated_at: str = "coordinator") -> list[float]:
-        return [r["metrics"][split][evaluated_at][metric] for r in self.round_records if r["metrics"]]
+    @property
+    def evaluated_records(self) -> list[RoundRecord]:
+        return [record for record in self.round_records if record.metrics]
+
+    def curve(self, split: Split, metric: str = "accuracy", evaluated_at: EvaluatedAt = "coordinator") -> list[float]:
+        return [defined_value(record.metrics[split].overall(evaluated_at), metric) for record in self.evaluated_records]
 
     def evaluated_rounds(self) -> list[int]:
-        return [r["round"] for r in self.round_records if r["metrics"]]
+        return [record.round for record in self.evaluated_records]
 
-    def site_metric_by_round(self, split: str, metric: str) -> dict[int, list[float]]:
+    def site_metric_by_round(self, split: Split, metric: str) -> dict[int, list[float]]:
         return {
-            r["round"]: [metrics[metric] for metrics in r["metrics"][split]["sites"].values()]
-            for r in self.round_records
-            if r["metrics"]
+            record.round: [defined_value(metrics, metric) for metrics in record.metrics[split].sites.values()]
+            for record in self.evaluated_records
         }
+
+
+def defined_value(metrics: ModelMetrics | None, metric: str = "accuracy") -> float:
+    """A metric that every run of a published study has."""
+    value = metrics.value(metric) if metrics else None
+    if value is None:
+        raise RunFolderError(f"a run of this reproduction has no {metric}; remove it and start again")
+    return value
 
 
 class ProgressDisplay(Protocol):
@@ -73,12 +88,12 @@ class ProgressDisplay(Protocol):
 
     def __call__(
         self, label: str, num_rounds: int, is_finished: bool, /
-    ) -> AbstractContextManager[Callable[[dict[str, Any]], None]]: ...
+    ) -> AbstractContextManager[Callable[[RoundRecord], None]]: ...
 
 
 def no_progress(
     label: str, num_rounds: int, is_finished: bool
-) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
+) -> AbstractContextManager[Callable[[RoundRecord], None]]:
     return nullcontext(lambda record: None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pipeline.reports.document.figure_style import PALETTE
@@ -13,6 +12,7 @@ from pipeline.reproductions.base import (
     ReproductionResult,
     ReproductionRun,
     ResultTable,
+    defined_value,
 )
 
 NAME = "clusters"
@@ -71,7 +71,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
     homogeneous_run = context.run_study(
         "clusters", "alike-cfl", strategy=IMAGE_STRATEGIES["cfl"], feature_skew={"name": "none"}
     )
-    num_clusters = len(set(homogeneous_run.round_records[-1]["clusters"].values()))
+    num_clusters = len(set(homogeneous_run.round_records[-1].clusters.values()))
     checks.append(
         ClaimCheck("without planted clusters, CFL does not split", num_clusters == 1, f"clusters: {num_clusters}")
     )
@@ -97,18 +97,15 @@ def adjusted_rand_index(study_run: ReproductionRun) -> float:
     """Adjusted Rand index (Hubert & Arabie 1985) of the last clusters and the planted ones, which alternate by site."""
     from sklearn.metrics import adjusted_rand_score
 
-    cluster_by_site: Mapping[str, str] = study_run.round_records[-1]["clusters"]
+    cluster_by_site = study_run.round_records[-1].clusters
     sites = sorted(cluster_by_site)
     return float(adjusted_rand_score([n % 2 for n in range(len(sites))], [cluster_by_site[site] for site in sites]))
 
 
 def site_accuracy(study_run: ReproductionRun) -> float:
     """Pooled accuracy at the sites in per cent, of cluster models if there are any."""
-    test_scores = study_run.results["test"]
-    cluster_scores = (
-        test_scores["comparisons"]["cluster"] if "cluster" in test_scores.get("comparisons", {}) else test_scores
-    )
-    return 100 * float(cluster_scores["pooled"]["accuracy"])
+    test_scores = study_run.results.test
+    return 100 * defined_value(test_scores.comparisons.get("cluster", test_scores).pooled)
 
 
 def _accuracy_series(label: str, study_run: ReproductionRun, color: str, dashed: bool = False) -> CurveSeries:

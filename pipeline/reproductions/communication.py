@@ -23,8 +23,8 @@ def run(context: ReproductionContext) -> ReproductionResult:
         label: context.run_study("communication", label.replace(", ", "-").replace("=", ""), **s)
         for label, s in SETTINGS.items()
     }
-    rounds = {label: int(r.results["rounds"]) for label, r in runs.items()}
-    missed_target = [label for label, r in runs.items() if not str(r.results["stop_reason"]).startswith("target")]
+    rounds = {label: r.results.rounds for label, r in runs.items()}
+    missed_target = [label for label, r in runs.items() if not r.results.stop_reason.startswith("target")]
     fedsgd_rounds = rounds["FedSGD"]
     rows = [
         [

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from pipeline.records.scores import EvaluationScores
 from pipeline.reports.document.figure_style import PALETTE
 from pipeline.reports.run.curves import CurveSeries, plot_curves
 from pipeline.reproductions.base import (
@@ -14,6 +14,7 @@ from pipeline.reproductions.base import (
     ReproductionResult,
     ReproductionRun,
     ResultTable,
+    defined_value,
 )
 
 NAME = "demlearn"
@@ -31,7 +32,7 @@ LEVEL_VIEWS = {"site": "own", "cluster": "cluster", "top": "global"}  # level ->
 def run(context: ReproductionContext) -> ReproductionResult:
     runs = {label: context.run_study("demlearn", label.lower(), strategy=s) for label, s in STRATEGIES.items()}
     scores: dict[str, tuple[float, float]] = {
-        label: (last_scores["pooled"]["accuracy"], last_scores["coordinator"]["accuracy"])
+        label: (defined_value(last_scores.pooled), defined_value(last_scores.coordinator))
         for label in ("FedAvg", "FedProx")
         for last_scores in [_last_test_scores(runs[label])]
     }
@@ -41,13 +42,13 @@ def run(context: ReproductionContext) -> ReproductionResult:
         for level in LEVEL_VIEWS
     }
     rows = [[label, f"{100 * own:.2f}", f"{100 * others:.2f}"] for label, (own, others) in scores.items()]
-    evaluated_records = [round_record for round_record in runs["DemLearn"].round_records if round_record["metrics"]]
-    rounds = [round_record["round"] for round_record in evaluated_records]
+    evaluated_records = runs["DemLearn"].evaluated_records
+    rounds = runs["DemLearn"].evaluated_rounds()
     series = [
         CurveSeries(
             f"{level}, {name}",
             rounds,
-            [score(round_record["metrics"]["test"], level) for round_record in evaluated_records],
+            [score(round_record.metrics["test"], level) for round_record in evaluated_records],
             is_dashed=dashed,
             color=color,
         )
@@ -62,7 +63,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
         CurveSeries(
             "DemLearn, top",
             rounds,
-            [generalization(round_record["metrics"]["test"], "top") for round_record in evaluated_records],
+            [generalization(round_record.metrics["test"], "top") for round_record in evaluated_records],
             color=PALETTE[2],
         )
     )
@@ -104,26 +105,23 @@ def run(context: ReproductionContext) -> ReproductionResult:
     )
 
 
-def _last_test_scores(study_run: ReproductionRun) -> Mapping[str, Any]:
-    test_scores: Mapping[str, Any] = [
-        round_record for round_record in study_run.round_records if round_record["metrics"]
-    ][-1]["metrics"]["test"]
-    return test_scores
+def _last_test_scores(study_run: ReproductionRun) -> EvaluationScores:
+    return study_run.evaluated_records[-1].metrics["test"]
 
 
-def specialization(test_scores: Mapping[str, Any], level: str) -> float:
+def specialization(test_scores: EvaluationScores, level: str) -> float:
     """On the sites' own examples."""
-    level_scores = test_scores if LEVEL_VIEWS[level] == "own" else test_scores["comparisons"][LEVEL_VIEWS[level]]
-    return float(level_scores["pooled"]["accuracy"])
+    level_scores = test_scores if LEVEL_VIEWS[level] == "own" else test_scores.comparisons[LEVEL_VIEWS[level]]
+    return defined_value(level_scores.pooled)
 
 
-def generalization(test_scores: Mapping[str, Any], level: str) -> float:
+def generalization(test_scores: EvaluationScores, level: str) -> float:
     """Accuracy on all test data, mean over the models of a level (of clusters, the lowest ones).
 
     In the first rounds there is only the top model.
     """
-    models = {name: m["accuracy"] for name, m in test_scores.get("models", {}).items() if name.startswith(f"{level}/")}
+    models = {name: defined_value(m) for name, m in test_scores.models.items() if name.startswith(f"{level}/")}
     lowest_values = [
         value for name, value in models.items() if not any(other.startswith(f"{name}.") for other in models)
     ]
-    return fmean(lowest_values) if lowest_values else float(test_scores["coordinator"]["accuracy"])
+    return fmean(lowest_values) if lowest_values else defined_value(test_scores.coordinator)

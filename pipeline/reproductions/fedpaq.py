@@ -39,7 +39,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
         for bits in BITS
     }
     final_accuracy = {bits: fmean(map(_final_accuracy, runs)) for bits, runs in runs_by_bits.items()}
-    uplink_bytes = {bits: fmean(r.results["traffic"]["up"] for r in runs) for bits, runs in runs_by_bits.items()}
+    uplink_bytes = {bits: fmean(r.results.traffic.up for r in runs) for bits, runs in runs_by_bits.items()}
     saving, loss = uplink_bytes[32] / uplink_bytes[4], final_accuracy[32] - final_accuracy[4]
     rows = [
         [
@@ -108,9 +108,7 @@ def plot_accuracy_by_megabytes(runs: Mapping[int, ReproductionRun]) -> Figure:
 
     figure, axes = new_figure(HALF_WIDTH_INCHES)
     for color, (bits, study_run) in zip(PALETTE, runs.items(), strict=False):
-        uplink_megabytes = list(
-            accumulate(round_record["bytes"]["up"] / 1e6 for round_record in study_run.round_records)
-        )
+        uplink_megabytes = list(accumulate(round_record.bytes.up / 1e6 for round_record in study_run.round_records))
         accuracy = [100 * a for a in study_run.curve("test")]
         axes.plot(uplink_megabytes[1:], accuracy[1:], color=color, label=bits_label(bits), marker="o", markersize=3)
     axes.set_xscale("log")

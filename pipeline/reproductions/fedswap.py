@@ -41,7 +41,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
     final_accuracies = {label: [100 * r.curve("test")[-1] for r in runs] for label, runs in runs_by_label.items()}
     means = {label: fmean(values) for label, values in final_accuracies.items()}
     traffic_bytes = {
-        label: fmean(r.results["traffic"]["up"] + r.results["traffic"]["down"] for r in runs)
+        label: fmean(r.results.traffic.up + r.results.traffic.down for r in runs)
         for label, runs in runs_by_label.items()
     }
     rows = [

@@ -11,6 +11,7 @@ from pipeline.reproductions.base import (
     ReproductionResult,
     ReproductionRun,
     ResultTable,
+    defined_value,
     load_reference,
 )
 
@@ -123,7 +124,7 @@ def _check_claims(
 
 
 def _accuracy(study_run: ReproductionRun) -> float:
-    return 100 * float(study_run.results["test"]["pooled"]["accuracy"])
+    return 100 * defined_value(study_run.results.test.pooled)
 
 
 def _plot_validation_curves(runs: dict[tuple[str, str], ReproductionRun], partition: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import MissingDataError
+from pipeline.records.privacy_record import PrivacyRecord
 from pipeline.reports.document.figure_style import HALF_WIDTH_INCHES, PALETTE, apply_figure_style, new_figure
 from pipeline.reproductions.base import (
     ClaimCheck,
@@ -14,6 +15,7 @@ from pipeline.reproductions.base import (
     ReproductionResult,
     ReproductionRun,
     ResultTable,
+    defined_value,
 )
 
 if TYPE_CHECKING:
@@ -50,14 +52,16 @@ def run(context: ReproductionContext) -> ReproductionResult:
         if overrides
     }
     variant_runs = {next(iter(TRAINING_VARIANTS)): image_runs[2.0], **variant_runs}
-    accuracy = {e: 100 * study_run.results["test"]["coordinator"]["accuracy"] for e, study_run in image_runs.items()}
+    accuracy = {e: _test_accuracy(study_run) for e, study_run in image_runs.items()}
     try:
         cell_runs = _run_cells(context)
     except MissingDataError as error:
         cell_runs, missing_notes = {}, [f"Without the cells: {error}"]
     else:
         missing_notes = []
-    auroc = {key: study_run.results["test"]["pooled"]["positive_auroc"] for key, study_run in cell_runs.items()}
+    auroc = {
+        key: defined_value(study_run.results.test.pooled, "positive_auroc") for key, study_run in cell_runs.items()
+    }
     by_epsilon = {e: auroc[epsilon_label(e)] for e in (*EPSILONS, math.inf) if epsilon_label(e) in auroc}
     return ReproductionResult(
         payload={
@@ -164,17 +168,14 @@ def epsilon_label(epsilon: float) -> str:
 
 
 def _test_accuracy(study_run: ReproductionRun) -> float:
-    return 100 * float(study_run.results["test"]["coordinator"]["accuracy"])
+    return 100 * defined_value(study_run.results.test.coordinator)
 
 
 def _noise_multiplier_text(study_run: ReproductionRun) -> str:
-    from pipeline.coordinator.run_folder import RunFolder
-
-    if not (study_run.path / "privacy.json").is_file():
+    privacy_record = PrivacyRecord.read_if_present(study_run.path)
+    if privacy_record is None:
         return "–"
-    noise_multipliers = [
-        plan["noise_multiplier"] for plan in RunFolder(study_run.path).read_json("privacy.json")["dp_sgd"].values()
-    ]
+    noise_multipliers = [plan.noise_multiplier for plan in privacy_record.dp_sgd.values()]
     low, high = f"{min(noise_multipliers):.2f}", f"{max(noise_multipliers):.2f}"
     return low if low == high else f"{low} to {high}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from pipeline.records.run_results import BootstrapIntervals
 from pipeline.reports.document.figure_style import PALETTE
 from pipeline.reports.run.curves import CurveSeries, plot_curves
 from pipeline.reproductions.base import (
@@ -12,6 +13,7 @@ from pipeline.reproductions.base import (
     ReproductionResult,
     ReproductionRun,
     ResultTable,
+    defined_value,
 )
 
 NAME = "schistocytes"
@@ -35,7 +37,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
             f"{name}, {seed}",
             *(f"{_pooled_score(r, metric):.3f}" for metric in TABLE_METRICS),
             _interval_text(r),
-            str(r.results["best_round"]),
+            str(r.results.best_round),
         ]
         for name, runs in runs_by_strategy.items()
         for seed, r in zip(SEEDS, runs, strict=True)
@@ -44,11 +46,11 @@ def run(context: ReproductionContext) -> ReproductionResult:
         [
             site,
             *(
-                f"{fmean(r.results['test']['sites'][site]['positive_auroc'] for r in runs_by_strategy[n]):.3f}"
+                f"{fmean(defined_value(r.results.test.sites[site], 'positive_auroc') for r in runs_by_strategy[n]):.3f}"
                 for n in STRATEGIES
             ),
         ]
-        for site in runs_by_strategy["fedavg"][0].results["test"]["sites"]
+        for site in runs_by_strategy["fedavg"][0].results.test.sites
     ]
     series = [
         CurveSeries(
@@ -61,7 +63,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
         for color, (name, runs) in zip(PALETTE, runs_by_strategy.items(), strict=False)
         for seed, r in zip(SEEDS, runs, strict=True)
     ]
-    intervals_record = runs_by_strategy["fedavg"][0].results["intervals"]
+    intervals = _intervals(runs_by_strategy["fedavg"][0])
     gap = means["centralized"] - means["fedavg"]
     return ReproductionResult(
         payload={
@@ -74,7 +76,7 @@ def run(context: ReproductionContext) -> ReproductionResult:
         notes=[
             "Fold 0 is the test split, evaluated once per run; the best round is selected on validation groups, which differ between seeds.",
             (
-                f"Intervals contain 95 % of {intervals_record['draws']} bootstrap draws of whole {intervals_record['unit']}s ({intervals_record['units']} in the test split): "
+                f"Intervals contain 95 % of {intervals.num_resamples} bootstrap draws of whole {intervals.privacy_unit}s ({intervals.num_units} in the test split): "
                 "they show the variation from sampling cells, the seeds that from training."
             ),
             "Sensitivity is at a specificity of 95 %.",
@@ -102,12 +104,17 @@ def run(context: ReproductionContext) -> ReproductionResult:
 
 
 def _pooled_score(study_run: ReproductionRun, metric: str) -> float:
-    return float(study_run.results["test"]["pooled"][metric])
+    return defined_value(study_run.results.test.pooled, metric)
 
 
 def _pooled_interval(study_run: ReproductionRun, metric: str) -> list[float]:
-    low, high = study_run.results["intervals"]["pooled"][metric]
-    return [low, high]
+    return list(_intervals(study_run).pooled[metric])
+
+
+def _intervals(study_run: ReproductionRun) -> BootstrapIntervals:
+    intervals = study_run.results.intervals
+    assert intervals is not None  # a simulated run has them
+    return intervals
 
 
 def _interval_text(study_run: ReproductionRun) -> str:

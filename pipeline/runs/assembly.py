@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from pipeline.aggregation.rules import AggregationRule
 from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
@@ -12,6 +11,7 @@ from pipeline.coordinator.metrics import PositiveClass
 from pipeline.coordinator.round_loop import CheckpointableEngine, RoundLoop
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.protocol.messages import SiteId
+from pipeline.records.round_record import RoundRecord
 from pipeline.study.run_spec import RunSpec
 from sites.population.simulated_sites import COORDINATOR
 from sites.training.setup import TrainingSetup
@@ -24,7 +24,7 @@ def build_round_loop(
     engine: CheckpointableEngine,
     training: TrainingSetup,
     folder: RunFolder,
-    on_round_end: Callable[[dict[str, Any]], None],
+    on_round_end: Callable[[RoundRecord], None],
     aggregation_rule: AggregationRule | None = None,
     secure_aggregation: SecureAggregationSetup | None = None,
     across_hospitals: bool = False,

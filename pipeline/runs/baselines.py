@@ -7,13 +7,15 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from platformdirs import user_cache_path
 
 from pipeline.aggregation.rules import WEIGHTED_MEAN
-from pipeline.coordinator.evaluation import headline_metrics
 from pipeline.coordinator.run_folder import RunFolder
+from pipeline.records.round_record import RoundRecord
+from pipeline.records.run_results import BaselineRecord
+from pipeline.records.scores import HeadlineScore, headline_metric, metric_by_site
+from pipeline.records.sites_record import SitesRecord
 from pipeline.runs.simulation import RoundCallback, run_simulation
 from pipeline.strategies.base import Strategy
 from pipeline.strategies.centralized import CentralizedTraining
@@ -32,9 +34,8 @@ def run_baselines(
     data_path: Path | None,
     open_callback: RoundCallbackFactory,
     baseline_names: Collection[str] | None = None,
-) -> dict[str, Any]:
-    site_record = folder.read_json("sites.json")
-    baseline_studies = build_baseline_studies(study, len(site_record["sites"]))
+) -> dict[str, BaselineRecord]:
+    baseline_studies = build_baseline_studies(study, len(SitesRecord.read(folder.path).sites))
     return {
         name: _run_baseline(baseline, folder, data_path, open_callback)
         for name, baseline in baseline_studies.items()
@@ -83,29 +84,33 @@ def _with_strategy(study: Study, strategy: Strategy, num_sites: int) -> Study:
 
 def _run_baseline(
     study: Study, folder: RunFolder, data_path: Path | None, open_callback: RoundCallbackFactory
-) -> dict[str, Any]:
+) -> BaselineRecord:
     cache_folder = _open_cache_folder(study, folder)
     with open_callback(study) as on_round_end:
         results = run_simulation(study, cache_folder, data_path, on_round_end, is_baseline=True)
-    metric = "positive_auroc" if study.evaluation.positive_class else "accuracy"
-    curve = [[r["round"], _round_score(r, metric, study.strategy)] for r in cache_folder.load_rounds() if r["metrics"]]
-    return {"test": results["test"], "intervals": results.get("intervals"), "metric": metric, "curve": curve}
+    metric = headline_metric(study.evaluation.positive_class)
+    curve = tuple(
+        (record.round, _round_score(record, metric, study.strategy))
+        for record in cache_folder.load_rounds()
+        if record.metrics
+    )
+    return BaselineRecord(test=results.test, intervals=results.intervals, metric=metric, curve=curve)
 
 
-def _round_score(record: dict[str, Any], metric: str, strategy: Strategy) -> float | None:
+def _round_score(record: RoundRecord, metric: str, strategy: Strategy) -> float | None:
     """Headline metric of a round; the mean over sites if each has its own model, because their scores cannot be pooled."""
-    split, pooled = headline_metrics(record)
+    headline = HeadlineScore.select(record.metrics)
+    if headline is None:
+        return None
     if metric == "accuracy" or not strategy.result_in_client_states:
-        value: float | None = pooled.get(metric)
-        return value
-    sites = record["metrics"][split].get("sites", {}).values()
-    site_scores = [m[metric] for m in sites if m.get(metric) is not None]
+        return headline.metrics.value(metric)
+    site_scores = metric_by_site(record.metrics[headline.split].sites, metric).values()
     return fmean(site_scores) if site_scores else None
 
 
 def _open_cache_folder(study: Study, folder: RunFolder) -> RunFolder:
     """Opens the baseline's folder in the user's cache, by study and data; in the run folder if the cache is not writable."""
-    fingerprint = folder.read_json("sites.json")["fingerprint"]
+    fingerprint = SitesRecord.read(folder.path).fingerprint
     path = user_cache_path("hemofed") / "baselines" / f"{study.hash[:24]}-{fingerprint[:12]}"
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from pipeline.aggregation.rules import AggregationRule
 from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
-from pipeline.coordinator.live_status import LiveStatus, requested_state
 from pipeline.coordinator.results import write_results
 from pipeline.coordinator.round_loop import CheckpointableEngine, RoundLoop
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import IncompatibleStudyError, ReplyError, RunHaltedError
 from pipeline.protocol.messages import SiteId
-from pipeline.protocol.serialization import MAX_CLIENT_WEIGHT
+from pipeline.records.data_summary import SiteDataSummary
+from pipeline.records.live_status import LiveStatusWriter
+from pipeline.records.privacy_record import PrivacyRecord
+from pipeline.records.round_record import RoundRecord
+from pipeline.records.run_control import requested_state
+from pipeline.records.run_results import RunResults
+from pipeline.records.sites_record import SitesRecord
 from pipeline.reports.run.report import write_report
 from pipeline.runs.assembly import build_round_loop
 from pipeline.study.offer import StudyOffer
@@ -30,7 +35,7 @@ class RemoteEngine(CheckpointableEngine, Protocol):
     """An engine to real sites."""
 
     def collect_data_summaries(self) -> Mapping[SiteId, Mapping[str, Any]]:
-        """Data summary of each connected site."""
+        """What each connected site sent as its data summary, not yet validated."""
 
 
 def validate_federated_study(study: Study) -> None:
@@ -52,11 +57,11 @@ def _simulation_only_settings(study: Study) -> Iterator[str]:
 
 
 def run_federated(
-    folder: RunFolder, offer: StudyOffer, engine: RemoteEngine, live_status: LiveStatus
-) -> dict[str, Any]:
-    """Starts or resumes the run and returns the content of results.json."""
+    folder: RunFolder, offer: StudyOffer, engine: RemoteEngine, live_status: LiveStatusWriter
+) -> RunResults:
+    """Starts or resumes the run."""
     study = folder.load_study()
-    data_summaries = engine.collect_data_summaries()
+    data_summaries = {site: _read_summary(site, sent) for site, sent in engine.collect_data_summaries().items()}
     shape, classes = _agree_on_data_format(data_summaries)
     run_spec = RunSpec(study, shape, classes, len(offer.site_keys))
     dataset = load_public_federated_data(study, None, select_device(study), tuple(offer.site_keys), shape, classes)
@@ -73,10 +78,8 @@ def run_federated(
         folder.truncate_rounds(run_state.round)
     else:
         folder.truncate_rounds(-1)
-        folder.write_json("sites.json", _describe_sites(data_summaries, shape, classes))
-        folder.write_json(
-            "privacy.json", _describe_privacy(study, offer, data_summaries, round_loop.secure_aggregation)
-        )
+        _describe_sites(data_summaries, shape, classes).write(folder.path)
+        _describe_privacy(study, offer, data_summaries, round_loop.secure_aggregation).write(folder.path)
         run_state = round_loop.start_run(run_spec.initial_state)
     run_state, stop_reason = round_loop.run(run_state)
     state = round_loop.select_result(run_state)[0]
@@ -95,28 +98,20 @@ def run_federated(
     return results
 
 
-class SiteDataSummary(BaseModel):
-    """A site's description of its data, bounded because a model is built from it."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    shape: list[Annotated[int, Field(gt=0, le=4096)]] = Field(min_length=1, max_length=4)
-    classes: list[Annotated[str, Field(max_length=100)]] = Field(min_length=2, max_length=1000)
-    examples: dict[Literal["train", "val", "test"], Annotated[int, Field(ge=0, le=int(MAX_CLIENT_WEIGHT))]]
+def _read_summary(site: SiteId, sent: Mapping[str, Any]) -> SiteDataSummary:
+    try:
+        return SiteDataSummary.model_validate(sent)
+    except ValidationError as error:
+        invalid_fields = ", ".join(sorted({str(e["loc"][0]) for e in error.errors()}))
+        raise ReplyError(
+            f"{site} sent an invalid data summary ({invalid_fields}); use the same version of hemofed on all sites"
+        ) from error
 
 
 def _agree_on_data_format(
-    data_summaries: Mapping[SiteId, Mapping[str, Any]],
+    data_summaries: Mapping[SiteId, SiteDataSummary],
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    for site, summary in data_summaries.items():
-        try:
-            SiteDataSummary.model_validate(summary)
-        except ValidationError as error:
-            invalid_fields = ", ".join(sorted({str(e["loc"][0]) for e in error.errors()}))
-            raise ReplyError(
-                f"{site} sent an invalid data summary ({invalid_fields}); use the same version of hemofed on all sites"
-            ) from error
-    data_formats = {site: (tuple(s["shape"]), tuple(s["classes"])) for site, s in data_summaries.items()}
+    data_formats = {site: (tuple(s.shape), tuple(s.classes)) for site, s in data_summaries.items()}
     first_site = next(iter(data_formats))
     for site, data_format in data_formats.items():
         if data_format != data_formats[first_site]:
@@ -133,14 +128,14 @@ def _create_round_loop(
     offer: StudyOffer,
     engine: RemoteEngine,
     dataset: FederatedDataset,
-    live_status: LiveStatus,
+    live_status: LiveStatusWriter,
 ) -> RoundLoop:
     training = set_up_training(run_spec, dataset, make_training_config(run_spec.study, run_spec.lr))
     aggregation_rule, secure_aggregation = _setup_privacy(run_spec, offer)
 
-    def on_round_end(record: dict[str, Any]) -> None:
+    def on_round_end(record: RoundRecord) -> None:
         """Writes the live status; halts the run here, after a checkpoint, if requested."""
-        live_status.round = record["round"]
+        live_status.round = record.round
         live_status.write()
         if (desired_state := requested_state(folder.path)) != "run":
             raise RunHaltedError(desired_state)
@@ -168,32 +163,27 @@ def _setup_privacy(
 
     public_keys = {site: bytes.fromhex(key) for site, key in offer.site_keys.items()}
     secure_aggregation = create_secure_aggregation(run_spec.study, public_keys, run_spec.dry_run_rounds, offer.digest)
-    return create_client_level_dp(
-        run_spec.study, describe_privacy(run_spec.study, tuple(offer.site_keys), {}, secure_aggregation)
-    ), secure_aggregation
+    privacy_record = describe_privacy(run_spec.study, tuple(offer.site_keys), {}, secure_aggregation)
+    return create_client_level_dp(privacy_record), secure_aggregation
 
 
 def _describe_sites(
-    data_summaries: Mapping[SiteId, Mapping[str, Any]], shape: Sequence[int], classes: Sequence[str]
-) -> dict[str, Any]:
-    """sites.json as of a simulation, but without class counts: sites report only their numbers of examples."""
-    counts = {
-        site: {split: [n] for split, n in summary["examples"].items()} for site, summary in data_summaries.items()
-    }
-    return {"classes": list(classes), "shape": list(shape), "sites": counts, "fingerprint": "", "skipped": []}
+    data_summaries: Mapping[SiteId, SiteDataSummary], shape: tuple[int, ...], classes: tuple[str, ...]
+) -> SitesRecord:
+    """As of a simulation, but without class counts: sites report only their numbers of examples."""
+    counts = {site: {split: (n,) for split, n in summary.examples.items()} for site, summary in data_summaries.items()}
+    return SitesRecord(classes=classes, shape=shape, sites=counts, fingerprint="", skipped=())
 
 
 def _describe_privacy(
     study: Study,
     offer: StudyOffer,
-    data_summaries: Mapping[SiteId, Mapping[str, Any]],
+    data_summaries: Mapping[SiteId, SiteDataSummary],
     secure_aggregation: SecureAggregationSetup | None,
-) -> dict[str, Any]:
-    privacy_plans = {
-        site: summary["privacy_plan"] for site, summary in data_summaries.items() if "privacy_plan" in summary
-    }
+) -> PrivacyRecord:
+    privacy_plans = {site: summary.privacy_plan for site, summary in data_summaries.items() if summary.privacy_plan}
     if not privacy_plans and secure_aggregation is None and study.privacy.client_level_dp is None:
-        return {}
+        return PrivacyRecord()
     from pipeline.runs.privacy_setup import describe_privacy
 
-    return describe_privacy(study, tuple(offer.site_keys), {}, secure_aggregation) | {"dp_sgd": privacy_plans}
+    return describe_privacy(study, tuple(offer.site_keys), privacy_plans, secure_aggregation)

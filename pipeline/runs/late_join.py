@@ -19,6 +19,9 @@ from pipeline.core.errors import DataError, RunFolderError, StudyError
 from pipeline.core.tensor_io import save_tensors
 from pipeline.protocol.messages import RoundAttempt, RoundPolicy, SiteId
 from pipeline.protocol.tasks import EvaluateJob, EvaluationSums
+from pipeline.records.join_results import JoinResults
+from pipeline.records.scores import ModelMetrics
+from pipeline.records.sites_record import SitesRecord
 from pipeline.runs.simulation import Simulation, build_simulation, run_simulation
 from pipeline.strategies.local_only import LocalOnly
 from pipeline.study.run_spec import model_header
@@ -36,8 +39,8 @@ class LateJoiner:
     num_rounds: int  # of local training
 
 
-def join_run(folder: RunFolder, late_joiner: LateJoiner) -> dict[str, Any]:
-    """Returns the content of joined/NAME/results.json in the run folder; the model is saved in the same folder."""
+def join_run(folder: RunFolder, late_joiner: LateJoiner) -> JoinResults:
+    """The results and the model are saved in joined/NAME of the run folder."""
     if not folder.is_finished:
         raise RunFolderError(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")
     study = _late_join_study(folder, late_joiner)
@@ -73,7 +76,7 @@ def _train_and_save(
     dataset: FederatedDataset,
     late_joiner: LateJoiner,
     joined_folder: Path,
-) -> dict[str, Any]:
+) -> JoinResults:
     simulation = build_simulation(
         study, RunFolder(joined_folder), late_joiner.data_path, None, lambda record: None, dataset
     )
@@ -96,7 +99,7 @@ def _train_and_save(
         state = study.strategy.on_client_joined(state, reply)
         last_accepted = {late_joiner.name: (round_number, run_state.attempt)}
     joined_state = replace(run_state, last_accepted=last_accepted)
-    test_metrics = simulation.round_loop.evaluate(state, ("test",), joined_state).final_metrics(
+    test_scores = simulation.round_loop.evaluate(state, ("test",), joined_state).final_scores(
         simulation.round_loop.positive_class
     )
     simulation.round_loop.save_personal_models(state, joined_state)
@@ -106,19 +109,19 @@ def _train_and_save(
         model_header(study, dataset.shape, dataset.classes, best_round),
         personal_tensors,
     )
-    results = {
-        "site": late_joiner.name,
-        "run": str(folder.path),
-        "strategy": study.strategy.name,
-        "cluster": cluster,
-        "rounds": late_joiner.num_rounds,
-        "examples": dataset.class_counts(late_joiner.name),
-        "personalized_model": test_metrics.get("pooled"),
-        "global_model": test_metrics.get("comparisons", {}).get("global", {}).get("pooled"),
-        "local_only": _train_alone(study, late_joiner, joined_folder),
-        "model_file": str(joined_folder / "models" / "own.safetensors"),
-    }
-    RunFolder(joined_folder).write_json("results.json", results)
+    results = JoinResults(
+        site=late_joiner.name,
+        run=str(folder.path),
+        strategy=study.strategy.name,
+        cluster=cluster,
+        rounds=late_joiner.num_rounds,
+        examples=dataset.class_counts(late_joiner.name),
+        personalized_model=test_scores.pooled,
+        global_model=test_scores.comparison("global").pooled,
+        local_only=_train_alone(study, late_joiner, joined_folder),
+        model_file=str(joined_folder / "models" / "own.safetensors"),
+    )
+    results.write(joined_folder)
     return results
 
 
@@ -148,11 +151,11 @@ def _select_only_site(dataset: FederatedDataset, name: SiteId) -> FederatedDatas
 
 
 def _check_data_format(folder: RunFolder, dataset: FederatedDataset) -> None:
-    site_record = folder.read_json("sites.json")
-    if (list(dataset.classes), list(dataset.shape)) != (list(site_record["classes"]), list(site_record["shape"])):
+    recorded = SitesRecord.read(folder.path)
+    if (tuple(dataset.classes), tuple(dataset.shape)) != (recorded.classes, recorded.shape):
         raise DataError(
             f"the new site's data have shape {dataset.shape} and the classes {', '.join(dataset.classes)}, the run's have "
-            f"{tuple(site_record['shape'])} and {', '.join(site_record['classes'])}; set data.size or data.classes accordingly"
+            f"{recorded.shape} and {', '.join(recorded.classes)}; set data.size or data.classes accordingly"
         )
 
 
@@ -175,10 +178,8 @@ def _assign_best_cluster(simulation: Simulation, state: Any, name: SiteId) -> tu
     return strategy.assign_cluster(state, name, cluster), cluster
 
 
-def _train_alone(study: Study, late_joiner: LateJoiner, joined_folder: Path) -> dict[str, Any] | None:
+def _train_alone(study: Study, late_joiner: LateJoiner, joined_folder: Path) -> ModelMetrics | None:
     """Test metrics of a model trained on the site's own examples alone, in as many rounds as the run had."""
     local_study = study.model_copy(update={"strategy": LocalOnly(), "name": f"{study.name}-alone"})
-    pooled_metrics: dict[str, Any] | None = run_simulation(
-        local_study, RunFolder.create(joined_folder / "alone", local_study), late_joiner.data_path
-    )["test"].get("pooled")
-    return pooled_metrics
+    local_folder = RunFolder.create(joined_folder / "alone", local_study)
+    return run_simulation(local_study, local_folder, late_joiner.data_path).test.pooled

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from pipeline.aggregation.client_level_dp import ClientLevelDpMean
 from pipeline.aggregation.client_sampling import num_sampled_clients
 from pipeline.aggregation.rules import AggregationRule
 from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
 from pipeline.protocol.messages import SiteId
+from pipeline.records.privacy_record import (
+    ClientLevelDpRecord,
+    PrivacyPlanRecord,
+    PrivacyRecord,
+    SecureAggregationRecord,
+)
+from pipeline.records.site_homes import SiteHomes
 from pipeline.strategies.dry_run import DryRunRound
 from pipeline.study.privacy import ClientLevelDpConfig
 from pipeline.study.schema import Study
@@ -45,7 +50,7 @@ class PrivacySetup:
     privacy_by_site: Mapping[SiteId, SitePrivacy] = field(default_factory=dict)
     secure_aggregation: SecureAggregationSetup | None = None
     aggregation_rule: AggregationRule | None = None
-    privacy_record: Mapping[str, Any] = field(default_factory=dict)  # for privacy.json
+    privacy_record: PrivacyRecord = field(default_factory=PrivacyRecord)
 
 
 def build_privacy_plans(
@@ -81,13 +86,14 @@ def setup_privacy(
     if run_path is None:
         privacy_plans = build_privacy_plans(study, dataset, dry_run_rounds, training_config)
         return PrivacySetup(
-            dataset, privacy_plans, privacy_record=describe_privacy(study, dataset.sites, privacy_plans, None)
+            dataset,
+            privacy_plans,
+            privacy_record=describe_privacy(study, dataset.sites, _records_of(privacy_plans), None),
         )
-    site_homes = _open_site_homes(study, dataset, homes_folder or run_path / "homes")
+    locations = SiteHomes.locate(run_path, homes_folder)
+    site_homes = _open_site_homes(study, dataset, locations)
     public_keys = {site: keys.public_bytes(home.agent_key) for site, home in site_homes.items()}
-    coordinator_key, signer = open_countersigner(
-        run_path / "coordinator" if homes_folder is None else homes_folder / ".coordinator"
-    )
+    coordinator_key, signer = open_countersigner(locations.coordinator_folder)
     run_privacy = RunPrivacy(
         study=study,
         run_digest=study.hash,
@@ -104,18 +110,18 @@ def setup_privacy(
     privacy_plans = {
         site: privacy.privacy_plan for site, privacy in privacy_by_site.items() if privacy.privacy_plan is not None
     }
-    privacy_record = describe_privacy(study, dataset.sites, privacy_plans, run_privacy.secure_aggregation)
+    privacy_record = describe_privacy(study, dataset.sites, _records_of(privacy_plans), run_privacy.secure_aggregation)
     return PrivacySetup(
         dataset=dataset,
         privacy_plans=privacy_plans,
         privacy_by_site=privacy_by_site,
         secure_aggregation=run_privacy.secure_aggregation,
-        aggregation_rule=create_client_level_dp(study, privacy_record),
+        aggregation_rule=create_client_level_dp(privacy_record),
         privacy_record=privacy_record,
     )
 
 
-def _open_site_homes(study: Study, dataset: FederatedDataset, homes_folder: Path) -> dict[SiteId, SiteHome]:
+def _open_site_homes(study: Study, dataset: FederatedDataset, locations: SiteHomes) -> dict[SiteId, SiteHome]:
     dp_sgd = study.privacy.dp_sgd
     unit = resolve_privacy_unit(dp_sgd, dataset.privacy_unit) if dp_sgd else dataset.privacy_unit or "example"
     epsilon_by_site = (
@@ -125,7 +131,7 @@ def _open_site_homes(study: Study, dataset: FederatedDataset, homes_folder: Path
     )
     homes = {}
     for site in dataset.sites:
-        path = homes_folder / quote(site, safe="")
+        path = locations.home_path(site)
         if (path / "ledger.jsonl").is_file():
             homes[site] = SiteHome.open(path)
         else:
@@ -146,69 +152,79 @@ def open_countersigner(folder: Path) -> tuple[str, LedgerCountersigner]:
     return keys.public_hex(key), LedgerCountersigner(folder / "receipts", key)
 
 
+def _records_of(privacy_plans: Mapping[SiteId, PrivacyPlan]) -> dict[SiteId, PrivacyPlanRecord]:
+    return {site: privacy_plan.to_record() for site, privacy_plan in privacy_plans.items()}
+
+
 def describe_privacy(
     study: Study,
     sites: Sequence[SiteId],
-    privacy_plans: Mapping[SiteId, PrivacyPlan],
+    privacy_plans: Mapping[SiteId, PrivacyPlanRecord],
     secure_aggregation: SecureAggregationSetup | None,
-) -> dict[str, Any]:
-    """Content of privacy.json: the guarantees, fixed before training."""
-    privacy_record: dict[str, Any] = {
-        "dp_sgd": {site: privacy_plan.to_dict() for site, privacy_plan in privacy_plans.items()}
-    }
-    if study.privacy.client_level_dp is not None:
-        privacy_record["client_level_dp"] = _describe_client_level_dp(
-            study, study.privacy.client_level_dp, sites, secure_aggregation
-        )
-    if secure_aggregation is not None:
-        layout = secure_aggregation.update_layout
-        num_clients = num_sampled_clients(len(sites), study.client_sampling.fraction)
-        privacy_record["secure_aggregation"] = {
-            "num_sampled_clients": num_clients,
-            "threshold": reconstruction_threshold(num_clients),
-            "max_update_norm": layout.max_update_norm,
-            "bits": layout.grid.num_bits,
-            "step": layout.grid.step_size,
-            "fingerprints": {s: keys.fingerprint(k) for s, k in secure_aggregation.public_keys.items()},
-        }
-    return privacy_record
+) -> PrivacyRecord:
+    """The guarantees, fixed before training."""
+    return PrivacyRecord(
+        dp_sgd=privacy_plans,
+        client_level_dp=_describe_client_level_dp(study, study.privacy.client_level_dp, sites, secure_aggregation),
+        secure_aggregation=_describe_secure_aggregation(study, sites, secure_aggregation),
+    )
+
+
+def _describe_secure_aggregation(
+    study: Study, sites: Sequence[SiteId], secure_aggregation: SecureAggregationSetup | None
+) -> SecureAggregationRecord | None:
+    if secure_aggregation is None:
+        return None
+    layout = secure_aggregation.update_layout
+    num_clients = num_sampled_clients(len(sites), study.client_sampling.fraction)
+    return SecureAggregationRecord(
+        num_sampled_clients=num_clients,
+        threshold=reconstruction_threshold(num_clients),
+        max_update_norm=layout.max_update_norm,
+        bits=layout.grid.num_bits,
+        step=layout.grid.step_size,
+        fingerprints={s: keys.fingerprint(k) for s, k in secure_aggregation.public_keys.items()},
+    )
 
 
 def _describe_client_level_dp(
     study: Study,
-    client_level_dp: ClientLevelDpConfig,
+    client_level_dp: ClientLevelDpConfig | None,
     sites: Sequence[SiteId],
     secure_aggregation: SecureAggregationSetup | None,
-) -> dict[str, Any]:
+) -> ClientLevelDpRecord | None:
+    if client_level_dp is None:
+        return None
     num_rounds = max(max_participations(study, sites, site) for site in sites)
     noise_multiplier = client_level_dp.noise_multiplier or calibrate_noise_multiplier(
         client_level_dp.epsilon or 0.0, client_level_dp.delta, 1.0, num_rounds
     )
     spent = compute_privacy_spent([DpEvent(noise_multiplier, 1.0, num_rounds)], client_level_dp.delta)
-    num_clients = num_sampled_clients(len(sites), study.client_sampling.fraction)
     max_norm = (
         client_level_dp.max_update_norm
         if secure_aggregation is None
         else secure_aggregation.update_layout.grid.max_rounded_norm
     )
-    return {
-        "noise_multiplier": noise_multiplier,
-        "max_update_norm": client_level_dp.max_update_norm,
-        "sensitivity": max_norm,
-        "delta": client_level_dp.delta,
-        "epsilon": spent.epsilon,
-        "accountant": spent.accountant,
-        "rounds": num_rounds,
-        "sites": len(sites),
-        "num_sampled_clients": num_clients,
-    }
+    return ClientLevelDpRecord(
+        noise_multiplier=noise_multiplier,
+        max_update_norm=client_level_dp.max_update_norm,
+        sensitivity=max_norm,
+        delta=client_level_dp.delta,
+        epsilon=spent.epsilon,
+        accountant=spent.accountant,
+        rounds=num_rounds,
+        sites=len(sites),
+        num_sampled_clients=num_sampled_clients(len(sites), study.client_sampling.fraction),
+    )
 
 
-def create_client_level_dp(study: Study, privacy_record: Mapping[str, Any]) -> AggregationRule | None:
-    settings = privacy_record.get("client_level_dp")
-    return settings and ClientLevelDpMean(
-        max_update_norm=settings["max_update_norm"],
-        noise_multiplier=settings["noise_multiplier"],
-        sensitivity=settings["sensitivity"],
-        num_sampled_clients=settings["num_sampled_clients"],
+def create_client_level_dp(privacy_record: PrivacyRecord) -> AggregationRule | None:
+    record = privacy_record.client_level_dp
+    if record is None:
+        return None
+    return ClientLevelDpMean(
+        max_update_norm=record.max_update_norm,
+        noise_multiplier=record.noise_multiplier,
+        sensitivity=record.sensitivity,
+        num_sampled_clients=record.num_sampled_clients,
     )

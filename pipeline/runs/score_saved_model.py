@@ -16,9 +16,28 @@ from pipeline.core.errors import DataError, RunFolderError, StudyError
 from pipeline.core.parameters import ModelState, ParameterSpec
 from pipeline.core.registry import registered_components, suggest_names
 from pipeline.core.tensor_io import load_tensors
+from pipeline.records.base import FrozenRecord
+from pipeline.records.scores import ModelMetrics
 from sites.data.base import SPLITS, Dataset, DataSource
 from sites.data.pool import ExamplePool
 from sites.training.evaluation import evaluate
+
+
+class SavedModelScores(FrozenRecord):
+    metrics: ModelMetrics
+    model: str
+    data: str
+    split: str
+    classes: tuple[str, ...]
+    fingerprint: str
+    normalized: str
+    skewed: bool
+    skipped: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metrics and what they are of, on one level."""
+        fields = super().to_dict()
+        return {**fields.pop("metrics"), **fields}
 
 
 def load_model(folder: RunFolder, model_name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -54,7 +73,7 @@ def score_saved_model(
     model_name: str,
     split: str,
     overrides: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> SavedModelScores:
     study = folder.load_study()
     module, header = load_model(folder, model_name)
     data = _build_source(study.data, source_name, data_path, header, overrides, split == "all").load(
@@ -79,21 +98,18 @@ def score_saved_model(
     positive_class = PositiveClass(
         data.classes.index(class_name) if class_name else None, study.evaluation.target_specificity
     )
-    context = {
-        "model": model_name,
-        "data": str(data_path or study.data.name),
-        "split": split,
-        "classes": list(data.classes),
-        "fingerprint": data.fingerprint,
-        "normalized": study.normalization.name,
-        "skewed": False,
-    }
-    return {
-        **compute_metrics(sums, positive_class),
-        **compute_plot_data(sums, positive_class),
-        **context,
-        "skipped": list(data.skipped),
-    }
+    metrics = compute_metrics(sums, positive_class)
+    return SavedModelScores(
+        metrics=metrics.model_copy(update=compute_plot_data(sums, positive_class)),
+        model=model_name,
+        data=str(data_path or study.data.name),
+        split=split,
+        classes=data.classes,
+        fingerprint=data.fingerprint,
+        normalized=study.normalization.name,
+        skewed=False,
+        skipped=data.skipped,
+    )
 
 
 def _select_rows(data: Dataset, split: str) -> torch.Tensor:

@@ -27,6 +27,11 @@ from pipeline.core.errors import HemofedError, RunFolderError
 from pipeline.core.files import exclusive_lock
 from pipeline.core.parameters import ModelState
 from pipeline.engines.simulated import ClientSpeedModel, SimulatedEngine
+from pipeline.records.round_record import RoundRecord
+from pipeline.records.run_results import BootstrapIntervals, PairedResamples, RunResults
+from pipeline.records.scores import headline_metric
+from pipeline.records.site_homes import SiteHomesRecord
+from pipeline.records.sites_record import SitesRecord
 from pipeline.reports.run.contact_sheets import write_contact_sheets
 from pipeline.runs.assembly import build_round_loop
 from pipeline.study.run_spec import RunSpec, model_header
@@ -41,7 +46,7 @@ from sites.training.setup import TrainingSetup, set_up_training
 if TYPE_CHECKING:
     from pipeline.runs.privacy_setup import PrivacySetup
 
-RoundCallback = Callable[[dict[str, Any]], None]
+RoundCallback = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,8 @@ def run_simulation(
     on_round_end: RoundCallback = lambda record: None,
     is_baseline: bool = False,
     homes_folder: Path | None = None,
-) -> dict[str, Any]:
-    """Starts the run or resumes it from the last checkpoint; returns the content of results.json.
+) -> RunResults:
+    """Starts the run or resumes it from the last checkpoint.
 
     `is_baseline`: waits for another process that computes the same cached baseline, and writes no images.
     `homes_folder`: of simulated sites whose ledgers outlive the run.
@@ -136,11 +141,10 @@ def run_simulation(
 
 def _resolve_homes_folder(folder: RunFolder, homes_folder: Path | None) -> Path | None:
     """The folder that the run was started with, so that a resumed run finds its site homes."""
-    file = folder.path / "homes.json"
-    if file.exists():
-        return Path(folder.read_json("homes.json"))
+    if record := SiteHomesRecord.read_if_present(folder.path):
+        return Path(record.folder)
     if homes_folder is not None:
-        folder.write_json("homes.json", str(homes_folder.resolve()))
+        SiteHomesRecord(folder=str(homes_folder.resolve())).write(folder.path)
     return homes_folder and homes_folder.resolve()
 
 
@@ -151,10 +155,9 @@ def _run_or_resume(
     on_round_end: RoundCallback,
     with_images: bool,
     homes_folder: Path | None,
-) -> dict[str, Any]:
+) -> RunResults:
     if folder.is_finished:
-        results: dict[str, Any] = folder.read_json("results.json")
-        return results
+        return RunResults.read(folder.path)
     if folder.has_checkpoint:
         header, tensors = folder.load_checkpoint()
         if header["study"] != study.hash:
@@ -162,7 +165,7 @@ def _run_or_resume(
                 f"{folder.path} belongs to another study or version; start a new run with `hemofed run`"
             )
         simulation = build_simulation(
-            study, folder, data_path, header["machine"], on_round_end, homes_folder=homes_folder
+            study, folder, data_path, header["environment"], on_round_end, homes_folder=homes_folder
         )
         _check_same_data(folder, simulation.dataset)
         run_state = simulation.round_loop.restore(header, tensors)
@@ -170,9 +173,9 @@ def _run_or_resume(
     else:
         simulation = build_simulation(study, folder, data_path, None, on_round_end, homes_folder=homes_folder)
         folder.truncate_rounds(-1)
-        folder.write_json("sites.json", _describe_sites(simulation.dataset))
+        _describe_sites(simulation.dataset).write(folder.path)
         if simulation.privacy_setup:
-            folder.write_json("privacy.json", simulation.privacy_setup.privacy_record)
+            simulation.privacy_setup.privacy_record.write(folder.path)
         if with_images:
             write_contact_sheets(folder.path, simulation.dataset, study.evaluation.positive_class)
         run_state = simulation.round_loop.start_run(
@@ -211,7 +214,7 @@ def _save_personal_models(
         folder.save_model(f"site/{quote(site, safe='')}", personal_model, header)
 
 
-def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) -> dict[str, Any] | None:
+def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) -> BootstrapIntervals | None:
     """Bootstrap intervals of the global model on the test examples of the sites, or of the coordinator."""
     model = study.strategy.global_models(state).get("global")
     dataset, pool = simulation.dataset, simulation.dataset.pool
@@ -234,31 +237,32 @@ def _bootstrap_test_metrics(simulation: Simulation, study: Study, state: Any) ->
         holder: confidence_intervals(examples.select(holder_index == n), positive_class, study.seed)
         for n, holder in enumerate(holders)
     }
-    headline_metric = "accuracy" if positive_class.class_index is None else "positive_auroc"
-    paired = [
-        round(float(v), 5) for v in bootstrap_metrics(examples, positive_class, study.seed).get(headline_metric, ())
-    ]
-    record = {
-        "unit": dataset.privacy_unit or "example",
-        "units": len(np.unique(unit)),
-        "fewest": MIN_UNITS,
-        "draws": NUM_RESAMPLES,
-        "level": CONFIDENCE_LEVEL,
-        "paired": {"metric": headline_metric, "values": paired} if np.isfinite(paired).all() else None,
-    }
-    if study.evaluation.evaluate_at == "coordinator":
-        return record | {"coordinator": pooled}
-    return record | {"pooled": pooled, "sites": by_site}
+    metric = headline_metric(study.evaluation.positive_class)
+    resampled = bootstrap_metrics(examples, positive_class, study.seed).get(metric, np.empty(0))
+    paired = PairedResamples(metric=metric, values=tuple(round(float(value), 5) for value in resampled))
+    return BootstrapIntervals(
+        privacy_unit=dataset.privacy_unit or "example",
+        num_units=len(np.unique(unit)),
+        min_units=MIN_UNITS,
+        num_resamples=NUM_RESAMPLES,
+        confidence_level=CONFIDENCE_LEVEL,
+        paired=paired if np.isfinite(resampled).all() else None,
+        **(
+            {"coordinator": pooled}
+            if study.evaluation.evaluate_at == "coordinator"
+            else {"pooled": pooled, "sites": by_site}
+        ),
+    )
 
 
 def _check_any_round_counted(folder: RunFolder) -> None:
     """Refuses results if every round was void; the run folder stays for inspection."""
     training_rounds = folder.load_rounds()[1:]
-    if training_rounds and all(record["void"] for record in training_rounds):
+    if training_rounds and all(record.void for record in training_rounds):
         last_round = training_rounds[-1]
-        reasons = "; ".join(f"{site}: {failure['text']}" for site, failure in [*last_round["failures"].items()][:3])
+        reasons = "; ".join(f"{site}: {failure.text}" for site, failure in [*last_round.failures.items()][:3])
         raise HemofedError(
-            f"all rounds were void, so there is no result ({last_round['void']}). In the last round: {reasons}"
+            f"all rounds were void, so there is no result ({last_round.void}). In the last round: {reasons}"
         )
 
 
@@ -277,19 +281,19 @@ def _client_speed_model(study: Study, dataset: FederatedDataset) -> ClientSpeedM
     )
 
 
-def _describe_sites(dataset: FederatedDataset) -> dict[str, Any]:
-    return {
-        "classes": dataset.classes,
-        "shape": dataset.shape,
-        "sites": {site: dataset.class_counts(site) for site in dataset.sites},
-        "coordinator": dataset.class_counts(COORDINATOR),
-        "fingerprint": dataset.fingerprint,
-        "skipped": dataset.skipped,
-    }
+def _describe_sites(dataset: FederatedDataset) -> SitesRecord:
+    return SitesRecord(
+        classes=dataset.classes,
+        shape=dataset.shape,
+        sites={site: dataset.class_counts(site) for site in dataset.sites},
+        coordinator=dataset.class_counts(COORDINATOR),
+        fingerprint=dataset.fingerprint,
+        skipped=dataset.skipped,
+    )
 
 
 def _check_same_data(folder: RunFolder, dataset: FederatedDataset) -> None:
-    recorded_fingerprint = folder.read_json("sites.json")["fingerprint"]
+    recorded_fingerprint = SitesRecord.read(folder.path).fingerprint
     if recorded_fingerprint != dataset.fingerprint:
         raise RunFolderError(
             f"{folder.path} was started with other data (fingerprint {recorded_fingerprint[:12]}, now {dataset.fingerprint[:12]})"

@@ -14,6 +14,7 @@ from pipeline.core.errors import MessageError
 if TYPE_CHECKING:
     from pipeline.study.schema import Study
 
+OFFER_FILE = "offer.json"  # in a run folder
 # names become file names and certificates' common names: no separators, no leading dot
 SITE_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,47}$"
 RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"

@@ -6,18 +6,20 @@ round without a charge. `warnings` are what a reader should know before relying 
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.coordinator.validation_profile import PROFILE_FILE_NAME
 from pipeline.core.errors import RunFolderError
+from pipeline.records.privacy_record import ClientLevelDpRecord, PrivacyPlanRecord, PrivacyRecord
+from pipeline.records.round_record import RoundRecord
+from pipeline.records.run_results import RunResults
+from pipeline.records.site_homes import SiteHomes
+from pipeline.records.sites_record import ExampleCounts, SitesRecord
 from pipeline.study.schema import Study
 from privacy.accounting.accountant import DpEvent
 from privacy.audit.disclosures import list_disclosures
@@ -35,19 +37,17 @@ AUDITED_PACKAGES = ("hemofed", "torch", "opacus", "dp-accounting", "cryptography
 def collect_facts(folder: RunFolder, now: datetime | None = None) -> dict[str, Any]:
     """The content of audit.json. `now`: time of the audit, by default the current time."""
     study, rounds = folder.load_study(), folder.load_rounds()
-    results = _read_json_object(folder, "results.json")
-    site_data = _read_json_object(folder, "sites.json")
-    privacy_record = _read_json_object(folder, "privacy.json")
-    study_hash = str(results.get("study_hash") or study.hash)
-    homes_folder = _site_homes_folder(folder)
-    coordinator_receipts = CoordinatorReceipts.load(
-        folder.path / "coordinator" if homes_folder == folder.path / "homes" else homes_folder / ".coordinator"
-    )
-    privacy_plans = privacy_record.get("dp_sgd") or {}
-    site_names = list(dict.fromkeys([*(site_data.get("sites") or {}), *privacy_plans]))
+    results, sites_record = RunResults.read_if_present(folder.path), SitesRecord.read_if_present(folder.path)
+    privacy_record = PrivacyRecord.read_if_present(folder.path) or PrivacyRecord()
+    study_hash = results.study_hash if results else study.hash
+    site_homes = SiteHomes.locate(folder.path)
+    coordinator_receipts = CoordinatorReceipts.load(site_homes.coordinator_folder)
+    privacy_plans = privacy_record.dp_sgd
+    counts_by_site = sites_record.sites if sites_record else {}
+    site_names = list(dict.fromkeys([*counts_by_site, *privacy_plans]))
     sites = {
         site: collect_site_facts(
-            homes_folder / quote(site, safe=""),
+            site_homes.home_path(site),
             coordinator_receipts,
             study_hash,
             privacy_plans.get(site),
@@ -59,29 +59,32 @@ def collect_facts(folder: RunFolder, now: datetime | None = None) -> dict[str, A
         "format": AUDIT_FORMAT,
         "written": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
         "run": folder.path.resolve().name,
-        "study": _study_facts(study, study_hash, site_data, results)
+        "study": _study_facts(study, study_hash, sites_record, results)
         | {"profiled": (folder.path / PROFILE_FILE_NAME).exists()},
-        "rounds": max((int(line["round"]) for line in rounds), default=0),
+        "rounds": max((record.round for record in rounds), default=0),
         "planned": study.rounds,
         "released": _released_model(results),
         "protection": {
             "dp_sgd": bool(privacy_plans),
-            "client_level_dp": _client_level_dp_facts(privacy_record.get("client_level_dp"), rounds),
-            "secure_aggregation": privacy_record.get("secure_aggregation"),
+            "client_level_dp": _client_level_dp_facts(privacy_record.client_level_dp, rounds),
+            "secure_aggregation": privacy_record.secure_aggregation and privacy_record.secure_aggregation.to_dict(),
         },
-        "data_subject": _data_subject_facts(privacy_plans, results, site_data),
+        "data_subject": _data_subject_facts(privacy_plans, results, counts_by_site),
         "sites": sites,
         "headline": _headline_facts(sites) if privacy_plans else None,
         "coordinator": {
             "key": coordinator_receipts.public_key,
             "receipts": len(coordinator_receipts.receipts),
-            "shared_homes": homes_folder.parent != folder.path,
+            "shared_homes": site_homes.is_shared,
         },
         "attacks": _read_json_object(folder, "attacks.json") or None,
-        "software": {"run": results.get("software") or {}, "audit": _software_versions()},
-        "data": {"fingerprint": site_data.get("fingerprint"), "examples_by_site": site_data.get("sites") or {}},
+        "software": {"run": dict(results.software) if results else {}, "audit": _software_versions()},
+        "data": {
+            "fingerprint": sites_record and sites_record.fingerprint,
+            "examples_by_site": sites_record.to_dict()["sites"] if sites_record else {},
+        },
     }
-    facts["disclosures"] = list_disclosures(study, facts, results)
+    facts["disclosures"] = list_disclosures(study, facts, results.to_dict() if results else {})
     facts["warnings"] = list_warnings(study, facts)
     facts["problems"] = _find_problems(facts, coordinator_receipts)
     facts["ok"] = not facts["problems"]
@@ -97,13 +100,8 @@ def _read_json_object(folder: RunFolder, name: str) -> dict[str, Any]:
     return content
 
 
-def _site_homes_folder(folder: RunFolder) -> Path:
-    file = folder.path / "homes.json"
-    return Path(json.loads(file.read_text("utf-8"))) if file.exists() else folder.path / "homes"
-
-
 def _study_facts(
-    study: Study, study_hash: str, site_data: Mapping[str, Any], results: Mapping[str, Any]
+    study: Study, study_hash: str, sites_record: SitesRecord | None, results: RunResults | None
 ) -> dict[str, Any]:
     return {
         "name": study.name,
@@ -111,9 +109,9 @@ def _study_facts(
         "hash": study_hash,
         "strategy": study.strategy.name,
         "model": study.model.name,
-        "num_parameters": results.get("num_parameters"),
+        "num_parameters": results and results.num_parameters,
         "data": study.data.name,
-        "classes": site_data.get("classes") or [],
+        "classes": list(sites_record.classes) if sites_record else [],
         "weighting": study.weighting,
         "privacy": study.privacy.model_dump(mode="json", exclude_none=True),
         "splits": list(study.evaluation.splits),
@@ -121,38 +119,32 @@ def _study_facts(
     }
 
 
-def _released_model(results: Mapping[str, Any]) -> dict[str, Any] | None:
+def _released_model(results: RunResults | None) -> dict[str, Any] | None:
     """The final model, if the run has one."""
-    if not results:
+    if results is None:
         return None
-    return {
-        "round": results.get("best_round"),
-        "selected_by": results.get("selected_by"),
-        "stop_reason": results.get("stop_reason"),
-    }
+    return {"round": results.best_round, "selected_by": results.selected_by, "stop_reason": results.stop_reason}
 
 
 def _client_level_dp_facts(
-    client_level_dp: Mapping[str, Any] | None, rounds: list[dict[str, Any]]
+    client_level_dp: ClientLevelDpRecord | None, rounds: Sequence[RoundRecord]
 ) -> dict[str, Any] | None:
     """The content of privacy.json, and the epsilon of the actual releases: a repeated round counts again, with new noise."""
     if client_level_dp is None:
         return None
     num_requests: dict[str, int] = {}
-    for line in rounds:
-        for site in line.get("sampled_clients") or ():
-            num_requests[site] = num_requests.get(site, 0) + 1 + int(line.get("attempt") or 0)
+    for record in rounds:
+        for site in record.sampled_clients:
+            num_requests[site] = num_requests.get(site, 0) + 1 + (record.attempt or 0)
     releases = max(num_requests.values(), default=0)
-    epsilons = epsilon_by_accountant(
-        [DpEvent(client_level_dp["noise_multiplier"], 1.0, releases)], client_level_dp["delta"]
-    )
+    epsilons = epsilon_by_accountant([DpEvent(client_level_dp.noise_multiplier, 1.0, releases)], client_level_dp.delta)
     tightest_epsilon = min(epsilons["rdp"], epsilons["pld"])
     return {
-        **client_level_dp,
+        **client_level_dp.to_dict(),
         "releases": releases,
         "recomputed": epsilons,
         "spent": tightest_epsilon,
-        **_interpret_epsilon(tightest_epsilon, client_level_dp["delta"]),
+        **_interpret_epsilon(tightest_epsilon, client_level_dp.delta),
     }
 
 
@@ -185,20 +177,21 @@ def _interpret_epsilon(epsilon: float, delta: float) -> dict[str, Any]:
 
 
 def _data_subject_facts(
-    privacy_plans: Mapping[str, Any], results: Mapping[str, Any], site_data: Mapping[str, Any]
+    privacy_plans: Mapping[str, PrivacyPlanRecord],
+    results: RunResults | None,
+    counts_by_site: Mapping[str, ExampleCounts],
 ) -> dict[str, Any] | None:
     """How many images belong to how many persons, or units of the data's coarsest key; None if neither is known."""
-    unit_plans = [privacy_plan for privacy_plan in privacy_plans.values() if privacy_plan["privacy_unit"] != "example"]
+    unit_plans = [privacy_plan for privacy_plan in privacy_plans.values() if privacy_plan.privacy_unit != "example"]
     if unit_plans:
-        units, examples = (
-            sum(privacy_plan[key] for privacy_plan in unit_plans) for key in ("num_units", "num_examples")
-        )
-        return {"unit": unit_plans[0]["privacy_unit"], "units": units, "examples": examples, "split": "train"}
-    intervals = results.get("intervals") or {}
-    if not intervals or intervals.get("unit") == "example":
+        units = sum(privacy_plan.num_units for privacy_plan in unit_plans)
+        examples = sum(privacy_plan.num_examples for privacy_plan in unit_plans)
+        return {"unit": unit_plans[0].privacy_unit, "units": units, "examples": examples, "split": "train"}
+    intervals = results and results.intervals
+    if not intervals or intervals.privacy_unit == "example":
         return None
-    examples = sum(sum(counts.get("test") or ()) for counts in (site_data.get("sites") or {}).values())
-    return {"unit": intervals["unit"], "units": intervals["units"], "examples": examples, "split": "test"}
+    examples = sum(sum(counts.get("test", ())) for counts in counts_by_site.values())
+    return {"unit": intervals.privacy_unit, "units": intervals.num_units, "examples": examples, "split": "test"}
 
 
 def _software_versions() -> dict[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import HemofedError, LedgerError
+from pipeline.records.privacy_record import PrivacyPlanRecord
+from pipeline.records.round_record import RoundRecord
 from privacy.accounting.accountant import compute_epsilon
 from privacy.audit.recompute_epsilon import dp_events_of, recompute_epsilon
 from privacy.ledger import keys
@@ -64,25 +67,26 @@ def collect_site_facts(
     home: Path,
     coordinator_receipts: CoordinatorReceipts,
     study_hash: str,
-    privacy_plan: Json | None,
+    privacy_plan: PrivacyPlanRecord | None,
     participation: Json,
 ) -> dict[str, Any]:
     """`privacy_plan`: from privacy.json, if the site trains with DP-SGD. `participation`: from `participation_facts`."""
     file = home / "ledger.jsonl"
     if not file.is_file():
         problems = ["has no ledger, although it was planned to train with differential privacy"] if privacy_plan else []
-        return {"ledger": None, "privacy_plan": privacy_plan, "participation": participation, "problems": problems}
+        plan_facts = privacy_plan and privacy_plan.to_dict()
+        return {"ledger": None, "privacy_plan": plan_facts, "participation": participation, "problems": problems}
     verification = _verify_site_ledger(file, coordinator_receipts)
     facts: dict[str, Any] = {
         "ledger": _ledger_facts(verification, coordinator_receipts, home),
-        "privacy_plan": privacy_plan,
+        "privacy_plan": privacy_plan and privacy_plan.to_dict(),
         "participation": participation,
         "problems": [f"its ledger does not verify: {problem}" for problem in verification.problems],
     }
     if verification.state is None:
         return facts
     try:
-        return _add_spending_facts(facts, verification, verification.state, study_hash)
+        return _add_spending_facts(facts, verification, verification.state, study_hash, privacy_plan)
     except LedgerError as error:
         return facts | {"problems": [*facts["problems"], f"its ledger cannot be read to the end: {error}"]}
 
@@ -121,7 +125,11 @@ def _ledger_facts(
 
 
 def _add_spending_facts(
-    facts: dict[str, Any], verification: LedgerVerification, state: LedgerState, study_hash: str
+    facts: dict[str, Any],
+    verification: LedgerVerification,
+    state: LedgerState,
+    study_hash: str,
+    privacy_plan: PrivacyPlanRecord | None,
 ) -> dict[str, Any]:
     entries, budget = verification.entries, state.budget
     charges = list_charges(entries)
@@ -132,20 +140,20 @@ def _add_spending_facts(
     if max_epsilon > budget.epsilon * (1 + BUDGET_TOLERANCE):
         problems.append(f"has spent epsilon {max_epsilon:.4f} of a budget of {budget.epsilon:g}")
     own_charges = [charge for charge in charges if charge.study_hash == study_hash]
-    if facts["privacy_plan"] is not None:
+    if privacy_plan is not None:
         charged_rounds = {charge.round for charge in own_charges}
         if uncharged_rounds := [
             round_number for round_number in facts["participation"]["accepted"] if round_number not in charged_rounds
         ]:
             problems.append(f"took part in {_format_rounds(uncharged_rounds)} without a charge in its ledger")
-        problems += _plan_mismatches(facts["privacy_plan"], own_charges)
+        problems += _plan_mismatches(privacy_plan, own_charges)
         if (reported_epsilon := facts["participation"]["epsilon"] or 0.0) > ledger_epsilon * (1 + BUDGET_TOLERANCE):
             problems.append(
                 f"reported epsilon {reported_epsilon:.4f} to the coordinator, but its ledger has {ledger_epsilon:.4f}"
             )
     return facts | {
         "unit": state.opening.privacy_unit,
-        "budget": budget.model_dump() if charges or facts["privacy_plan"] else None,
+        "budget": budget.model_dump() if charges or privacy_plan else None,
         "spent": ledger_epsilon,
         "left": max(0.0, budget.epsilon - ledger_epsilon),
         "spent_before": max(
@@ -187,12 +195,12 @@ def _spending_curve(charges: Sequence[Any], study_hash: str, budget: LedgerBudge
     ]
 
 
-def _plan_mismatches(privacy_plan: Json, own_charges: Sequence[Any]) -> list[str]:
+def _plan_mismatches(privacy_plan: PrivacyPlanRecord, own_charges: Sequence[Any]) -> list[str]:
     """Charges that differ from the plan in privacy.json."""
     is_as_planned = all(
         (c.noise_multiplier, c.sampling_rate, c.privacy_unit)
-        == (privacy_plan["noise_multiplier"], privacy_plan["sampling_rate"], privacy_plan["privacy_unit"])
-        and c.steps <= privacy_plan["steps_per_round"]
+        == (privacy_plan.noise_multiplier, privacy_plan.sampling_rate, privacy_plan.privacy_unit)
+        and c.steps <= privacy_plan.steps_per_round
         for c in own_charges
     )
     return (
@@ -207,22 +215,19 @@ def _decision_facts(entry: LedgerEntry) -> dict[str, Any]:
     return {"kind": entry.kind, "time": entry.time, "officer": officer_fingerprint, **dict(entry.body)}
 
 
-def participation_facts(rounds: Sequence[Json], site: str) -> dict[str, Any]:
+def participation_facts(rounds: Sequence[RoundRecord], site: str) -> dict[str, Any]:
     """The site's participation in the rounds, according to the coordinator's records."""
-    failures = {int(line["round"]): line["failures"][site] for line in rounds if site in (line.get("failures") or {})}
-    num_evaluations: dict[str, int] = {}
-    for line in rounds:
-        for split, split_metrics in (line.get("metrics") or {}).items():
-            num_evaluations[split] = num_evaluations.get(split, 0) + (site in (split_metrics.get("sites") or {}))
+    failures = {record.round: record.failures[site] for record in rounds if site in record.failures}
+    num_evaluations = Counter(
+        split for record in rounds for split, scores in record.metrics.items() if site in scores.sites
+    )
     return {
-        "sampled": [int(line["round"]) for line in rounds if site in (line.get("sampled_clients") or ())],
-        "accepted": [int(line["round"]) for line in rounds if site in (line.get("accepted") or ())],
-        "failures": {str(round_number): failure for round_number, failure in failures.items()},
-        "out_of_budget": [
-            round_number for round_number, failure in failures.items() if failure["kind"] == "privacy_budget"
-        ],
-        "evaluated": {split: count for split, count in num_evaluations.items() if count},
-        "epsilon": max((line["epsilon"][site] for line in rounds if site in (line.get("epsilon") or {})), default=None),
+        "sampled": [record.round for record in rounds if site in record.sampled_clients],
+        "accepted": [record.round for record in rounds if site in record.accepted],
+        "failures": {str(round_number): asdict(failure) for round_number, failure in failures.items()},
+        "out_of_budget": [n for n, failure in failures.items() if failure.kind == "privacy_budget"],
+        "evaluated": dict(num_evaluations),
+        "epsilon": max((record.epsilon[site] for record in rounds if site in record.epsilon), default=None),
     }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from pipeline.aggregation.client_sampling import num_sampled_clients, sample_cli
 from pipeline.aggregation.secure_aggregation import SecureAggregationSetup, UpdateLayout
 from pipeline.protocol.messages import SiteId
 from pipeline.protocol.tasks import TrainJob
+from pipeline.records.privacy_record import PrivacyPlanRecord
 from pipeline.strategies.dry_run import DryRunRound
 from pipeline.study.privacy import DpSgdConfig
 from pipeline.study.schema import Study
@@ -44,9 +44,9 @@ class PrivacyPlan:
     def dp_event(self, steps: int) -> DpEvent:
         return DpEvent(self.dp_sgd_params.noise_multiplier, self.dp_sgd_params.sampling_rate, steps)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_record(self) -> PrivacyPlanRecord:
         flat = asdict(self)
-        return {**flat.pop("dp_sgd_params"), **flat}
+        return PrivacyPlanRecord(**flat.pop("dp_sgd_params"), **flat)
 
 
 def plan_privacy(

@@ -102,7 +102,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             proof = sign(
                 self._policy.home.agent_key, "possession", possession_statement(self._load_offer(), site, nonce)
             )
-            return json.dumps(self._open_worker(site).describe_site() | {"proof": proof})
+            return json.dumps(self._open_worker(site).describe_site().to_dict() | {"proof": proof})
         except HemofedError as error:
             return json.dumps({"refused": self._outward_error_text(error)})
 

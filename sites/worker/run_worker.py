@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,7 @@ from pipeline.core.errors import IncompatibleStudyError, RunFolderError
 from pipeline.core.tensor_io import load_tensors, save_tensors
 from pipeline.protocol.messages import SECURE_AGGREGATION_TASKS, Declined, Message, SiteId
 from pipeline.protocol.serialization import deserialize_message, serialize_reply
+from pipeline.records.data_summary import SiteDataSummary
 from pipeline.study.offer import StudyOffer
 from pipeline.study.run_spec import RunSpec, model_header
 from pipeline.study.schema import Study
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from privacy.ledger.records import LedgerReceipt
     from sites.privacy.site_privacy import SitePrivacy
 
+CLIENT_STATE_FORMAT = 2
 DEADLINE_SPEED_FACTOR = 0.8  # fraction of the measured speed for deadlines; the rest is for the transfer
 
 
@@ -51,22 +53,20 @@ class RunWorker:
     is_speed_measured: bool = False
     state_store: ClientStateStore = field(default_factory=ClientStateStore)
 
-    def describe_site(self) -> dict[str, Any]:
+    def describe_site(self) -> SiteDataSummary:
         """The summary that the coordinator needs before the first round, without data of single examples."""
         site_indices = self.dataset.split_indices[self.site]
-        description = {
-            "site": self.site,
-            "classes": list(self.dataset.classes),
-            "shape": list(self.dataset.shape),
-            "examples": {
+        privacy_plan = self.privacy.privacy_plan if self.privacy else None
+        return SiteDataSummary(
+            classes=list(self.dataset.classes),
+            shape=list(self.dataset.shape),
+            examples={
                 "train": len(site_indices.train),
                 "val": len(site_indices.val),
                 "test": len(site_indices.test),
             },
-            "unit": self.dataset.privacy_unit,
-        }
-        privacy_plan = self.privacy.privacy_plan if self.privacy else None
-        return description | ({"privacy_plan": privacy_plan.to_dict()} if privacy_plan else {})
+            privacy_plan=privacy_plan.to_record() if privacy_plan else None,
+        )
 
     def answer_message(self, payload: bytes) -> bytes:
         message = deserialize_message(payload, self.run_spec.compression.decode_downlink)
@@ -122,12 +122,17 @@ class RunWorker:
         parts = (
             ("committed", self.state_store.committed),
             ("pending", self.state_store.pending),
-            ("kept", self.state_store.personal_model),
+            ("personal_model", self.state_store.personal_model),
         )
         tensors = {f"{part}/{key}": value for part, named_tensors in parts for key, value in named_tensors.items()}
         save_tensors(
             self.state_file,
-            {"identity": self.state_store.pending_attempt, "speed": self.steps_per_second, "offer": self.offer.digest},
+            {
+                "format": CLIENT_STATE_FORMAT,
+                "offer": self.offer.digest,
+                "pending_attempt": self.state_store.pending_attempt,
+                "steps_per_second": self.steps_per_second,
+            },
             tensors,
         )
 
@@ -136,22 +141,26 @@ class RunWorker:
         if not self.state_file.exists():
             return
         header, tensors = load_tensors(self.state_file)
+        if header.get("format") != CLIENT_STATE_FORMAT:
+            raise RunFolderError(
+                f"{self.state_file} has another format than this version of hemofed reads; run the study again"
+            )
         if header["offer"] != self.offer.digest:
             raise RunFolderError(
                 f"{self.state_file} belongs to another offer of this run; move it away if that run is over"
             )
-        parts: dict[str, dict[str, torch.Tensor]] = {"committed": {}, "pending": {}, "kept": {}}
+        parts: dict[str, dict[str, torch.Tensor]] = {"committed": {}, "pending": {}, "personal_model": {}}
         for name, value in tensors.items():
             part, _, key = name.partition("/")
             parts[part][key] = value
-        pending_attempt = header["identity"]
+        pending_attempt = header["pending_attempt"]
         self.state_store = ClientStateStore(
             parts["committed"],
             parts["pending"],
             pending_attempt and (pending_attempt[0], pending_attempt[1]),
-            parts["kept"],
+            parts["personal_model"],
         )
-        self.steps_per_second = header["speed"] if self.is_speed_measured else self.steps_per_second
+        self.steps_per_second = header["steps_per_second"] if self.is_speed_measured else self.steps_per_second
 
 
 def open_run_worker(

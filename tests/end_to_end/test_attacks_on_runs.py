@@ -78,7 +78,7 @@ def test_smear_private_study_holds_its_epsilon_budget_for_every_group(tmp_path: 
     )
     folder = RunFolder.create(tmp_path / "run", study)
     results = run_simulation(study, folder, REAL_CELLS)
-    assert results["stop_reason"].startswith(
+    assert results.stop_reason.startswith(
         "finished" if budget == 8.0 else "early: every site's privacy budget is spent"
     )
     homes = sorted((folder.path / "homes").iterdir())

@@ -21,7 +21,7 @@ def test_client_level_dp_clips_updates_and_adds_noise_of_the_right_size(moons, r
             local={"lr": 1e-9},
         )
     )
-    assert folder.load_rounds()[1]["attempt"] == 0
+    assert folder.load_rounds()[1].attempt == 0
     rule = ClientLevelDpMean(max_update_norm=1.0, noise_multiplier=0.5, sensitivity=1.0, num_sampled_clients=4)
     replies = [
         Reply(s, "train", 1, 0, ClientUpdate(averaged={"delta": torch.full((20_000,), value)}), 1.0)

@@ -27,7 +27,7 @@ from tests.support.studies import make_dp_sgd_section, make_simulation, read_cha
 
 def test_dp_sgd_spends_its_budget_to_the_last_step_as_dp_accounting_confirms(moons, run_study):
     folder, results = run_study(moons(privacy=make_dp_sgd_section()))
-    assert results["stop_reason"] == "finished"
+    assert results.stop_reason == "finished"
     for site in ("site-01", "site-04"):
         charges = read_charges(folder.path, site)
         assert [c.round for c in charges] == [1, 2, 3, 4, 5, 6]
@@ -47,7 +47,7 @@ def test_dp_sgd_spends_its_budget_to_the_last_step_as_dp_accounting_confirms(moo
         verification = verify_ledger(folder.path / "homes" / site / "ledger.jsonl", receipt)
         assert verification.is_valid
         assert receipt is not None
-    assert folder.load_rounds()[-1]["epsilon"]["site-01"] == read_charges(folder.path, "site-01")[-1].total_epsilon
+    assert folder.load_rounds()[-1].epsilon["site-01"] == read_charges(folder.path, "site-01")[-1].total_epsilon
 
 
 def test_dp_sgd_charges_the_last_short_batch(moons, run_study):
@@ -62,13 +62,13 @@ def test_dp_sgd_charges_the_last_short_batch(moons, run_study):
 
 def test_exhausted_epsilon_budget_ends_the_run_early_and_keeps_the_best_model(moons, run_study):
     folder, results = run_study(moons(rounds=20, privacy=make_dp_sgd_section(epsilon_budget=2.0)))
-    assert results["stop_reason"] == "early: every site's privacy budget is spent"
-    assert 1 <= results["best_round"] < results["rounds"] < 20
+    assert results.stop_reason == "early: every site's privacy budget is spent"
+    assert 1 <= results.best_round < results.rounds < 20
     last = folder.load_rounds()[-1]
-    assert set(last["failures"]) == {"site-01", "site-02", "site-03", "site-04"}
-    assert {failure["kind"] for failure in last["failures"].values()} == {"privacy_budget"}
-    assert all(failure["text"].startswith("would spend epsilon") for failure in last["failures"].values())
-    for site in last["failures"]:
+    assert set(last.failures) == {"site-01", "site-02", "site-03", "site-04"}
+    assert {failure.kind for failure in last.failures.values()} == {"privacy_budget"}
+    assert all(failure.text.startswith("would spend epsilon") for failure in last.failures.values())
+    for site in last.failures:
         charges = read_charges(folder.path, site)
         assert charges[-1].total_epsilon <= 2.0
         assert compute_epsilon(
@@ -86,9 +86,9 @@ def test_exhausted_epsilon_budget_ends_the_run_early_and_keeps_the_best_model(mo
 
 def test_max_participations_end_a_sites_part_in_the_run(moons, run_study):
     folder, results = run_study(moons(privacy=make_dp_sgd_section(max_participations=2)))
-    assert [len(r["accepted"]) for r in folder.load_rounds()[1:]] == [4, 4, 0]
-    assert "used all its 2 " in folder.load_rounds()[-1]["failures"]["site-01"]["text"]
-    assert results["rounds"] == 3
+    assert [len(r.accepted) for r in folder.load_rounds()[1:]] == [4, 4, 0]
+    assert "used all its 2 " in folder.load_rounds()[-1].failures["site-01"].text
+    assert results.rounds == 3
     assert 3.9 < read_charges(folder.path, "site-01")[-1].total_epsilon <= 4.0  # less noise: solved for two rounds
 
 
@@ -109,7 +109,7 @@ def test_epsilon_follows_from_a_given_noise_multiplier(moons, run_study):
 
 def test_dp_sgd_sites_send_no_training_loss(moons, run_study):
     folder, _ = run_study(moons(rounds=2, privacy=make_dp_sgd_section()))
-    assert all(record["train_loss"] == {} for record in folder.load_rounds())
+    assert all(record.train_loss == {} for record in folder.load_rounds())
 
 
 class KilledError(Exception):
@@ -137,7 +137,7 @@ def test_repeated_round_resends_the_stored_update_without_a_second_charge(moons,
     run_until_killed(study, folder, monkeypatch, round_number=3)
     assert [c.round for c in read_charges(folder.path, "site-01")] == [1, 2, 3]
     results = run_simulation(study, folder)
-    assert results["rounds"] == 6
+    assert results.rounds == 6
     assert [(c.round, c.attempt) for c in read_charges(folder.path, "site-01")] == [(n, 0) for n in range(1, 7)]
 
 
@@ -150,8 +150,8 @@ def test_repeated_round_without_a_stored_update_is_charged_again(moons, tmp_path
     charges = read_charges(folder.path, "site-01")
     assert [(c.round, c.attempt) for c in charges] == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 0), (5, 0)]
     assert charges[-1].total_epsilon <= 4.0
-    assert "used all its 6 " in folder.load_rounds()[6]["failures"]["site-01"]["text"]
-    assert "site-02" in folder.load_rounds()[6]["accepted"]
+    assert "used all its 6 " in folder.load_rounds()[6].failures["site-01"].text
+    assert "site-02" in folder.load_rounds()[6].accepted
 
 
 def test_restoring_an_old_ledger_refunds_no_epsilon(moons, tmp_path, monkeypatch):
@@ -164,8 +164,8 @@ def test_restoring_an_old_ledger_refunds_no_epsilon(moons, tmp_path, monkeypatch
     (home / "ledger.jsonl").write_bytes(old_ledger)
     shutil.rmtree(home / "outbox")
     run_simulation(study, RunFolder.open(folder.path))
-    assert "site-01" not in folder.load_rounds()[4]["accepted"]
-    assert folder.load_rounds()[4]["failures"]["site-01"]["kind"] == "no_receipt"
+    assert "site-01" not in folder.load_rounds()[4].accepted
+    assert folder.load_rounds()[4].failures["site-01"].kind == "no_receipt"
 
 
 def test_epsilon_budget_holds_across_studies(moons, tmp_path):
@@ -176,8 +176,8 @@ def test_epsilon_budget_holds_across_studies(moons, tmp_path):
     assert first.hash != second.hash
     one = run_simulation(first, RunFolder.create(tmp_path / "one", first), homes_folder=homes)
     two = run_simulation(second, RunFolder.create(tmp_path / "two", second), homes_folder=homes)
-    assert one["stop_reason"] == "finished"
-    assert two["stop_reason"].startswith("early")
+    assert one.stop_reason == "finished"
+    assert two.stop_reason.startswith("early")
     ledger = Ledger.open(homes / "site-01" / "ledger.jsonl")
     charges = ledger.list_charges()
     assert {c.study_hash for c in charges} == {first.hash, second.hash}

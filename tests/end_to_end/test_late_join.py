@@ -8,6 +8,7 @@ import torch
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import DataError, RunFolderError, StudyError
 from pipeline.core.tensor_io import load_tensors
+from pipeline.records.sites_record import SitesRecord
 from pipeline.runs.late_join import LateJoiner, join_run
 
 ROTATED = {"name": "plane", "sites": 2, "theta": 2.5}
@@ -28,11 +29,11 @@ def test_late_joiner_gets_a_personal_model_and_the_run_stays_unchanged(moons, ru
     results = join_run(folder, make_late_joiner())
     assert read_files(folder) == before
     header, tensors = load_tensors(folder.path / "joined" / "north" / "models" / "own.safetensors")
-    assert header["classes"] == folder.read_json("sites.json")["classes"]
-    assert results["personalized_model"]["n"] == results["global_model"]["n"] == results["local_only"]["n"] > 0
+    assert tuple(header["classes"]) == SitesRecord.read(folder.path).classes
+    assert results.personalized_model.n == results.global_model.n == results.local_only.n > 0
     global_weights = load_tensors(folder.path / "models" / "global.safetensors")[1]["weights"]
     assert not torch.equal(tensors["weights"], global_weights)
-    json.dumps(results)
+    json.dumps(results.to_dict(), allow_nan=False)
 
 
 def test_late_joiner_loss_falls_with_more_rounds(moons, run_study):
@@ -40,7 +41,7 @@ def test_late_joiner_loss_falls_with_more_rounds(moons, run_study):
     losses = []
     for num_rounds in (1, 20):
         results = join_run(folder, LateJoiner(f"rounds-{num_rounds}", None, {"seed": 7}, num_rounds))
-        losses.append(results["personalized_model"]["loss"])
+        losses.append(results.personalized_model.loss)
     assert losses[1] < losses[0]
 
 
@@ -58,7 +59,7 @@ def test_late_joiner_is_assigned_to_the_cluster_with_its_feature_skew(moons, run
     folder, _ = run_study(
         moons(strategy=strategy, feature_skew=ROTATED, data=points, rounds=12, local={"lr": 0.3, "batch_size": 8})
     )
-    groups = folder.load_rounds()[-1]["clusters"]
+    groups = folder.load_rounds()[-1].clusters
     assert groups["site-01"] == groups["site-02"] != groups["site-03"] == groups["site-04"]
     assert join_run(folder, make_late_joiner())["cluster"] == groups["site-03"]
     rotated = LateJoiner("south", None, {"seed": 7, "feature_skew": ROTATED | {"sites": 1}}, 1)
@@ -72,7 +73,7 @@ def test_late_joiner_can_fine_tune_a_global_model(moons, run_study, name):
         join_run(folder, make_late_joiner())
     assert not (folder.path / "joined" / "north").exists()
     results = join_run(folder, make_late_joiner(strategy="finetune"))
-    assert results["personalized_model"]["loss"] < results["global_model"]["loss"]
+    assert results.personalized_model.loss < results.global_model.loss
 
 
 def test_impossible_late_joins_are_refused(moons, run_study, tmp_path):

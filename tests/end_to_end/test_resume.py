@@ -17,6 +17,7 @@ from pipeline.core.errors import NoSpaceError, RunFolderError
 from pipeline.core.tensor_io import load_tensors
 from pipeline.engines.simulated import SimulatedEngine
 from pipeline.protocol.serialization import deserialize_message, deserialize_reply
+from pipeline.records.run_results import RunResults
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.toml_file import to_toml
 from tests.support.machine import mount_small_disk
@@ -67,13 +68,13 @@ def test_run_stopped_in_any_round_resumes_bit_for_bit(moons, run_study, tmp_path
     folder = RunFolder.create(tmp_path / "interrupted", study)
 
     def on_round_end(record):
-        if record["round"] == stop:
+        if record.round == stop:
             raise KilledError
 
     with pytest.raises(KilledError):
         run_simulation(study, folder, on_round_end=on_round_end)
     results = run_simulation(RunFolder.open(folder.path).load_study(), RunFolder.open(folder.path))
-    assert results["test"] == expected["test"]
+    assert results.test == expected.test
     assert_same_records(uninterrupted.path, folder.path)
     one, other = (load_checkpoint(f.path / "checkpoint") for f in (uninterrupted, folder))
     assert one[0]["progress"]["last_accepted"].keys() == other[0]["progress"]["last_accepted"].keys()
@@ -116,7 +117,7 @@ def test_run_killed_at_random_moments_resumes_bit_for_bit(moons, run_study, tmp_
     assert kills, "the run ended before it could be killed"
     subprocess.run(resume, check=True, stdout=subprocess.DEVNULL, timeout=120)
     assert torch.equal(final_weights(RunFolder(path)), final_weights(uninterrupted))
-    assert RunFolder(path).read_json("results.json")["test"] == expected["test"]
+    assert RunResults.read(path).test == expected.test
     assert_same_records(uninterrupted.path, path)
 
 
@@ -169,7 +170,7 @@ def test_run_on_a_full_disk_can_be_resumed(moons, small_disk):
     recorded = []
 
     def on_round_end(record):
-        recorded.append(record["round"])
+        recorded.append(record.round)
         if len(recorded) == 3:
             raise KilledError
 
@@ -211,7 +212,7 @@ def test_run_folder_is_not_created_in_a_nonempty_folder(moons, tmp_path):
 def test_model_file_is_safetensors(moons, run_study):
     folder, results = run_study(moons(rounds=2))
     header, tensors = load_tensors(folder.path / "models" / "global.safetensors")
-    assert header["round"] == results["best_round"]
+    assert header["round"] == results.best_round
     assert tensors["weights"].shape == (22,)
 
 

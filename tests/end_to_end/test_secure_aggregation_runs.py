@@ -33,9 +33,9 @@ def test_secagg_gives_the_plain_sum(moons, run_study, strategy):
     (plain, _), (masked, results) = run_study(plain_study, "plain"), run_study(secagg_study, "masked")
     torch.testing.assert_close(final_weights(plain), final_weights(masked), rtol=1e-4, atol=1e-5)
     for record in masked.load_rounds()[1:]:
-        assert len(record["accepted"]) == 5
-        assert record["work"] == record["train_loss"] == {}  # the coordinator sees no single site's
-    assert results["traffic"]["up"] > 0
+        assert len(record.accepted) == 5
+        assert record.work == record.train_loss == {}  # the coordinator sees no single site's
+    assert results.traffic.up > 0
 
 
 class DroppingEngine:
@@ -129,7 +129,7 @@ def test_secagg_run_tolerates_dropouts_and_deadlines(moons, run_study):
     )
     folder, _ = run_study(study)
     for record in folder.load_rounds()[1:]:
-        assert record["failures"].get("site-01", {}).get("kind") == "late" or record["void"]
+        assert record.void or record.failures["site-01"].kind == "late"
 
 
 def test_dp_sgd_client_level_dp_and_secagg_together(moons, run_study):
@@ -145,5 +145,5 @@ def test_dp_sgd_client_level_dp_and_secagg_together(moons, run_study):
     assert record["client_level_dp"]["epsilon"] <= 200
     assert record["client_level_dp"]["sensitivity"] == pytest.approx(1.0, rel=1e-3)
     assert record["secure_aggregation"]["threshold"] == 3
-    assert results["stop_reason"] == "finished"
+    assert results.stop_reason == "finished"
     assert read_charges(folder.path, "site-01")[-1].total_epsilon <= 4.0

@@ -13,6 +13,7 @@ from PIL import Image
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import IncompatibleStudyError, RunFolderError
 from pipeline.core.files import exclusive_lock
+from pipeline.records.run_results import RunResults
 from pipeline.runs.baselines import build_baseline_studies, run_baselines
 from pipeline.runs.score_saved_model import score_saved_model
 from pipeline.runs.simulation import dry_run_study, run_simulation
@@ -49,11 +50,11 @@ def test_run_on_cells_writes_contact_sheets_intervals_and_curves(run_study):
     assert list(index) == ["site-01", "site-02", "site-03"]
     assert "warm_lamp" in index["site-01"]["acquisition"]
     assert all((folder.path / "cells" / entry["file"]).read_bytes().startswith(b"\x89PNG") for entry in index.values())
-    intervals = results["intervals"]
-    assert (intervals["unit"], intervals["units"]) == ("patient", len(list_test_patients(folder.load_study())))
-    assert set(intervals["sites"]) == set(index)
-    assert any("roc" in site for site in results["test"]["sites"].values())
-    assert json.loads((folder.path / "results.json").read_text()) == json.loads(json.dumps(results))
+    intervals = results.intervals
+    assert (intervals.privacy_unit, intervals.num_units) == ("patient", len(list_test_patients(folder.load_study())))
+    assert set(intervals.sites) == set(index)
+    assert any(site.roc for site in results.test.sites.values())
+    assert RunResults.read(folder.path) == results
 
 
 def list_test_patients(study: Study) -> set[int]:
@@ -67,7 +68,7 @@ def test_resumed_run_with_augmentation_equals_the_uninterrupted_run(run_study, t
     folder = RunFolder.create(tmp_path / "interrupted", study)
 
     def on_round_end(record):
-        if record["round"] == 1:
+        if record.round == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -214,15 +215,15 @@ def test_saved_model_scores_as_in_its_run(run_study, normalization):
     study = make_smear_study(feature_skew="none", normalization=normalization, sites={"count": 1}, rounds=1)
     folder, results = run_study(study, normalization)
     scores = score_saved_model(folder, None, None, "global", "test", {})
-    assert scores["loss"] == pytest.approx(results["test"]["pooled"]["loss"], rel=1e-6)
-    assert scores["normalized"] == normalization
+    assert scores.metrics.loss == pytest.approx(results.test.pooled.loss, rel=1e-6)
+    assert scores.normalized == normalization
 
 
 @needs_real_cells
 def test_model_of_rendered_cells_is_scored_on_real_cells(run_study):
     folder, _ = run_study(make_smear_study(rounds=1, feature_skew="none"))
     scores = score_saved_model(folder, REAL_CELLS, "smear_cells", "global", "test", {})
-    assert (scores["n"], scores["classes"]) == (4036, ["other", "schistocyte"])
+    assert (scores.metrics.n, scores.classes) == (4036, ("other", "schistocyte"))
 
 
 def test_exclusive_lock_waits_for_the_other_process(tmp_path):
@@ -259,7 +260,7 @@ def test_warmup_on_public_cells_uses_no_site_data(run_study):
     assert not set(train_rows.tolist()) & set(dataset.public_indices.tolist())
     warm, _ = run_study(study, "warm")
     cold, _ = run_study(make_smear_study(rounds=1), "cold")
-    assert warm.load_rounds()[0]["metrics"] != cold.load_rounds()[0]["metrics"]
+    assert warm.load_rounds()[0].metrics != cold.load_rounds()[0].metrics
     assert study.hash != make_smear_study(rounds=1).hash
 
 
@@ -290,6 +291,6 @@ def test_study_on_real_cells_of_two_batches(run_study, tmp_path):
     study = load_study(find_study("schistocytes"), overrides)
     folder = RunFolder.create(tmp_path / "run", study)
     results = run_simulation(study, folder, REAL_CELLS)
-    assert results["intervals"]["unit"] == "group"
-    assert set(results["test"]["sites"]) == {"batch-1", "batch-3"}
+    assert results.intervals.privacy_unit == "group"
+    assert set(results.test.sites) == {"batch-1", "batch-3"}
     assert (Path(folder.path) / "cells" / "index.json").is_file()

@@ -1,6 +1,5 @@
 """Runs of studies: best round, patience, targets, baselines, public data, evaluation, refusals, data identity."""
 
-import json
 from contextlib import nullcontext
 
 import pytest
@@ -16,26 +15,26 @@ from tests.support.markers import needs_fashion_mnist
 
 def test_best_round_by_validation_is_tested_and_saved(moons, run_study):
     folder, results = run_study(moons(rounds=12))
-    by_round = {r["round"]: r["metrics"]["val"]["pooled"]["accuracy"] for r in folder.load_rounds() if r["round"]}
+    by_round = {r.round: r.metrics["val"].pooled.accuracy for r in folder.load_rounds() if r.round}
     best = max(by_round.values())
-    assert results["best_round"] == min(t for t, v in by_round.items() if v == best)
-    assert results["selected_by"] == "val accuracy"
-    assert "test" not in folder.load_rounds()[-1]["metrics"]
-    assert results["test"]["pooled"]["n"] == 40
+    assert results.best_round == min(t for t, v in by_round.items() if v == best)
+    assert results.selected_by == "val accuracy"
+    assert "test" not in folder.load_rounds()[-1].metrics
+    assert results.test.pooled.n == 40
 
 
 def test_patience_stops_the_run_early(moons, run_study):
     _, results = run_study(moons(rounds=500, evaluation={"evaluate_at": "sites", "patience": 3}))
-    assert results["stop_reason"].startswith("early")
-    assert results["rounds"] == results["best_round"] + 3
+    assert results.stop_reason.startswith("early")
+    assert results.rounds == results.best_round + 3
 
 
 def test_target_stops_the_run_when_reached(moons, run_study):
     folder, results = run_study(
         moons(rounds=200, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8})
     )
-    assert results["stop_reason"].startswith("target: accuracy")
-    values = [r["metrics"]["test"]["pooled"]["accuracy"] for r in folder.load_rounds()]
+    assert results.stop_reason.startswith("target: accuracy")
+    values = [r.metrics["test"].pooled.accuracy for r in folder.load_rounds()]
     assert values[-1] >= 0.8
     assert max(values[:-1]) < 0.8
 
@@ -47,16 +46,16 @@ def test_evaluate_at_decides_who_evaluates(moons, run_study):
         ("both", {"coordinator", "pooled", "sites"}),
     ):
         folder, results = run_study(moons(rounds=1, evaluation={"evaluate_at": evaluate_at}), evaluate_at)
-        assert set(folder.load_rounds()[-1]["metrics"]["val"]) == expected
-        assert set(results["test"]) == expected
+        assert folder.load_rounds()[-1].metrics["val"].model_fields_set == expected
+        assert results.test.model_fields_set == expected
 
 
 def test_pooled_site_metrics_equal_the_coordinators(moons, run_study):
     """Without skew both are computed on the same examples."""
     _, results = run_study(moons(rounds=2, evaluation={"evaluate_at": "both"}))
     for metric in ("n", "accuracy", "auroc"):
-        assert results["test"]["pooled"][metric] == results["test"]["coordinator"][metric]
-    assert results["test"]["pooled"]["loss"] == pytest.approx(results["test"]["coordinator"]["loss"])
+        assert results.test.pooled.value(metric) == results.test.coordinator.value(metric)
+    assert results.test.pooled.loss == pytest.approx(results.test.coordinator.loss)
 
 
 def test_plane_skew_shifts_only_the_given_sites(moons):
@@ -84,8 +83,8 @@ def test_baselines_are_cached(moons, run_study):
     folder, _ = run_study(study)
     first = run_baselines(study, folder, None, no_callback)
     assert set(first) == {"local_only", "centralized"}
-    assert len(first["centralized"]["curve"]) == 9
-    assert set(first["local_only"]["test"]["sites"]) == {"site-01", "site-02", "site-03", "site-04"}
+    assert len(first["centralized"].curve) == 9
+    assert set(first["local_only"].test.sites) == {"site-01", "site-02", "site-03", "site-04"}
     assert run_baselines(study, folder, None, no_callback) == first
 
 
@@ -93,13 +92,11 @@ def test_baseline_curves_use_the_positive_class(moons, run_study):
     study = moons(rounds=2, evaluation={"evaluate_at": "sites", "positive_class": "lower"})
     folder, _ = run_study(study)
     baselines = run_baselines(study, folder, None, no_callback)
-    assert {baseline["metric"] for baseline in baselines.values()} == {"positive_auroc"}
-    site_metrics = folder.load_rounds()[0]["metrics"]["val"]["sites"]  # before training all models are the same
-    values = [m["positive_auroc"] for m in site_metrics.values() if m["positive_auroc"] is not None]
-    assert baselines["local_only"]["curve"][0] == [0, pytest.approx(sum(values) / len(values))]
-    assert (
-        baselines["centralized"]["curve"][0][1] == folder.load_rounds()[0]["metrics"]["val"]["pooled"]["positive_auroc"]
-    )
+    assert {baseline.metric for baseline in baselines.values()} == {"positive_auroc"}
+    site_metrics = folder.load_rounds()[0].metrics["val"].sites  # before training all models are the same
+    values = [m.positive_auroc for m in site_metrics.values() if m.positive_auroc is not None]
+    assert baselines["local_only"].curve[0] == (0, pytest.approx(sum(values) / len(values)))
+    assert baselines["centralized"].curve[0][1] == folder.load_rounds()[0].metrics["val"].pooled.positive_auroc
 
 
 def test_public_examples_belong_to_the_coordinator_only(moons, run_study):
@@ -109,7 +106,7 @@ def test_public_examples_belong_to_the_coordinator_only(moons, run_study):
     assert all(public.isdisjoint(dataset.split_indices[s].train.tolist()) for s in dataset.sites)
     warm, _ = run_study(moons(public={"fraction": 0.25, "warmup_epochs": 30}, rounds=1), "warm")
     cold, _ = run_study(moons(public={"fraction": 0.25}, rounds=1), "cold")
-    losses = [f.load_rounds()[0]["metrics"]["val"]["pooled"]["loss"] for f in (warm, cold)]
+    losses = [f.load_rounds()[0].metrics["val"].pooled.loss for f in (warm, cold)]
     assert losses[0] < losses[1] - 0.05
 
 
@@ -157,7 +154,7 @@ def test_fedsgd_refuses_batchnorm(moons):
 def test_finished_run_is_not_run_again(moons, run_study):
     folder, results = run_study(moons(rounds=2))
     before = (folder.path / "rounds.jsonl").read_bytes()
-    assert run_simulation(folder.load_study(), RunFolder.open(folder.path)) == json.loads(json.dumps(results))
+    assert run_simulation(folder.load_study(), RunFolder.open(folder.path)) == results
     assert (folder.path / "rounds.jsonl").read_bytes() == before
 
 
@@ -165,9 +162,9 @@ def test_seed_decides_the_result(moons, run_study):
     _a, one = run_study(moons(rounds=3), "a")
     _b, same = run_study(moons(rounds=3), "b")
     _, other = run_study(moons(rounds=3, seed=4), "c")
-    assert one["test"] == same["test"]
-    assert one["test"] != other["test"]
-    assert one["study_hash"] == same["study_hash"] != other["study_hash"]
+    assert one.test == same.test
+    assert one.test != other.test
+    assert one.study_hash == same.study_hash != other.study_hash
 
 
 def test_incomplete_study_raises_study_error():
@@ -186,11 +183,11 @@ def test_target_reached_in_the_last_round_counts(moons, run_study):
     folder, _ = run_study(
         moons(rounds=30, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}), "first"
     )
-    rounds = folder.load_rounds()[-1]["round"]
+    rounds = folder.load_rounds()[-1].round
     _, results = run_study(
         moons(rounds=rounds, evaluation={"evaluate_at": "sites", "splits": ["test"], "target": 0.8}), "last"
     )
-    assert results["stop_reason"].startswith("target")
+    assert results.stop_reason.startswith("target")
 
 
 def test_two_processes_cannot_run_the_same_folder(moons, tmp_path):
@@ -202,13 +199,13 @@ def test_two_processes_cannot_run_the_same_folder(moons, tmp_path):
             run_simulation(study, RunFolder.open(folder.path))
 
     run_simulation(study, folder, on_round_end=on_round_end)
-    assert [r["round"] for r in folder.load_rounds()] == [0, 1, 2, 3]
+    assert [r.round for r in folder.load_rounds()] == [0, 1, 2, 3]
 
 
 def test_run_folder_without_rounds_may_be_reused(moons, tmp_path):
     RunFolder.create(tmp_path / "run", moons(rounds=2))
     study = moons(rounds=3)
-    assert run_simulation(study, RunFolder.create(tmp_path / "run", study))["rounds"] == 3
+    assert run_simulation(study, RunFolder.create(tmp_path / "run", study)).rounds == 3
     with pytest.raises(RunFolderError, match="not empty"):
         RunFolder.create(tmp_path / "run", study)
 

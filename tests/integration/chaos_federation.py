@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.tensor_io import load_tensors
 from pipeline.flare.constants import SITE_HOME_ENV
 from pipeline.ops.child_processes import MARK_ENV
+from pipeline.records.round_record import ROUNDS_FILE, RoundRecord
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.toml_file import parse_override, parse_study
 
@@ -57,7 +57,7 @@ class ChaosFederation:
     def last_round(self, run: str) -> int:
         """-1 before the record of round 0."""
         records = RunFolder(self.run_path(run)).load_rounds()
-        return int(records[-1]["round"]) if records else -1
+        return records[-1].round if records else -1
 
     def wait_for_round(self, run: str, round_number: int) -> None:
         description = f"round {round_number} of {run}: {self.local.get_run(run)['reason']}"
@@ -124,10 +124,12 @@ class ChaosFederation:
     def assert_equals_undisturbed_run(self, run: str, tmp_path: Path, *overrides: str) -> None:
         """Every round is recorded once, with all sites, and the model is that of a simulation."""
         folder = RunFolder.open(self.run_path(run))
-        records = [json.loads(line) for line in (folder.path / "rounds.jsonl").read_text().splitlines()]
-        assert [record["round"] for record in records] == list(range(ROUNDS + 1))
-        assert all(sorted(record["accepted"]) == list(SITES) for record in records[1:])
-        assert not any(record["void"] for record in records)
+        records = [
+            RoundRecord.model_validate_json(line) for line in (folder.path / ROUNDS_FILE).read_text().splitlines()
+        ]
+        assert [record.round for record in records] == list(range(ROUNDS + 1))
+        assert all(sorted(record.accepted) == list(SITES) for record in records[1:])
+        assert not any(record.void for record in records)
         study = parse_study(STUDY, "chaos", dict(map(parse_override, overrides)))
         simulated = RunFolder.create(tmp_path / "undisturbed", study)
         run_simulation(study, simulated)

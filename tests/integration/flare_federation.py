@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pipeline.coordinator.live_status import request_state
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.files import write_atomically
 from pipeline.engines.flare_server import FlareServer, write_kit
 from pipeline.flare.provisioning import build_client_kit
 from pipeline.ops.certificates import CertificateAuthority
 from pipeline.ops.child_processes import ChildProcess, kill_by_mark
+from pipeline.records.attempt_outcome import AttemptOutcome
+from pipeline.records.run_control import request_state
 from pipeline.service.storage.home import CoordinatorHome
 from pipeline.study.offer import StudyOffer, create_offer
 from pipeline.study.schema import Study
@@ -85,7 +86,7 @@ class FlareFederation:
         site_keys = {site: keys.public_hex(SiteHome.open(path).agent_key) for site, path in self.homes.items()}
         offer = create_offer(run, study, site_keys, keys.public_hex(keys.load_key(self.home / "key.pem")))
         offer_json = offer.model_dump_json().encode()
-        write_atomically(folder.path / "offer.json", offer_json)
+        folder.write_offer(offer)
         request_state(folder.path, "run")
         for path in self.homes.values():
             write_atomically(path / "offers" / f"{offer.digest}.json", offer_json)
@@ -96,12 +97,13 @@ class FlareFederation:
 
     def run_job(
         self, offer: StudyOffer, seconds: float = 120, while_waiting: Callable[[], None] = lambda: None
-    ) -> dict[str, str]:
-        """Submits the run's job once, waits for its end and returns the content of ended.json."""
+    ) -> AttemptOutcome:
+        """Submits the run's job once, waits for its end and returns how it ended."""
         server = self.server
         assert server is not None
         wait_until(lambda: server.connected_sites() >= set(offer.site_keys), 60)
-        outcome_path = self.home / "runs" / offer.run / "ended.json"
+        run_path = self.home / "runs" / offer.run
+        outcome_path = run_path / AttemptOutcome.FILE_NAME
         outcome_path.unlink(missing_ok=True)
         server.submit_job(offer.run, offer.digest, list(offer.site_keys), 1)
 
@@ -110,8 +112,7 @@ class FlareFederation:
             return outcome_path.exists()
 
         wait_until(has_ended, seconds)
-        outcome: dict[str, str] = json.loads(outcome_path.read_text())
-        return outcome
+        return AttemptOutcome.read(run_path)
 
     def close(self) -> None:
         if self.server is not None:

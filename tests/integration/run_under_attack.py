@@ -13,6 +13,7 @@ from pipeline.engines.flare_server import write_kit
 from pipeline.flare.provisioning import ADMIN_NAME, build_admin_kit, build_job
 from pipeline.ops.certificates import CertificateAuthority
 from pipeline.ops.child_processes import MARK_ENV
+from pipeline.records.attempt_outcome import AttemptOutcome
 from pipeline.service.storage.accounts import EnrolmentRequest
 from pipeline.service.storage.home import CoordinatorHome
 from pipeline.service.storage.store import CoordinatorStore
@@ -27,7 +28,7 @@ EVIL_FILE = "touched"  # injected code would create it
 @dataclass
 class AttackedRun:
     run: str
-    outcome: dict[str, str] = field(default_factory=dict)  # ended.json
+    outcome: AttemptOutcome | None = None
     job: str = ""
     argv: dict[int, list[str]] = field(default_factory=dict)
     sockets: list[ListeningSocket] = field(default_factory=list)

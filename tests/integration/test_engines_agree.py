@@ -14,6 +14,7 @@ import torch
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.tensor_io import load_tensors
 from pipeline.protocol.tasks import JobResult
+from pipeline.records.attempt_outcome import AttemptOutcome
 from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from pipeline.study.toml_file import parse_study
@@ -100,7 +101,7 @@ def test_simulated_and_flare_engines_agree(
 ) -> None:
     study = parse_study(STUDY, name, OVERRIDES[name])
     offer = federation.offer_study(f"agree-{name}", study)
-    assert federation.run_job(offer) == {"how": "finished", "why": ""}
+    assert federation.run_job(offer) == AttemptOutcome(outcome="finished", reason="")
     simulated = simulate_with_seeded_random(study, tmp_path / "simulated", monkeypatch)
     federated = RunFolder.open(federation.home / "runs" / offer.run)
     expected, actual = load_models(simulated.path / "models"), load_models(federated.path / "models")
@@ -112,15 +113,15 @@ def test_simulated_and_flare_engines_agree(
         own_path = federation.homes[Path(path).stem] / "models" / offer.run / "own.safetensors"
         assert_close(load_tensors(own_path)[1], tensors)
     for a, b in zip(simulated.load_rounds(), federated.load_rounds(), strict=True):
-        assert a["round"] == b["round"]
-        assert sorted(a["accepted"]) == sorted(b["accepted"])
-        assert {site: (work["steps_requested"], work["steps_done"]) for site, work in a["work"].items()} == {
-            site: (work["steps_requested"], work["steps_done"]) for site, work in b["work"].items()
+        assert a.round == b.round
+        assert sorted(a.accepted) == sorted(b.accepted)
+        assert {site: (work.steps_requested, work.steps_done) for site, work in a.work.items()} == {
+            site: (work.steps_requested, work.steps_done) for site, work in b.work.items()
         }
     if name == "fedprox-partial":
-        works = [work for record in federated.load_rounds() for work in record["work"].values()]
+        works = [work for record in federated.load_rounds() for work in record.work.values()]
         assert any(work["steps_done"] < work["steps_requested"] for work in works)
     if name == "dp-sgd":
-        assert federated.load_rounds()[-1]["epsilon"] == pytest.approx(simulated.load_rounds()[-1]["epsilon"])
+        assert federated.load_rounds()[-1].epsilon == pytest.approx(simulated.load_rounds()[-1].epsilon)
         assert json.loads((federated.path / "privacy.json").read_text())["dp_sgd"].keys() == set(SITES)
     assert not (federated.path / "cells").exists()  # the report of real sites has no images

@@ -17,6 +17,8 @@ import pytest
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import MessageError
 from pipeline.flare.constants import SITE_HOME_ENV
+from pipeline.records.attempt_outcome import AttemptOutcome
+from pipeline.records.round_record import RoundRecord
 from pipeline.study.toml_file import parse_study
 from privacy.ledger import keys
 from privacy.ledger.receipts import create_receipt_request
@@ -67,7 +69,7 @@ def read_server_log(federation: FlareFederation) -> str:
     return (federation.home / "kit" / "log.txt").read_text()
 
 
-def load_rounds(federation: FlareFederation, attacked_run: AttackedRun) -> list[dict[str, Any]]:
+def load_rounds(federation: FlareFederation, attacked_run: AttackedRun) -> list[RoundRecord]:
     return RunFolder.open(federation.home / "runs" / attacked_run.run).load_rounds()
 
 
@@ -141,10 +143,10 @@ def test_missing_expired_and_revoked_approvals_halt_the_run(
     approve_offer(third, offer, third_officer, now + timedelta(days=1))
     revoke_approval(third, offer.run)
     outcome = federation.run_job(offer)
-    assert outcome["how"] == "halted"
+    assert outcome.outcome == "halted"
     reasons = ("is not approved", "approval expired", "approval was revoked")
     for site, reason in zip(SITES, reasons, strict=True):
-        assert re.search(rf"{site}: [^;]*{reason}", outcome["why"]), outcome["why"]
+        assert re.search(rf"{site}: [^;]*{reason}", outcome.reason), outcome.reason
     assert not (federation.home / "runs" / offer.run / "rounds.jsonl").exists()
 
 
@@ -163,8 +165,8 @@ def test_offer_digest_is_not_used_as_a_path(
 
 
 def test_study_finishes_under_attack(attacked_run: AttackedRun, federation: FlareFederation) -> None:
-    assert attacked_run.outcome == {"how": "finished", "why": ""}
-    assert [r["round"] for r in load_rounds(federation, attacked_run)] == list(range(len(REPLY_KINDS) + 1))
+    assert attacked_run.outcome == AttemptOutcome(outcome="finished", reason="")
+    assert [r.round for r in load_rounds(federation, attacked_run)] == list(range(len(REPLY_KINDS) + 1))
 
 
 QUARANTINE_REASONS = {
@@ -182,10 +184,10 @@ QUARANTINE_REASONS = {
 def test_false_reply_is_quarantined(kind: str, attacked_run: AttackedRun, federation: FlareFederation) -> None:
     record = load_rounds(federation, attacked_run)[1 + REPLY_KINDS.index(kind)]
     is_honest = kind == "honest"
-    assert sorted(record["accepted"]) == sorted(SITES if is_honest else SITES[:2])
+    assert sorted(record.accepted) == sorted(SITES if is_honest else SITES[:2])
     if not is_honest:
-        assert record["failures"]["site-03"]["kind"] == "quarantined"
-        assert QUARANTINE_REASONS[kind] in record["failures"]["site-03"]["text"]
+        assert record.failures["site-03"].kind == "quarantined"
+        assert QUARANTINE_REASONS[kind] in record.failures["site-03"].text
 
 
 @pytest.mark.parametrize("attacker", ["foreign", "posing", "naming", "serving", "administrator", "ousted"])
@@ -233,7 +235,7 @@ def test_site_gets_receipts_only_for_its_own_ledger(attacked_run: AttackedRun, f
     assert "this is not a receipt request" in posing
     assert not list((federation.home / "receipts").glob("*.json"))
     # the epsilon of 99 in the requests is not recorded
-    assert not any("epsilon" in record for record in load_rounds(federation, attacked_run))
+    assert not any(record.epsilon for record in load_rounds(federation, attacked_run))
 
 
 def test_federation_listens_on_the_loopback_interface_only(attacked_run: AttackedRun) -> None:

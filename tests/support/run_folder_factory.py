@@ -1,4 +1,5 @@
-"""Run folders written by hand, for tests of reports."""
+"""Run folders written by hand, for tests of reports. Tests change plain dicts; the typed records write them, so that a stale
+key fails the test."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.coordinator.run_folder import RUN_FORMAT
+from pipeline.records.round_record import RoundRecord, write_round_records
+from pipeline.records.run_results import RunResults
+from pipeline.records.sites_record import SitesRecord
 
 HOSTILE_NAME = "<script>alert('$x_1$')</script>"  # of a site: HTML, and matplotlib's mathtext
 
@@ -42,9 +46,35 @@ def make_round_record(round_number: int, accuracies: dict[str, float | None], **
         "seconds": {"train": 30.0, "evaluate": 1.0, "save": 0.5},
         "clock": None,
         "void": None,
+        "evaluation_failures": {},
         "metrics": {"val": {"sites": {site: make_metrics(value) for site, value in accuracies.items()}}},
         **more,
     }
+
+
+def make_record(round_number: int, accuracies: dict[str, float | None] | None = None, **more: Any) -> RoundRecord:
+    return RoundRecord.model_validate(make_round_record(round_number, accuracies or {}, **more))
+
+
+def make_results(**more: Any) -> RunResults:
+    return RunResults.model_validate((RunFolderFactory(Path()).results or {}) | more)
+
+
+def make_baseline(
+    test: dict[str, Any], curve: list[list[float]] | None = None, intervals: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    return {"test": test, "intervals": intervals, "metric": "accuracy", "curve": curve or [], **more}
+
+
+def make_intervals(**more: Any) -> dict[str, Any]:
+    settings = {
+        "privacy_unit": "patient",
+        "num_units": 40,
+        "min_units": 10,
+        "num_resamples": 1000,
+        "confidence_level": 0.95,
+    }
+    return {**settings, "paired": None, **more}
 
 
 @dataclass
@@ -62,6 +92,7 @@ class RunFolderFactory:
     site_data: dict[str, Any] = field(
         default_factory=lambda: {
             "classes": ["normal", "schistocyte"],
+            "shape": [3, 32, 32],
             "sites": {site: {"train": [30, 12], "val": [3, 1], "test": [9, 4]} for site in ("a", HOSTILE_NAME)},
             "coordinator": None,
             "fingerprint": "sha256:feed",
@@ -79,6 +110,8 @@ class RunFolderFactory:
             "best_round": 1,
             "selected_by": "val accuracy",
             "stop_reason": "all rounds done",
+            "void_rounds": 0,
+            "intervals": None,
             "positive_class": "schistocyte",
             "test": {
                 "pooled": make_metrics(
@@ -94,8 +127,8 @@ class RunFolderFactory:
             "worst_site": {"site": "a", "accuracy": 0.7},
             "site_std": {"accuracy": 0.1},
             "baselines": {
-                "local_only": {"test": {"pooled": make_metrics(0.66)}, "curve": [[0, 0.2], [1, 0.5], [2, 0.66]]},
-                "centralized": {"test": {"pooled": make_metrics(0.93)}, "curve": []},
+                "local_only": make_baseline({"pooled": make_metrics(0.66)}, [[0, 0.2], [1, 0.5], [2, 0.66]]),
+                "centralized": make_baseline({"pooled": make_metrics(0.93)}),
             },
             "traffic": {"up": 4_000_000, "down": 8_000_000},
             "seconds": 95.0,
@@ -106,12 +139,11 @@ class RunFolderFactory:
 
     def write(self) -> Path:
         self.path.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(round_record) + "\n" for round_record in self.round_records)
-        (self.path / "rounds.jsonl").write_text("".join(lines))
-        (self.path / "sites.json").write_text(json.dumps(self.site_data))
+        write_round_records(self.path, [RoundRecord.model_validate(record) for record in self.round_records])
+        SitesRecord.model_validate(self.site_data).write(self.path)
         (self.path / "run.json").write_text(json.dumps({"format": RUN_FORMAT}))
         (self.path / "study.toml").write_text(self.study_toml)
-        (self.path / "results.json").unlink(missing_ok=True)
+        (self.path / RunResults.FILE_NAME).unlink(missing_ok=True)
         if self.results is not None:
-            (self.path / "results.json").write_text(json.dumps(self.results))
+            RunResults.model_validate(self.results).write(self.path)
         return self.path

@@ -11,21 +11,20 @@ from typing import Any
 import httpx
 
 from pipeline.cli.output import (
+    SCORE_DIGITS,
     RoundProgressTable,
     build_table,
     console,
-    format_auroc,
-    format_percent,
     print_json,
+    short_metric_name,
     stderr_console,
 )
 from pipeline.cli.passphrases import read_passphrase
 from pipeline.core.errors import RunFolderError, ServiceError
 from pipeline.ops.encrypted_archive import is_encrypted
-from pipeline.reports.document.formatting import format_bytes, format_count
+from pipeline.reports.document.formatting import UNDEFINED_TEXT, format_bytes, format_count, format_score
 from pipeline.service.runtime.client import ApiClient, connect
 from pipeline.service.runtime.run_states import TERMINAL_STATES
-from pipeline.service.storage.backup import backup_home, restore_home
 from pipeline.service.storage.home import CoordinatorHome
 
 RECONNECT_SECONDS = 2.0
@@ -163,6 +162,8 @@ def users_command(
 
 def _follow_run(client: ApiClient, run: dict[str, Any], quiet: bool) -> dict[str, Any]:
     """Prints progress until the run ends. Ctrl-C and a restart of the service interrupt only the display, not the run."""
+    from pipeline.records.round_record import RoundRecord
+
     last_round, last_status = -1, ""
     try:
         with RoundProgressTable(run["name"], run["rounds"], quiet) as progress_table:
@@ -170,8 +171,9 @@ def _follow_run(client: ApiClient, run: dict[str, Any], quiet: bool) -> dict[str
                 try:
                     for event in client.stream_events(f"/api/runs/{run['id']}/events", last_round):
                         if event.name == "round":
-                            last_round = event.data["round"]
-                            progress_table(event.data)
+                            record = RoundRecord.model_validate(event.data)
+                            last_round = record.round
+                            progress_table(record)
                         elif event.name == "run":
                             last_status = _print_status_change(event.data, last_status, quiet)
                         elif event.name == "end":
@@ -221,7 +223,7 @@ def _print_run(run: Mapping[str, Any]) -> None:
     console.print(build_table(["site", "state", "approved (UTC)", "until", "revoked"], rows, num_text_columns=5))
     live = run["live"] if run["state"] not in TERMINAL_STATES else None
     phase_text = (
-        f", {live['phase']}: {len(live['answered'])} of {len(live['asked'])} sites have replied" if live else ""
+        f", {live['phase']}: {len(live['replied'])} of {len(live['requested'])} sites have replied" if live else ""
     )
     console.print(f"round {run['round']} of {run['rounds']}{phase_text}; {_format_headline(run)}", soft_wrap=True)
 
@@ -230,9 +232,8 @@ def _format_headline(run: Mapping[str, Any]) -> str:
     headline = run["headline"]
     if headline is None:
         return "no score yet"
-    if headline["metric"] == "positive_auroc":
-        return f"{headline['split']} AUROC {format_auroc(headline['value'])}"
-    return f"{headline['split']} {headline['metric']} {format_percent(headline['value'])}"
+    metric = headline["metric"]
+    return f"{headline['split']} {short_metric_name(metric)} {format_score(metric, headline['value'], SCORE_DIGITS)}"
 
 
 def _format_approvals(run: Mapping[str, Any]) -> str:
@@ -244,10 +245,12 @@ def _connection_state(site: Mapping[str, Any]) -> str:
 
 
 def _format_time(iso: str | None) -> str:
-    return "–" if iso is None else iso[:19].replace("T", " ")
+    return UNDEFINED_TEXT if iso is None else iso[:19].replace("T", " ")
 
 
 def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:
+    from pipeline.service.storage.backup import backup_home
+
     backup_info = backup_home(home, file, read_passphrase("the backup", confirm=True) if encrypt else None)
     if json:
         print_json(backup_info | {"encrypted": encrypt})
@@ -260,6 +263,8 @@ def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:
 
 
 def restore_command(file: Path, home: Path, json: bool) -> None:
+    from pipeline.service.storage.backup import restore_home
+
     if not file.is_file():
         raise RunFolderError(f"{file} does not exist; name a file that `hemofed coordinator backup` wrote")
     result = restore_home(file, home, read_passphrase(str(file), confirm=False) if is_encrypted(file) else None)

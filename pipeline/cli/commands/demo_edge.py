@@ -12,6 +12,8 @@ from pipeline.cli.commands.run import free_path
 from pipeline.cli.output import console
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import HemofedError, RunFolderError
+from pipeline.records.run_results import RunResults
+from pipeline.records.sites_record import SitesRecord
 
 SIGNER_NAME = "study lead"
 
@@ -40,7 +42,7 @@ def _scanner_options(run: Path) -> list[str]:
     from sites.population.feature_skew import ScannerSkew
 
     folder = RunFolder.open(run)
-    skew, counts_by_site = folder.load_study().feature_skew, folder.read_json("sites.json")["sites"]
+    skew, counts_by_site = folder.load_study().feature_skew, SitesRecord.read(folder.path).sites
     if not isinstance(skew, ScannerSkew):
         return []
     largest_index = max(range(len(counts_by_site)), key=lambda n: sum(list(counts_by_site.values())[n]["train"]))
@@ -48,7 +50,7 @@ def _scanner_options(run: Path) -> list[str]:
 
 
 def _newest_run(runs: Path) -> Path:
-    finished_runs = sorted(runs.glob("*/results.json"), key=lambda p: p.stat().st_mtime)
+    finished_runs = sorted(runs.glob(f"*/{RunResults.FILE_NAME}"), key=lambda p: p.stat().st_mtime)
     if not finished_runs:
         raise RunFolderError(f"{runs} contains no finished run; create one with `hemofed run`")
     return finished_runs[-1].parent

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.output import build_table, console, format_percent, print_json
+from pipeline.cli.output import SCORE_DIGITS, build_table, console, print_json
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import StudyError
 from pipeline.core.registry import Component, registered_components
-from pipeline.reports.document.formatting import format_bytes
+from pipeline.reports.document.formatting import METRIC_LABELS, UNDEFINED_TEXT, format_bytes, format_score
 from pipeline.strategies.base import Strategy
 from pipeline.study.toml_file import parse_override
 
@@ -43,7 +43,7 @@ def compare_command(runs: list[Path], out: Path, metric: str, json: bool) -> Non
 def _format_cell(column: str, value: object) -> str:
     if column == "traffic" and isinstance(value, int):
         return format_bytes(value)
-    return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    return UNDEFINED_TEXT if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def evaluate_command(
@@ -53,20 +53,20 @@ def evaluate_command(
 
     results = score_saved_model(RunFolder.open(run), data, source, model, split, dict(map(parse_override, overrides)))
     if json:
-        print_json(results)
+        print_json(results.to_dict())
         return
-    scalar_results = {k: v for k, v in results.items() if isinstance(v, float | int | None)}
-    rows = [
-        [k.replace("_", " "), str(v) if k == "n" else f"{v:.4f}" if k == "loss" else format_percent(v)]
-        for k, v in scalar_results.items()
+    metrics = results.metrics
+    rows = [["n", str(metrics.n)]] + [
+        [metric.replace("_", " "), format_score(metric, metrics.value(metric), SCORE_DIGITS)]
+        for metric in METRIC_LABELS
+        if metric in metrics.model_fields_set
     ]
-    console.print(build_table([f"{model} on {results['data']}", split], rows))
-    classes, confusion = results["classes"], results["confusion"]
-    if len(classes) <= 12:
+    console.print(build_table([f"{model} on {results.data}", split], rows))
+    if metrics.confusion is not None and len(results.classes) <= 12:
         console.print(
             build_table(
-                ["true \\ predicted", *classes],
-                [[c, *map(str, row)] for c, row in zip(classes, confusion, strict=True)],
+                ["true \\ predicted", *results.classes],
+                [[c, *map(str, row)] for c, row in zip(results.classes, metrics.confusion, strict=True)],
             )
         )
 

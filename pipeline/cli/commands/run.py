@@ -5,18 +5,23 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from pipeline.cli.output import RoundProgressTable, build_table, console, format_auroc, format_percent, print_json
+from pipeline.cli.output import SCORE_DIGITS, RoundProgressTable, build_table, console, print_json
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import StudyError
-from pipeline.reports.document.formatting import format_bytes
+from pipeline.reports.document.formatting import format_bytes, format_score
 from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study
 from pipeline.study.toml_file import find_study, load_study, parse_override
 
+if TYPE_CHECKING:
+    from pipeline.records.run_results import RunResults
+    from pipeline.records.scores import EvaluatedAt, ModelMetrics
+
 DEFAULT_STUDY = "smear-demo"
 MAX_SHOWN_SITES = 20
+EVALUATED_AT: tuple[EvaluatedAt, ...] = ("coordinator", "pooled")
 
 
 def run_command(
@@ -42,7 +47,7 @@ def run_command(
         folder = RunFolder.create(out or free_path(Path("runs") / study.name), study)
     results = run_and_report(study, folder, data, run_baselines, quiet or json, site_homes)
     if json:
-        print_json(results | {"run": str(folder.path)})
+        print_json(results.to_dict() | {"run": str(folder.path)})
     else:
         print_results(results, folder)
 
@@ -54,7 +59,7 @@ def run_and_report(
     run_baselines: bool | None,
     quiet: bool,
     site_homes: Path | None = None,
-) -> dict[str, Any]:
+) -> RunResults:
     """Runs the study and its baselines. After Ctrl-C, prints how to resume. A report is written before the baselines too.
 
     `run_baselines` None: local-only for personalized studies, because their gain is measured against each site alone.
@@ -68,22 +73,21 @@ def run_and_report(
         write_report(folder.path)
         baseline_names = None if run_baselines else {"local_only"}
         should_run_baselines = study.strategy.personalized if run_baselines is None else run_baselines
-        if should_run_baselines and not results["baselines"].keys() >= (
-            baseline_names or {"local_only", "centralized"}
-        ):
+        if should_run_baselines and not results.baselines.keys() >= (baseline_names or {"local_only", "centralized"}):
             from pipeline.runs.baselines import run_baselines as train_baselines
 
-            results["baselines"] = train_baselines(
+            baselines = train_baselines(
                 study,
                 folder,
                 data,
                 lambda s: RoundProgressTable(s.name.removeprefix(f"{study.name}-"), s.rounds, quiet),
                 baseline_names,
             )
-            folder.write_json("results.json", results)
+            results = results.model_copy(update={"baselines": baselines})
+            results.write(folder.path)
             write_report(folder.path)
     except KeyboardInterrupt:
-        finished_rounds = [record["round"] for record in folder.load_rounds()]
+        finished_rounds = [record.round for record in folder.load_rounds()]
         resume_options = (f" --data {shlex.quote(str(data))}" if data else "") + (
             " --baselines" if run_baselines else ""
         )
@@ -97,46 +101,53 @@ def run_and_report(
     return results
 
 
-def print_results(results: dict[str, Any], folder: RunFolder) -> None:
+def print_results(results: RunResults, folder: RunFolder) -> None:
     """AUROC of the positive class if the study names one, else accuracy."""
-    test, baselines = results["test"], results["baselines"]
-    metric, format_score = (
-        ("positive_auroc", format_auroc) if results["positive_class"] else ("accuracy", format_percent)
-    )
-    global_metrics = test.get("comparisons", {}).get("global")
-    run_columns = (
-        [("personalized model", test), ("global model", global_metrics)] if global_metrics else [("federated", test)]
-    )
-    columns = run_columns + [(name.replace("_", " "), y["test"]) for name, y in baselines.items()]
-    pooled_keys = [key for key in ("coordinator", "pooled") if any(key in metrics for _, metrics in columns)]
-    rows = [
-        [key, *(format_score(_pooled_score(name, metrics.get(key, {}), metric)) for name, metrics in columns)]
-        for key in pooled_keys
-    ]
-    site_scores = {s: m[metric] for s, m in test.get("sites", {}).items() if m.get(metric) is not None}
-    worst_site = min(site_scores, key=lambda s: site_scores[s], default="")
-    sites = list(test.get("sites", {}))
-    rows += [
-        [
-            f"{s} (worst)" if s == worst_site else s,
-            *(format_score(metrics.get("sites", {}).get(s, {}).get(metric)) for _, metrics in columns),
-        ]
-        for s in sites[:MAX_SHOWN_SITES]
-    ]
-    if len(sites) > MAX_SHOWN_SITES:
-        rows.append([f"… {len(sites) - MAX_SHOWN_SITES} more in the report"] + [""] * len(columns))
-    title = f"test AUROC, {results['positive_class']}" if results["positive_class"] else "test accuracy"
-    console.print(build_table(["", *(name for name, _ in columns)], rows, title=title))
-    if results["void_rounds"]:
-        void_text = f"{results['void_rounds']} of {results['rounds']} rounds were void because too few sites replied"
+    from pipeline.records.scores import headline_metric
+
+    metric = headline_metric(results.positive_class)
+    title = f"test AUROC, {results.positive_class}" if results.positive_class else "test accuracy"
+    _print_scores(results, metric, title)
+    if results.void_rounds:
+        void_text = f"{results.void_rounds} of {results.rounds} rounds were void because too few sites replied"
         console.print(void_text, style="yellow")
-    traffic = results["traffic"]
     console.print(
-        f"round {results['best_round']} of {results['rounds']} ({results['selected_by']}, {results['stop_reason']}); "
-        f"up {format_bytes(traffic['up'])}, down {format_bytes(traffic['down'])}; {results['seconds']:.1f} s",
+        f"round {results.best_round} of {results.rounds} ({results.selected_by}, {results.stop_reason}); "
+        f"up {format_bytes(results.traffic.up)}, down {format_bytes(results.traffic.down)}; {results.seconds:.1f} s",
     )
     console.print(f"report: {folder.path / 'report.html'}", soft_wrap=True)
     _print_privacy_spent(folder)
+
+
+def _print_scores(results: RunResults, metric: str, title: str) -> None:
+    """A column for each model, a row for all data and for each site."""
+    from pipeline.records.scores import metric_by_site
+
+    test, global_scores = results.test, results.test.comparisons.get("global")
+    run_columns = (
+        [("personalized model", test), ("global model", global_scores)] if global_scores else [("federated", test)]
+    )
+    columns = run_columns + [(name.replace("_", " "), baseline.test) for name, baseline in results.baselines.items()]
+    rows = [
+        [where, *(_format_pooled(name, scores.overall(where), metric) for name, scores in columns)]
+        for where in EVALUATED_AT
+        if any(scores.overall(where) for _, scores in columns)
+    ]
+    site_scores = metric_by_site(test.sites, metric)
+    worst_site = min(site_scores, key=lambda s: site_scores[s], default="")
+    for site in [*test.sites][:MAX_SHOWN_SITES]:
+        values = (metric_by_site(scores.sites, metric).get(site) for _, scores in columns)
+        label = f"{site} (worst)" if site == worst_site else site
+        rows.append([label, *(format_score(metric, value, SCORE_DIGITS) for value in values)])
+    if len(test.sites) > MAX_SHOWN_SITES:
+        rows.append([f"… {len(test.sites) - MAX_SHOWN_SITES} more in the report"] + [""] * len(columns))
+    console.print(build_table(["", *(name for name, _ in columns)], rows, title=title))
+
+
+def _format_pooled(name: str, metrics: ModelMetrics | None, metric: str) -> str:
+    """Undefined for the AUROC of several models: scores of different models cannot be ranked together."""
+    is_undefined = name in ("local only", "personalized model") and metric != "accuracy"
+    return format_score(metric, metrics.value(metric) if metrics and not is_undefined else None, SCORE_DIGITS)
 
 
 def _print_privacy_spent(folder: RunFolder) -> None:
@@ -144,20 +155,16 @@ def _print_privacy_spent(folder: RunFolder) -> None:
     if study.privacy == PrivacyConfig():
         return
     from pipeline.cli.commands.study import few_sites_warnings
+    from pipeline.records.sites_record import SitesRecord
 
-    spent = folder.load_rounds()[-1].get("epsilon")
+    spent = folder.load_rounds()[-1].epsilon
     if spent:
         worst_site = max(spent, key=lambda site: spent[site])
         console.print(
             f"privacy: at most epsilon {spent[worst_site]:.4g} spent ({worst_site}); audit: hemofed audit {folder.path}"
         )
-    for line in few_sites_warnings(study, len(folder.read_json("sites.json")["sites"])):
+    for line in few_sites_warnings(study, len(SitesRecord.read(folder.path).sites)):
         console.print(line, style="yellow", soft_wrap=True)
-
-
-def _pooled_score(name: str, metrics: dict[str, Any], metric: str) -> float | None:
-    """None for the AUROC of several models: scores of different models cannot be ranked together."""
-    return None if name in ("local only", "personalized model") and metric != "accuracy" else metrics.get(metric)
 
 
 def free_path(path: Path) -> Path:

@@ -26,10 +26,11 @@ def metric_label(metric: str) -> str:
     return METRIC_LABELS.get(metric, metric.replace("_", " ").capitalize())
 
 
-def format_score(metric: str, value: float | None) -> str:
+def format_score(metric: str, value: float | None, digits: int = 3) -> str:
+    """`digits`: of the fraction, so 3 gives 0.987 or 98.7 %."""
     if value is None:
         return UNDEFINED_TEXT
-    return f"{100 * value:.1f} %" if metric in PERCENT_METRICS else f"{value:.3f}"
+    return f"{100 * value:.{digits - 2}f} %" if metric in PERCENT_METRICS else f"{value:.{digits}f}"
 
 
 def format_interval(metric: str, low: float, high: float) -> str:

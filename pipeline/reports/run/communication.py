@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from pipeline.reports.document.formatting import format_bytes
-from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, round_traffic_bytes
+from pipeline.reports.run.record import RunRecord, Settings
 
 FLOAT32_BYTES = 4
-TrafficDirection = str  # "up" or "down"
+TrafficDirection = Literal["up", "down"]
 
 
-def _fraction_text(codec: JsonObject) -> str:
+def _fraction_text(codec: Settings) -> str:
     return f"{100 * float(codec.get('fraction', 0.01)):g} % of the numbers"
 
 
-def _error_feedback_text(codec: JsonObject) -> str:
+def _error_feedback_text(codec: Settings) -> str:
     return ", with error feedback" if codec.get("error_feedback", True) else ""
 
 
-CODEC_DESCRIPTIONS: Mapping[str, Callable[[JsonObject], str]] = {
+CODEC_DESCRIPTIONS: Mapping[str, Callable[[Settings], str]] = {
     "fp16": lambda codec: "half precision, two bytes a number",
     "qsgd": lambda codec: (
         f"rounded at random to {codec.get('bits', 4)} bit{'s' if codec.get('bits', 4) != 1 else ''} a number"
@@ -30,9 +31,9 @@ CODEC_DESCRIPTIONS: Mapping[str, Callable[[JsonObject], str]] = {
 }
 
 
-def compression_chains(record: RunRecord) -> dict[TrafficDirection, list[JsonObject]]:
+def compression_chains(record: RunRecord) -> dict[TrafficDirection, list[Settings]]:
     """Direction -> its codecs in order; empty if the study compresses neither direction."""
-    compression: JsonObject = record.settings.get("compression") or {}
+    compression: Settings = record.settings.get("compression") or {}
     uplink_chain = (
         _as_codec_list(compression["uplink"])
         if "uplink" in compression
@@ -40,24 +41,27 @@ def compression_chains(record: RunRecord) -> dict[TrafficDirection, list[JsonObj
         if compression
         else []
     )
-    chain_by_direction = {"up": uplink_chain, "down": _as_codec_list(compression.get("downlink") or ())}
+    chain_by_direction: dict[TrafficDirection, list[Settings]] = {
+        "up": uplink_chain,
+        "down": _as_codec_list(compression.get("downlink") or ()),
+    }
     return chain_by_direction if any(chain_by_direction.values()) else {}
 
 
-def _as_codec_list(value: object) -> list[JsonObject]:
+def _as_codec_list(value: object) -> list[Settings]:
     """Accepts a list of codecs, a single codec, or a codec's name."""
     codecs = [value] if isinstance(value, str | Mapping) else list(value) if isinstance(value, Sequence) else []
     return [{"name": codec} if isinstance(codec, str) else codec for codec in codecs]
 
 
-def _strategy_codecs(record: RunRecord) -> list[JsonObject]:
+def _strategy_codecs(record: RunRecord) -> list[Settings]:
     """The strategy's default codecs, used if the study gives none (FedPAQ quantises)."""
     from pydantic import ValidationError
 
     from pipeline.core.registry import registered_components
 
     table = record.settings.get("strategy")
-    cls = registered_components("strategies").get(record.component_name("strategy") or "")
+    cls = registered_components("strategies").get(record.strategy_name or "")
     try:
         strategy = cls.model_validate(table) if cls and isinstance(table, Mapping) else None
     except ValidationError:  # a study of another version
@@ -65,40 +69,33 @@ def _strategy_codecs(record: RunRecord) -> list[JsonObject]:
     return [codec.model_dump() for codec in getattr(strategy, "default_codec", ())]
 
 
-def describe_compression(chains: Mapping[TrafficDirection, Sequence[JsonObject]]) -> str:
+def describe_compression(chains: Mapping[TrafficDirection, Sequence[Settings]]) -> str:
     return f"Uplink (updates): {_describe_chain(chains['up'])}. Downlink (models): {_describe_chain(chains['down'])}."
 
 
-def _describe_chain(chain: Sequence[JsonObject]) -> str:
+def _describe_chain(chain: Sequence[Settings]) -> str:
     if not chain:
         return "uncompressed float32"
     return ", then ".join(_describe_codec(codec) for codec in chain)
 
 
-def _describe_codec(codec: JsonObject) -> str:
+def _describe_codec(codec: Settings) -> str:
     name = str(codec.get("name"))
     return f"{name} ({CODEC_DESCRIPTIONS[name](codec)})" if name in CODEC_DESCRIPTIONS else name
 
 
 def float32_bytes(record: RunRecord, direction: TrafficDirection) -> float | None:
     """Bytes of one float32 model for every accepted reply (up) or every request (down)."""
-    num_parameters = finite_or_none((record.results or {}).get("num_parameters"))
-    sites_key = "accepted" if direction == "up" else "sampled_clients"
-    return (
-        FLOAT32_BYTES
-        * num_parameters
-        * sum(len(round_record.get(sites_key) or ()) for round_record in record.round_records)
-        if num_parameters
-        else None
-    )
+    if record.results is None:
+        return None
+    num_models = sum(len(line.accepted if direction == "up" else line.sampled_clients) for line in record.round_records)
+    return FLOAT32_BYTES * record.results.num_parameters * num_models
 
 
 def describe_savings(record: RunRecord, direction: TrafficDirection) -> tuple[str, str] | None:
     """(bytes in float32, by which factor the run sent less or more); None if unknown."""
-    uncompressed_bytes, sent_bytes = (
-        float32_bytes(record, direction),
-        sum(round_traffic_bytes(round_record, direction) for round_record in record.round_records),
-    )
+    uncompressed_bytes = float32_bytes(record, direction)
+    sent_bytes = sum(line.bytes.up if direction == "up" else line.bytes.down for line in record.round_records)
     if not uncompressed_bytes or not sent_bytes:
         return None
     ratio = uncompressed_bytes / sent_bytes

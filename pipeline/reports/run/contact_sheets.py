@@ -6,7 +6,6 @@ They can show patients' cells, so only simulations write them, where all data is
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline.core.files import write_atomically
+from pipeline.records.base import FrozenRecord
 from pipeline.reports.document.formatting import format_count, join_names
 from pipeline.reports.document.page import CaptionedImage, ReportWriter
 from pipeline.reports.run.headline_metric import HeadlineMetric
-from pipeline.reports.run.record import JsonObject, RunRecord
+from pipeline.reports.run.record import RunRecord
 
 if TYPE_CHECKING:
     from sites.population.simulated_sites import FederatedDataset
@@ -35,6 +36,18 @@ TILE_GAP_PIXELS = 2
 PNG_SIGNATURE = b"\x89PNG"
 
 TileArray = NDArray[np.uint8]  # (n, H, W, 3)
+
+
+class SheetEntry(FrozenRecord):
+    """One site's contact sheet."""
+
+    file: str
+    acquisition: str  # how the site's scanner acquires images, in words
+    layout: str  # which classes are where, in words
+
+
+INDEX_FILE = "index.json"
+SHEET_INDEX = TypeAdapter(dict[str, SheetEntry])  # by site
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ def make_contact_sheets(
 
 
 def write_contact_sheets(folder: Path, dataset: FederatedDataset, positive_class: str | None = None) -> None:
-    """Writes cells/*.png and cells/index.json, which maps sites to files."""
+    """Writes cells/*.png and their index."""
     sheets = make_contact_sheets(dataset, positive_class=positive_class)
     if not sheets:
         return
@@ -88,12 +101,10 @@ def write_contact_sheets(folder: Path, dataset: FederatedDataset, positive_class
     for number, (site, png) in enumerate(sheets.items(), 1):
         file_name = f"{number}-{re.sub(r'[^A-Za-z0-9]+', '-', site)[:40].strip('-')}.png"
         write_atomically(folder / "cells" / file_name, png)
-        sheet_index[site] = {
-            "file": file_name,
-            "acquisition": dataset.acquisition_descriptions.get(site, ""),
-            "layout": layout_text,
-        }
-    write_atomically(folder / "cells" / "index.json", json.dumps(sheet_index, indent=1).encode())
+        sheet_index[site] = SheetEntry(
+            file=file_name, acquisition=dataset.acquisition_descriptions.get(site, ""), layout=layout_text
+        )
+    write_atomically(folder / "cells" / INDEX_FILE, SHEET_INDEX.dump_json(sheet_index, indent=1))
 
 
 def has_image_shape(shape: Sequence[int]) -> bool:
@@ -173,7 +184,7 @@ def add_contact_sheet_section(writer: ReportWriter, record: RunRecord, headline:
         description += (
             f" Shown: {len(shown)} of {format_count(len(record.sites), 'site')}; {num_hidden_sites:,} more took part."
         )
-    layouts = list(dict.fromkeys(str(entry.get("layout") or "") for entry in sheet_index.values()))
+    layouts = list(dict.fromkeys(entry.layout for entry in sheet_index.values()))
     if len(layouts) == 1 and layouts[0]:
         description += f" {layouts[0]} Blank tile: the site has no more examples of that class."
     writer.page.add_section("Training images by site").add_text(description).add_images(shown)
@@ -193,26 +204,21 @@ def describe_class_counts(classes: Sequence[str], train: Sequence[int], positive
     return f"{total_text}, most often {join_names([f'{classes[label_index]} ({train[label_index]:,})' for label_index in most_frequent if train[label_index]])}"
 
 
-def _load_sheet_index(folder: Path) -> dict[str, JsonObject]:
-    """The entries by site; empty if the index is damaged, so that a report is written without the images."""
+def _load_sheet_index(folder: Path) -> dict[str, SheetEntry]:
+    """Empty if the index is damaged, so that a report is written without the images."""
     try:
-        sheet_index = json.loads((folder / "index.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        return SHEET_INDEX.validate_json((folder / INDEX_FILE).read_bytes())
+    except (OSError, ValidationError):
         return {}
-    return (
-        {str(site): entry for site, entry in sheet_index.items() if isinstance(entry, dict)}
-        if isinstance(sheet_index, dict)
-        else {}
-    )
 
 
-def _captioned_sheet(record: RunRecord, headline: HeadlineMetric, site: str, entry: JsonObject) -> CaptionedImage:
-    classes = [str(label) for label in record.site_data.get("classes") or ()]
-    train_counts = ((record.site_data.get("sites") or {}).get(site) or {}).get("train") or ()
+def _captioned_sheet(record: RunRecord, headline: HeadlineMetric, site: str, entry: SheetEntry) -> CaptionedImage:
+    classes = record.site_data.classes
+    train_counts = record.site_data.sites.get(site, {}).get("train", ())
     counts_text = describe_class_counts(classes, train_counts, headline.positive_class) if train_counts else ""
-    paragraphs = [text for text in (str(entry.get("acquisition") or ""), counts_text) if text]
-    alt = f"Training images of {site}. {entry.get('layout') or ''}".strip()
-    return CaptionedImage(site, _read_png(record.folder / "cells", str(entry.get("file") or "")), alt, paragraphs)
+    paragraphs = [text for text in (entry.acquisition, counts_text) if text]
+    alt = f"Training images of {site}. {entry.layout}".strip()
+    return CaptionedImage(site, _read_png(record.folder / "cells", entry.file), alt, paragraphs)
 
 
 def _read_png(folder: Path, file_name: str) -> bytes | None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.records.scores import EvaluationScores, ModelMetrics, PrPoints, RocPoints
 from pipeline.reports.document.formatting import format_integer, format_score
 from pipeline.reports.document.page import ReportWriter, TableColumn
 from pipeline.reports.run import scores as score_figures
 from pipeline.reports.run.headline_metric import HeadlineMetric
-from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none
+from pipeline.reports.run.record import RunRecord
 
 ConfusionCounts = Sequence[Sequence[int]]
 
 
 def add_error_analysis_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
-    test_scores: JsonObject = headline.comparable_scores((record.results or {}).get("test") or {})
+    if record.results is None:
+        return
+    test_scores = headline.comparable_scores(record.results.test)
     data_label, main_metrics = headline.overall_scores(test_scores)
-    classes = [str(label) for label in record.site_data.get("classes") or ()]
-    confusion_counts, reliability_bins = main_metrics.get("confusion"), main_metrics.get("reliability")
+    classes = record.site_data.classes
+    confusion_counts, reliability_bins = main_metrics.confusion, main_metrics.reliability
     if not confusion_counts and not reliability_bins:
         return
     writer.page.add_section("Error analysis").add_text(
@@ -43,11 +46,11 @@ def add_error_analysis_section(writer: ReportWriter, record: RunRecord, headline
         )
         writer.add_figure(
             "reliability",
-            score_figures.plot_reliability([tuple(reliability_bin) for reliability_bin in reliability_bins]),
+            score_figures.plot_reliability(reliability_bins),
             caption,
         )
     if confusion_counts:
-        _add_class_table(writer, labels, confusion_counts, main_metrics.get("class_auroc") or ())
+        _add_class_table(writer, labels, confusion_counts, main_metrics.class_auroc or ())
 
 
 def _add_class_table(
@@ -70,7 +73,7 @@ def _add_class_table(
                 label,
                 format_integer(num_true),
                 *rates,
-                *([format_score("auroc", finite_or_none(class_aurocs[class_index]))] if class_aurocs else []),
+                *([format_score("auroc", class_aurocs[class_index])] if class_aurocs else []),
             ]
         )
     columns = [
@@ -85,8 +88,8 @@ def _add_class_table(
 def _add_detection_curves(
     writer: ReportWriter,
     headline: HeadlineMetric,
-    test_scores: JsonObject,
-    main_metrics: JsonObject,
+    test_scores: EvaluationScores,
+    main_metrics: ModelMetrics,
     labels: Sequence[str],
     data_label: str,
 ) -> None:
@@ -94,18 +97,15 @@ def _add_detection_curves(
     if positive_class is None:
         return
     class_text = f"class “{positive_class}” against the rest"
-    areas = {
-        area_name: finite_or_none(main_metrics.get(f"positive_{area_name}", main_metrics.get(area_name)))
-        for area_name in ("auroc", "auprc")
-    }
+    has_positive_class = main_metrics.headline_metric == "positive_auroc"
+    auroc = main_metrics.positive_auroc if has_positive_class else main_metrics.auroc
+    auprc = main_metrics.positive_auprc if has_positive_class else main_metrics.auprc
+    roc, pr = main_metrics.roc, main_metrics.pr
     operating_point = (
-        _find_operating_point(main_metrics.get("roc") or {}, headline.target_specificity)
-        if headline.positive_class
-        else None
+        _find_operating_point(roc, headline.target_specificity) if roc and headline.positive_class else None
     )
-    if (curve := main_metrics.get("roc")) and curve.get("fpr"):
-        site_curves = [(metrics or {}).get("roc") for metrics in (test_scores.get("sites") or {}).values()]
-        valid_site_curves = [site_curve for site_curve in site_curves if site_curve and site_curve.get("fpr")]
+    if roc and roc.fpr:
+        site_curves = [metrics.roc for metrics in test_scores.sites.values() if metrics.roc and metrics.roc.fpr]
         point_text = (
             f"sensitivity {100 * operating_point[1]:.0f} % at {100 * headline.target_specificity:g} % specificity"
             if operating_point
@@ -117,33 +117,28 @@ def _add_detection_curves(
         writer.add_figure(
             "roc",
             score_figures.plot_roc(
-                false_positive_rate=curve["fpr"],
-                true_positive_rate=curve["tpr"],
-                area=areas["auroc"],
-                site_curves=valid_site_curves,
+                curve=roc,
+                area=auroc,
+                site_curves=site_curves,
                 operating_point=operating_point,
                 point_text=point_text,
                 curve_label=data_label,
             ),
             caption,
         )
-    if (curve := main_metrics.get("pr")) and curve.get("recall"):
-        prevalence, precision_point = (
-            _prevalence(main_metrics.get("confusion") or (), labels, positive_class),
-            _precision_at_point(curve, operating_point),
-        )
-        figure = score_figures.plot_precision_recall(
-            curve["recall"], curve["precision"], areas["auprc"], prevalence, precision_point, data_label
-        )
+    if pr and pr.recall:
+        prevalence = _prevalence(main_metrics.confusion or (), labels, positive_class)
+        precision_point = _precision_at_point(pr, operating_point)
+        figure = score_figures.plot_precision_recall(pr, auprc, prevalence, precision_point, data_label)
         caption = f"Precision and sensitivity: {class_text}." + (
             " The ring is the same operating point." if precision_point else ""
         )
         writer.add_figure("precision_recall", figure, caption)
 
 
-def _find_operating_point(curve: JsonObject, target_specificity: float) -> tuple[float, float] | None:
+def _find_operating_point(curve: RocPoints, target_specificity: float) -> tuple[float, float] | None:
     """(1 - specificity, sensitivity) of highest sensitivity among thresholds that reach the target specificity."""
-    roc_points = zip(curve.get("fpr") or (), curve.get("tpr") or (), strict=True)
+    roc_points = zip(curve.fpr, curve.tpr, strict=True)
     return max(
         (roc_point for roc_point in roc_points if roc_point[0] <= 1 - target_specificity + 1e-12),
         key=lambda p: (p[1], -p[0]),
@@ -151,11 +146,11 @@ def _find_operating_point(curve: JsonObject, target_specificity: float) -> tuple
     )
 
 
-def _precision_at_point(curve: JsonObject, operating_point: tuple[float, float] | None) -> tuple[float, float] | None:
+def _precision_at_point(curve: PrPoints, operating_point: tuple[float, float] | None) -> tuple[float, float] | None:
     """(sensitivity, precision): the highest precision at the operating point's sensitivity."""
     if operating_point is None or not operating_point[1]:
         return None
-    pr_points = zip(curve["recall"], curve["precision"], strict=True)
+    pr_points = zip(curve.recall, curve.precision, strict=True)
     return max(
         (pr_point for pr_point in pr_points if abs(pr_point[0] - operating_point[1]) < 1e-9),
         key=lambda p: p[1],

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pipeline.protocol.messages import SiteId
+from pipeline.protocol.tasks import Split
+from pipeline.records.scores import EvaluationScores, ModelMetrics, metric_by_site
 from pipeline.reports.document.figure_style import PALETTE
 from pipeline.reports.document.formatting import (
     PERCENT_METRICS,
@@ -18,7 +21,7 @@ from pipeline.reports.document.page import ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
 from pipeline.reports.run.curves import CurveSeries
 from pipeline.reports.run.headline_metric import RANK_BASED_METRICS, HeadlineMetric
-from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores, finite_or_none, metric_by_site
+from pipeline.reports.run.record import RunRecord
 
 SPECIALIZATION_TITLE, GENERALIZATION_TITLE = "Specialisation", "Generalisation"
 LEVEL_STYLES: Mapping[str, tuple[str, str]] = {  # level -> (name, colour)
@@ -40,15 +43,7 @@ class LevelScores:
 
 def add_hierarchy_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
     split, scores = record.latest_scores()
-    best_round = (record.results or {}).get("best_round", record.last_round)
-    cluster_by_site: JsonObject = next(
-        (
-            round_record.get("clusters") or {}
-            for round_record in record.round_records
-            if round_record["round"] == best_round
-        ),
-        {},
-    )
+    cluster_by_site = next((line.clusters for line in record.round_records if line.round == record.result_round), {})
     metric = headline.metric
     scores_by_level = level_scores(scores, cluster_by_site, metric)
     if not any(level.generalization is not None for name, level in scores_by_level.items() if name != "top"):
@@ -65,18 +60,20 @@ def _has_feature_skew(record: RunRecord) -> bool:
     return (skew_setting.get("name") if isinstance(skew_setting, Mapping) else skew_setting) != "none"
 
 
-def level_scores(scores: JsonObject, cluster_by_site: Mapping[str, str], metric: str) -> dict[str, LevelScores]:
+def level_scores(
+    scores: EvaluationScores, cluster_by_site: Mapping[SiteId, str], metric: str
+) -> dict[str, LevelScores]:
     """Scores by level; empty if the run has one model.
 
     `cluster_by_site`: site -> its lowest cluster; models of intermediate clusters are left out.
     """
-    model_scores: JsonObject = scores.get("models") or {}
+    model_scores = scores.models
     site_models = {name: found for name, found in model_scores.items() if name.startswith("site/")}
     lowest_clusters = {f"cluster/{cluster}" for cluster in cluster_by_site.values()}
     cluster_models = {name: found for name, found in model_scores.items() if name.startswith("cluster/")}
     used_models = {name: found for name, found in cluster_models.items() if name in lowest_clusters} or cluster_models
     # sites without a model of their own use their cluster's
-    cluster_view = comparison_scores(scores, "cluster") or ({} if site_models else scores)
+    cluster_view = scores.comparisons.get("cluster", EvaluationScores() if site_models else scores)
     found = {
         "site": LevelScores(_specialization_score(scores, metric), _mean_score(site_models, metric))
         if site_models
@@ -85,21 +82,21 @@ def level_scores(scores: JsonObject, cluster_by_site: Mapping[str, str], metric:
         if used_models
         else LevelScores(None, None),
         "top": LevelScores(
-            _specialization_score(comparison_scores(scores, "global"), metric),
-            finite_or_none((scores.get("coordinator") or {}).get(metric)),
+            _specialization_score(scores.comparison("global"), metric),
+            scores.coordinator.value(metric) if scores.coordinator else None,
         ),
     }
     return {name: level for name, level in found.items() if level.is_known} if model_scores else {}
 
 
-def _specialization_score(scores: JsonObject, metric: str) -> float | None:
+def _specialization_score(scores: EvaluationScores, metric: str) -> float | None:
     """Pooled; of rank-based metrics the mean over sites, as the scores come from several models."""
     if metric in RANK_BASED_METRICS:
-        return _mean_score(scores.get("sites") or {}, metric)
-    return finite_or_none((scores.get("pooled") or {}).get(metric))
+        return _mean_score(scores.sites, metric)
+    return scores.pooled.value(metric) if scores.pooled else None
 
 
-def _mean_score(model_scores: JsonObject, metric: str) -> float | None:
+def _mean_score(model_scores: Mapping[str, ModelMetrics], metric: str) -> float | None:
     values = metric_by_site(model_scores, metric)
     return fmean(values.values()) if values else None
 
@@ -130,7 +127,11 @@ def _lower_first(text: str) -> str:
 
 
 def _add_levels_table(
-    writer: ReportWriter, scores_by_level: Mapping[str, LevelScores], headline: HeadlineMetric, metric: str, split: str
+    writer: ReportWriter,
+    scores_by_level: Mapping[str, LevelScores],
+    headline: HeadlineMetric,
+    metric: str,
+    split: Split,
 ) -> None:
     rows: list[list[TableCell]] = []
     for name, level in scores_by_level.items():
@@ -159,9 +160,9 @@ def _add_levels_table(
 def _add_level_curves(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric, metric: str) -> None:
     split = record.most_evaluated_split()
     levels_by_round = {
-        int(round_record["round"]): level_scores(scores, round_record.get("clusters") or {}, metric)
-        for round_record in record.round_records
-        if (scores := (round_record.get("metrics") or {}).get(split))
+        line.round: level_scores(line.metrics[split], line.clusters, metric)
+        for line in record.round_records
+        if split in line.metrics
     }
     specialization_series = _level_series(
         {

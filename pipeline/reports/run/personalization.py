@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.protocol.messages import SiteId
+from pipeline.protocol.tasks import Split
+from pipeline.records.scores import ModelMetrics, metric_by_site
 from pipeline.reports.document.figure_style import (
     FULL_WIDTH_INCHES,
     HALF_WIDTH_INCHES,
@@ -32,7 +35,7 @@ from pipeline.reports.run.baselines.text import (
     gains_by_site,
 )
 from pipeline.reports.run.headline_metric import HeadlineMetric, find_interval
-from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores, finite_or_none, metric_by_site
+from pipeline.reports.run.record import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,12 +62,10 @@ class PersonalizationScores:
 
 def add_personalization_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
     split, scores = record.latest_scores()
-    personalized_metrics: JsonObject = scores.get("sites") or {}
+    personalized_metrics = scores.sites
     metric = headline.site_ranking_metric(personalized_metrics)
-    personalized_scores, global_scores = (
-        metric_by_site(personalized_metrics, metric),
-        metric_by_site(comparison_scores(scores, "global").get("sites") or {}, metric),
-    )
+    personalized_scores = metric_by_site(personalized_metrics, metric)
+    global_scores = metric_by_site(scores.comparison("global").sites, metric)
     gains = gains_by_site(personalized_scores, global_scores)
     if not gains:
         return
@@ -81,9 +82,8 @@ def add_personalization_section(writer: ReportWriter, record: RunRecord, headlin
 
 
 def _local_only_scores(record: RunRecord, metric: str) -> dict[str, float]:
-    baselines: JsonObject = (record.results or {}).get("baselines") or {}
-    test_scores: JsonObject = (baselines.get("local_only") or {}).get("test") or {}
-    return metric_by_site(test_scores.get("sites") or {}, metric)
+    local_only = record.results.baselines.get("local_only") if record.results else None
+    return metric_by_site(local_only.test.sites, metric) if local_only else {}
 
 
 def _personalization_findings(
@@ -149,10 +149,10 @@ def _add_personalization_figures(
 def _add_personalization_table(
     writer: ReportWriter,
     rows: Sequence[PersonalizationScores],
-    personalized_metrics: JsonObject,
+    personalized_metrics: Mapping[SiteId, ModelMetrics],
     headline: HeadlineMetric,
     metric: str,
-    split: str,
+    split: Split,
 ) -> None:
     has_local_only = any(row.local_only is not None for row in rows)
     cells = [_personalization_row(row, personalized_metrics, headline, metric, has_local_only) for row in rows]
@@ -174,7 +174,7 @@ def _add_personalization_table(
 
 def _personalization_row(
     row: PersonalizationScores,
-    personalized_metrics: JsonObject,
+    personalized_metrics: Mapping[SiteId, ModelMetrics],
     headline: HeadlineMetric,
     metric: str,
     has_local_only: bool,
@@ -198,7 +198,7 @@ def _personalization_row(
         )
     return [
         row.site,
-        format_integer(finite_or_none((personalized_metrics.get(row.site) or {}).get("n"))),
+        format_integer(personalized_metrics[row.site].n),
         *cells,
         *differences,
     ]

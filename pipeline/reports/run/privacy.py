@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from urllib.parse import quote
 
+from pipeline.protocol.messages import SiteId
+from pipeline.records.privacy_record import PrivacyPlanRecord, PrivacyRecord
+from pipeline.records.site_homes import SiteHomes
 from pipeline.reports.document.formatting import UNDEFINED_TEXT, format_integer
 from pipeline.reports.document.page import ReportWriter, TableCell, TableColumn
-from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, load_json_object
+from pipeline.reports.run.record import RunRecord
 
 UNPROTECTED_TEXT = (
     "This run has no formal privacy protection: neither differential privacy nor secure aggregation. Images stayed at the "
@@ -20,19 +23,16 @@ AUDIT_HINT = "For what this covers, its limits and the verification of the ledge
 def add_privacy_section(writer: ReportWriter, record: RunRecord) -> None:
     if not record.round_records:
         return
-    privacy_record = load_json_object(record.folder / "privacy.json")
-    plans_by_site: JsonObject = privacy_record.get("dp_sgd") or {}
-    client_level_dp, secure_aggregation = (
-        privacy_record.get("client_level_dp"),
-        privacy_record.get("secure_aggregation"),
-    )
+    privacy_record = PrivacyRecord.read_if_present(record.folder) or PrivacyRecord()
+    plans_by_site, client_level_dp = privacy_record.dp_sgd, privacy_record.client_level_dp
+    secure_aggregation = privacy_record.secure_aggregation
     writer.page.add_section("Privacy")
     if not (plans_by_site or client_level_dp or secure_aggregation):
         writer.page.add_text(UNPROTECTED_TEXT)
         return
     sentences = []
     if plans_by_site:
-        unit = next(iter(plans_by_site.values()))["privacy_unit"]
+        unit = next(iter(plans_by_site.values())).privacy_unit
         sentences.append(
             f"Differential privacy at the sites, with the {unit} as unit: DP-SGD, charged to each site's ledger."
         )
@@ -40,12 +40,12 @@ def add_privacy_section(writer: ReportWriter, record: RunRecord) -> None:
             sentences.append("A person with many images gets almost no protection from this.")
     if client_level_dp:
         sentences.append(
-            f"Client-level differential privacy, with noise added by the coordinator: epsilon {client_level_dp['epsilon']:.2f} at delta "
-            f"{client_level_dp['delta']:g} after {client_level_dp['rounds']} rounds. It does not protect against the coordinator itself."
+            f"Client-level differential privacy, with noise added by the coordinator: epsilon {client_level_dp.epsilon:.2f} at delta "
+            f"{client_level_dp.delta:g} after {client_level_dp.rounds} rounds. It does not protect against the coordinator itself."
         )
     if secure_aggregation:
         sentences.append(
-            f"Secure aggregation: the coordinator saw sums over at least {secure_aggregation['threshold']} sites, not single updates."
+            f"Secure aggregation: the coordinator saw sums over at least {secure_aggregation.threshold} sites, not single updates."
         )
     if not plans_by_site and not client_level_dp:
         sentences.append("Without noise, the sums and the models themselves are not protected.")
@@ -64,26 +64,19 @@ def add_privacy_section(writer: ReportWriter, record: RunRecord) -> None:
         )
 
 
-def _site_privacy_row(site: str, plan: JsonObject, record: RunRecord) -> list[TableCell]:
-    epsilon_spent = next(
-        (
-            epsilon_by_site[site]
-            for round_record in reversed(record.round_records)
-            if site in (epsilon_by_site := round_record.get("epsilon") or {})
-        ),
-        None,
-    )
+def _site_privacy_row(site: SiteId, plan: PrivacyPlanRecord, record: RunRecord) -> list[TableCell]:
+    records = record.round_records
+    epsilon_spent = next((line.epsilon[site] for line in reversed(records) if site in line.epsilon), None)
     num_rounds_declined = sum(
-        (round_record.get("failures") or {}).get(site, {}).get("kind") == "privacy_budget"
-        for round_record in record.round_records
+        site in line.failures and line.failures[site].kind == "privacy_budget" for line in records
     )
     return [
         site,
-        _format_epsilon(finite_or_none(epsilon_spent)),
+        _format_epsilon(epsilon_spent),
         _format_epsilon(_read_epsilon_budget(record.folder, site)),
-        f"{plan['delta']:g}",
-        f"{plan['noise_multiplier']:.3f}",
-        format_integer(plan["num_units"]),
+        f"{plan.delta:g}",
+        f"{plan.noise_multiplier:.3f}",
+        format_integer(plan.num_units),
         format_integer(num_rounds_declined),
     ]
 
@@ -94,18 +87,16 @@ def _format_epsilon(epsilon: float | None) -> str:
 
 def _read_epsilon_budget(run_folder: Path, site: str) -> float | None:
     """The budget in the site's ledger, which is read without verification (`hemofed audit` verifies it)."""
-    homes_file = run_folder / "homes.json"
-    homes_folder = Path(json.loads(homes_file.read_text("utf-8"))) if homes_file.exists() else run_folder / "homes"
-    ledger_path = homes_folder / quote(site, safe="") / "ledger.jsonl"
+    ledger_path = SiteHomes.locate(run_folder).home_path(site) / "ledger.jsonl"
     epsilon_budget = None
     for ledger_line in ledger_path.read_text("utf-8", "replace").splitlines() if ledger_path.is_file() else ():
         try:
             entry = json.loads(ledger_line)
             match entry["kind"]:
                 case "opened":
-                    epsilon_budget = finite_or_none(entry["body"]["budget"]["epsilon"])
+                    epsilon_budget = float(entry["body"]["budget"]["epsilon"])
                 case "budget":
-                    epsilon_budget = finite_or_none(entry["body"]["epsilon"])
+                    epsilon_budget = float(entry["body"]["epsilon"])
         except (ValueError, KeyError, TypeError):
             continue
-    return epsilon_budget
+    return epsilon_budget if epsilon_budget is None or math.isfinite(epsilon_budget) else None

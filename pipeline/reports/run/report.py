@@ -16,7 +16,7 @@ from pipeline.reports.run.headline_metric import HeadlineMetric
 from pipeline.reports.run.hierarchy import add_hierarchy_section
 from pipeline.reports.run.personalization import add_personalization_section
 from pipeline.reports.run.privacy import add_privacy_section
-from pipeline.reports.run.record import RunRecord, finite_or_none, load_run_record
+from pipeline.reports.run.record import RunRecord, load_run_record
 from pipeline.reports.run.scores import add_headline_tiles, add_learning_curves_section, add_results_section
 
 
@@ -43,15 +43,14 @@ def write_report(run_folder: Path, band: BandLevel = "68") -> Path:
 
 
 def report_subtitle(record: RunRecord) -> str:
-    results = record.results or {}
-    parameters = finite_or_none(results.get("num_parameters"))
-    strategy, model = record.component_name("strategy"), record.component_name("model")
-    model_text = f"model {model}" + (f" with {format_integer(parameters)} parameters" if parameters else "")
-    parts = [f"Strategy {strategy}" if strategy else "", model_text if model else ""]
-    study_hash = results.get("study_hash")
-    return " · ".join(
-        [component for component in parts if component] + ([f"study {str(study_hash)[:12]}"] if study_hash else [])
-    )
+    results, strategy, model = record.results, record.strategy_name, record.model_name
+    size_text = f" with {format_integer(results.num_parameters)} parameters" if results else ""
+    parts = [
+        f"Strategy {strategy}" if strategy else "",
+        f"model {model}{size_text}" if model else "",
+        f"study {results.study_hash[:12]}" if results else "",
+    ]
+    return " · ".join(part for part in parts if part)
 
 
 def unfinished_notice(record: RunRecord) -> str:

@@ -10,6 +10,17 @@ from collections.abc import Mapping, Sequence
 from statistics import pstdev
 from typing import TYPE_CHECKING, Any
 
+from pipeline.protocol.messages import SiteId
+from pipeline.protocol.tasks import Split
+from pipeline.records.scores import (
+    EvaluatedAt,
+    EvaluationScores,
+    ModelMetrics,
+    PrPoints,
+    RocPoints,
+    find_worst_site,
+    metric_by_site,
+)
 from pipeline.reports.document.figure_style import (
     FULL_WIDTH_INCHES,
     HALF_WIDTH_INCHES,
@@ -31,13 +42,13 @@ from pipeline.reports.document.formatting import (
 from pipeline.reports.document.page import COORDINATOR_LABEL, POOLED_LABEL, ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
 from pipeline.reports.run.curves import BandLevel, CurveSeries
-from pipeline.reports.run.headline_metric import DETECTION_METRICS, RANK_BASED_METRICS, HeadlineMetric, find_worst_site
-from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, metric_by_site
+from pipeline.reports.run.headline_metric import DETECTION_METRICS, RANK_BASED_METRICS, HeadlineMetric
+from pipeline.reports.run.record import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OVERALL_TEST_SETS = (("coordinator", COORDINATOR_LABEL), ("pooled", POOLED_LABEL))
+OVERALL_TEST_SETS: Sequence[tuple[EvaluatedAt, str]] = (("coordinator", COORDINATOR_LABEL), ("pooled", POOLED_LABEL))
 MAX_LISTED_SITES = 24  # with more sites, the table lists only the weakest, and a folded table lists all
 NUM_WEAKEST_SITES = 10
 MAX_SITE_CURVES, MAX_CURVE_POINTS = 40, 100  # of single sites' ROC curves
@@ -53,71 +64,75 @@ def add_headline_tiles(writer: ReportWriter, record: RunRecord, headline: Headli
     data_label, main_metrics = headline.overall_scores(scores)
     is_detection = headline.metric in DETECTION_METRICS
     detection_metrics = [
-        metric for metric in DETECTION_METRICS if is_detection and finite_or_none(main_metrics.get(metric)) is not None
+        metric for metric in DETECTION_METRICS if is_detection and main_metrics.value(metric) is not None
     ]
     tiles: list[tuple[str, TableCell]] = [
         (headline.metric_title(metric), _score_cell(headline, metric, main_metrics, scores))
         for metric in dict.fromkeys([*detection_metrics, headline.metric, "accuracy"])
     ]
     if data_label:
-        if headline.has_several_models and main_metrics is scores.get("pooled"):
+        if headline.has_several_models and main_metrics is scores.pooled:
             data_label = "mean over sites" if headline.metric in RANK_BASED_METRICS else data_label
             data_label += ", personalised models" if record.has_personalized_models else ""
         tiles[0] = (f"{tiles[0][0]}, {SPLIT_LABELS[split]} ({data_label})", tiles[0][1])
-    sites: JsonObject = scores.get("sites") or {}
+    sites = scores.sites
     ranking_metric = headline.site_ranking_metric(sites)
     if worst_site := find_worst_site(sites, ranking_metric):
-        value = format_score(ranking_metric, finite_or_none(sites[worst_site].get(ranking_metric)))
+        value = format_score(ranking_metric, sites[worst_site].value(ranking_metric))
         tiles.append(
             (f"Lowest {headline.short_metric_title(ranking_metric)} of a site: {shorten_text(worst_site)}", value)
         )
     writer.page.add_tiles(tiles, lead=True).add_tiles(_run_facts(record))
 
 
-def _comparable_scores(record: RunRecord, headline: HeadlineMetric) -> tuple[str, JsonObject]:
+def _comparable_scores(record: RunRecord, headline: HeadlineMetric) -> tuple[Split, EvaluationScores]:
     split, scores = record.latest_scores()
     return split, headline.comparable_scores(scores)
 
 
 def _run_facts(record: RunRecord) -> list[tuple[str, TableCell]]:
-    results = record.results or {}
-    rounds = finite_or_none(results.get("rounds"))
+    results = record.results
     return [
-        ("Best round", format_integer(finite_or_none(results.get("best_round")))),
+        ("Best round", format_integer(results.best_round if results else None)),
         ("Sites", format_integer(len(record.sites))),
-        ("Rounds", format_integer(record.last_round if rounds is None else rounds)),
-        ("Traffic, both ways", format_bytes(record.traffic_bytes("up") + record.traffic_bytes("down"))),
+        ("Rounds", format_integer(results.rounds if results else record.last_round)),
+        ("Traffic, both ways", format_bytes(record.uplink_bytes + record.downlink_bytes)),
         ("Time", format_duration(record.seconds)),
     ]
 
 
-def _score_cell(headline: HeadlineMetric, metric: str, metrics: JsonObject, scores: JsonObject) -> TableCell:
-    evaluated_at = next(
-        (evaluated_at for evaluated_at, _ in OVERALL_TEST_SETS if metrics is scores.get(evaluated_at)), ""
+def _score_cell(headline: HeadlineMetric, metric: str, metrics: ModelMetrics, scores: EvaluationScores) -> TableCell:
+    interval = next(
+        (
+            headline.score_interval(metric, evaluated_at=evaluated_at)
+            for evaluated_at, _ in OVERALL_TEST_SETS
+            if metrics is scores.overall(evaluated_at)
+        ),
+        None,
     )
-    return headline.format_cell(
-        metric, finite_or_none(metrics.get(metric)), headline.score_interval(metric, evaluated_at=evaluated_at)
-    )
+    return headline.format_cell(metric, metrics.value(metric), interval)
 
 
 def add_results_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
     split, scores = _comparable_scores(record, headline)
-    sites: JsonObject = scores.get("sites") or {}
-    recorded_sets = [(evaluated_at, label) for evaluated_at, label in OVERALL_TEST_SETS if scores.get(evaluated_at)]
-    metrics_by_row = [scores[evaluated_at] for evaluated_at, _ in recorded_sets] + [
-        metrics or {} for metrics in sites.values()
+    sites = scores.sites
+    recorded_sets = [
+        (evaluated_at, label, metrics)
+        for evaluated_at, label in OVERALL_TEST_SETS
+        if (metrics := scores.overall(evaluated_at))
     ]
+    metrics_by_row = [metrics for _, _, metrics in recorded_sets] + list(sites.values())
     if not metrics_by_row:
         return
-    shown_metrics = headline.table_metrics(metrics_by_row, len(record.site_data.get("classes") or ()))
+    shown_metrics = headline.table_metrics(metrics_by_row, len(record.site_data.classes))
     overall_rows = [
-        (_overall_label(record, headline, evaluated_at, label, shown_metrics), scores[evaluated_at])
-        for evaluated_at, label in recorded_sets
+        (_overall_label(record, headline, evaluated_at, label, shown_metrics), metrics)
+        for evaluated_at, label, metrics in recorded_sets
     ]
     overall_cells: list[list[TableCell]] = [
         [
             label,
-            format_integer(finite_or_none(metrics.get("n"))),
+            format_integer(metrics.n),
             *(_score_cell(headline, metric, metrics, scores) for metric in shown_metrics),
         ]
         for label, metrics in overall_rows
@@ -131,7 +146,7 @@ def add_results_section(writer: ReportWriter, record: RunRecord, headline: Headl
     listed_sites = _weakest_sites(sites, ranking_metric) if len(sites) > MAX_LISTED_SITES else list(sites)
     worst_site = find_worst_site(sites, ranking_metric)
     highlighted_row = len(overall_rows) + listed_sites.index(worst_site) if worst_site else None
-    rows = overall_cells + [_site_row(headline, site, sites[site] or {}, shown_metrics) for site in listed_sites]
+    rows = overall_cells + [_site_row(headline, site, sites[site], shown_metrics) for site in listed_sites]
     caption = (
         f"All together, and the {len(listed_sites)} weakest of {len(sites):,} sites"
         if len(listed_sites) < len(sites)
@@ -144,12 +159,12 @@ def add_results_section(writer: ReportWriter, record: RunRecord, headline: Headl
         columns, rows, caption, highlight=highlighted_row, badge=f"lowest {headline.short_metric_title(ranking_metric)}"
     )
     if caption:
-        all_rows = [_site_row(headline, site, metrics or {}, shown_metrics) for site, metrics in sites.items()]
+        all_rows = [_site_row(headline, site, metrics, shown_metrics) for site, metrics in sites.items()]
         writer.page.add_table(columns, all_rows, f"All {len(sites):,} sites")
 
 
 def _overall_label(
-    record: RunRecord, headline: HeadlineMetric, evaluated_at: str, label: str, shown_metrics: Sequence[str]
+    record: RunRecord, headline: HeadlineMetric, evaluated_at: EvaluatedAt, label: str, shown_metrics: Sequence[str]
 ) -> TableCell:
     """The row's heading; where there are several models, it says which ones were evaluated."""
     if not headline.has_several_models:
@@ -157,7 +172,7 @@ def _overall_label(
     if evaluated_at == "coordinator":
         return label, "the global model"
     uses_clusters = not record.has_personalized_models and any(
-        round_record.get("clusters") for round_record in record.round_records
+        round_record.clusters for round_record in record.round_records
     )
     models_text = "every site with its cluster's model" if uses_clusters else "every site with its own model"
     return label, f"{models_text}; rank-based scores are means over sites" if RANK_BASED_METRICS & {
@@ -165,7 +180,7 @@ def _overall_label(
     } else models_text
 
 
-def _weakest_sites(sites: JsonObject, metric: str) -> list[str]:
+def _weakest_sites(sites: Mapping[SiteId, ModelMetrics], metric: str) -> list[str]:
     known_scores = metric_by_site(sites, metric)
     return (
         sorted(known_scores, key=lambda site: known_scores[site])[:NUM_WEAKEST_SITES] or list(sites)[:NUM_WEAKEST_SITES]
@@ -173,21 +188,23 @@ def _weakest_sites(sites: JsonObject, metric: str) -> list[str]:
 
 
 def _site_row(
-    headline: HeadlineMetric, site: str, metrics: JsonObject, shown_metrics: Sequence[str]
+    headline: HeadlineMetric, site: SiteId, metrics: ModelMetrics, shown_metrics: Sequence[str]
 ) -> list[TableCell]:
-    values = ((metric, finite_or_none(metrics.get(metric))) for metric in shown_metrics)
-    cells = [headline.format_cell(metric, value, headline.score_interval(metric, site)) for metric, value in values]
-    return [site, format_integer(finite_or_none(metrics.get("n"))), *cells]
+    cells = [
+        headline.format_cell(metric, metrics.value(metric), headline.score_interval(metric, site))
+        for metric in shown_metrics
+    ]
+    return [site, format_integer(metrics.n), *cells]
 
 
-def _describe_results(record: RunRecord, headline: HeadlineMetric, sites: JsonObject) -> list[str]:
+def _describe_results(record: RunRecord, headline: HeadlineMetric, sites: Mapping[SiteId, ModelMetrics]) -> list[str]:
     results = record.results
     if not results:
         return ["Scores of the last evaluated round; the run has not finished."]
-    text = f"The model{'s' if headline.has_several_models else ''} of round {results.get('best_round')}"
-    text += f", {_describe_selection(str(results['selected_by']), headline)}." if results.get("selected_by") else "."
-    if results.get("stop_reason") not in (None, "", "finished"):
-        text += f" The run ended: {results['stop_reason']}."
+    text = f"The model{'s' if headline.has_several_models else ''} of round {results.best_round}"
+    text += f", {_describe_selection(results.selected_by, headline)}."
+    if results.stop_reason != "finished":
+        text += f" The run ended: {results.stop_reason}."
     ranking_metric = headline.site_ranking_metric(sites)
     values = metric_by_site(sites, ranking_metric).values()
     if len(values) > 1:
@@ -226,7 +243,7 @@ def add_learning_curves_section(
         writer.add_figure(metric, figure, f"{caption} {BAND_DESCRIPTIONS[band]}" if has_band else caption)
 
 
-def _metric_series(record: RunRecord, split: str, metric: str) -> list[CurveSeries]:
+def _metric_series(record: RunRecord, split: Split, metric: str) -> list[CurveSeries]:
     series = []
     if round_values := record.metric_by_round(split, "coordinator", metric):
         series.append(
@@ -286,28 +303,21 @@ def plot_confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]
 
 @apply_figure_style()
 def plot_roc(
-    false_positive_rate: Sequence[float],
-    true_positive_rate: Sequence[float],
+    curve: RocPoints,
     area: float | None = None,
-    site_curves: Sequence[JsonObject] = (),
+    site_curves: Sequence[RocPoints] = (),
     operating_point: tuple[float, float] | None = None,
     point_text: str = "",
     curve_label: str = "all sites",
 ) -> Figure:
-    """`site_curves`: {"fpr", "tpr"} of single sites, drawn thin in the background; `operating_point`: (fpr, tpr)."""
+    """`site_curves`: of single sites, drawn thin in the background; `operating_point`: (fpr, tpr)."""
     figure, axes = new_unit_square("1 − specificity", "Sensitivity")
     axes.plot([0, 1], [0, 1], color=INK_COLOR, alpha=0.5, linewidth=1, linestyle=":")
     sites_label = "single sites" + (f" (the first {MAX_SITE_CURVES})" if len(site_curves) > MAX_SITE_CURVES else "")
     for index, site_curve in enumerate(site_curves[:MAX_SITE_CURVES]):
-        x_values, y_values = thin_curve(site_curve["fpr"], site_curve["tpr"])
+        x_values, y_values = thin_curve(site_curve.fpr, site_curve.tpr)
         axes.plot(x_values, y_values, color=INK_COLOR, alpha=0.28, linewidth=0.8, label=None if index else sites_label)
-    axes.plot(
-        false_positive_rate,
-        true_positive_rate,
-        color=PALETTE[0],
-        linewidth=2.2,
-        label=_label_with_area(curve_label, area),
-    )
+    axes.plot(curve.fpr, curve.tpr, color=PALETTE[0], linewidth=2.2, label=_label_with_area(curve_label, area))
     _mark_operating_point(axes, operating_point, point_text)
     axes.legend(loc="lower right")
     return figure
@@ -315,8 +325,7 @@ def plot_roc(
 
 @apply_figure_style()
 def plot_precision_recall(
-    recall: Sequence[float],
-    precision: Sequence[float],
+    curve: PrPoints,
     area: float | None = None,
     prevalence: float | None = None,
     operating_point: tuple[float, float] | None = None,
@@ -326,7 +335,7 @@ def plot_precision_recall(
     if prevalence is not None:
         baseline_label = f"no skill: {100 * prevalence:.1f} % are positive"
         axes.axhline(prevalence, color=INK_COLOR, alpha=0.5, linewidth=1, linestyle=":", label=baseline_label)
-    axes.plot(recall, precision, color=PALETTE[0], linewidth=2.2, label=_label_with_area(curve_label, area))
+    axes.plot(curve.recall, curve.precision, color=PALETTE[0], linewidth=2.2, label=_label_with_area(curve_label, area))
     _mark_operating_point(
         axes, operating_point, "" if operating_point is None else f"precision {100 * operating_point[1]:.0f} % there"
     )

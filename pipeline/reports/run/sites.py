@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import get_args
 
+from pipeline.protocol.tasks import Split
+from pipeline.records.round_record import RoundRecord
 from pipeline.reports.document.formatting import (
     SPLIT_LABELS,
     UNDEFINED_TEXT,
@@ -21,11 +23,11 @@ from pipeline.reports.document.formatting import (
 from pipeline.reports.document.page import COORDINATOR_LABEL, ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
 from pipeline.reports.run.communication import compression_chains, describe_compression, describe_savings
-from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, round_traffic_bytes
+from pipeline.reports.run.record import RunRecord
 
 
 def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
-    trained_rounds = [round_record for round_record in record.round_records if round_record.get("sampled_clients")]
+    trained_rounds = [round_record for round_record in record.round_records if round_record.sampled_clients]
     if not trained_rounds:
         return
     sites = record.sites
@@ -34,18 +36,16 @@ def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
         (row, round_index)
         for round_index, round_record in enumerate(trained_rounds)
         for row, site in enumerate(sites)
-        if site in (round_record.get("failures") or {})
+        if site in round_record.failures
     }
     has_partial_work = any(value is not None and value < 1 for values in done_fractions for value in values)
     writer.page.add_section("Participation")
-    clock_times = [
-        clock for round_record in trained_rounds if (clock := finite_or_none(round_record.get("clock"))) is not None
-    ]
-    clock_text = f" Simulated time: {format_duration(clock_times[-1])}." if clock_times else ""
+    clock = next((record.clock for record in reversed(trained_rounds) if record.clock is not None), None)
+    clock_text = "" if clock is None else f" Simulated time: {format_duration(clock)}."
     if not missed and not has_partial_work:
         writer.page.add_text(f"Every sampled site finished its work in every round.{clock_text}")
     else:
-        round_numbers = [int(round_record["round"]) for round_record in trained_rounds]
+        round_numbers = [round_record.round for round_record in trained_rounds]
         text = (
             f"{format_count(len(missed), 'update')} of {_num_requests(trained_rounds):,} requested missing.{clock_text}"
         )
@@ -54,41 +54,36 @@ def add_participation_section(writer: ReportWriter, record: RunRecord) -> None:
         writer.add_figure("stragglers", figures.plot_stragglers(sites, round_numbers, done_fractions, missed), caption)
         _add_missed_table(writer, trained_rounds, sites)
         add_quarantine_table(writer, trained_rounds, sites)
-    if void_rows := [
-        [str(round_record["round"]), str(round_record["void"])]
-        for round_record in record.round_records
-        if round_record.get("void")
-    ]:
+    if void_rows := [[str(line.round), line.void] for line in record.round_records if line.void]:
         columns = [TableColumn("Void round"), TableColumn("Reason")]
         writer.page.add_table(columns, void_rows, "Rounds that left the model unchanged because too few sites replied")
 
 
-def _done_fraction(round_record: JsonObject, site: str) -> float | None:
+def _done_fraction(round_record: RoundRecord, site: str) -> float | None:
     """Completed fraction of the requested steps; None if the site was not sampled."""
-    if site not in round_record["sampled_clients"]:
+    if site not in round_record.sampled_clients:
         return None
-    work = (round_record.get("work") or {}).get(site) or {}
-    steps_requested, steps_done = finite_or_none(work.get("steps_requested")), finite_or_none(work.get("steps_done"))
-    if not steps_requested or steps_done is None:
-        return 1.0 if site in (round_record.get("accepted") or ()) else 0.0
-    return steps_done / steps_requested
+    work = round_record.work.get(site)
+    if work is None or not work.steps_requested:
+        return 1.0 if site in round_record.accepted else 0.0
+    return work.steps_done / work.steps_requested
 
 
-def _num_requests(round_records: Sequence[JsonObject]) -> int:
-    return sum(len(round_record["sampled_clients"]) for round_record in round_records)
+def _num_requests(round_records: Sequence[RoundRecord]) -> int:
+    return sum(len(round_record.sampled_clients) for round_record in round_records)
 
 
-def _add_missed_table(writer: ReportWriter, round_records: Sequence[JsonObject], sites: Sequence[str]) -> None:
+def _add_missed_table(writer: ReportWriter, round_records: Sequence[RoundRecord], sites: Sequence[str]) -> None:
     """Counts by kind of failure."""
     reason_counts: dict[str, Counter[str]] = {site: Counter() for site in sites}
     for round_record in round_records:
-        for site, failure in (round_record.get("failures") or {}).items():
-            reason_counts.setdefault(site, Counter())[str(failure["kind"]).replace("_", " ")] += 1
+        for site, failure in round_record.failures.items():
+            reason_counts.setdefault(site, Counter())[failure.kind.replace("_", " ")] += 1
     kinds = sorted({kind for reasons in reason_counts.values() for kind in reasons})
     if not kinds:
         return
-    num_requested = Counter(site for round_record in round_records for site in round_record["sampled_clients"])
-    num_accepted = Counter(site for round_record in round_records for site in round_record.get("accepted") or ())
+    num_requested = Counter(site for round_record in round_records for site in round_record.sampled_clients)
+    num_accepted = Counter(site for round_record in round_records for site in round_record.accepted)
     affected_sites = [site for site in sites if reason_counts[site]]
     rows = [
         [
@@ -110,53 +105,41 @@ def _add_missed_table(writer: ReportWriter, round_records: Sequence[JsonObject],
 
 def add_data_section(writer: ReportWriter, record: RunRecord) -> None:
     site_data = record.site_data
-    sites: JsonObject = site_data.get("sites") or {}
-    classes = [str(label) for label in site_data.get("classes") or ()]
-    if not sites and not site_data.get("fingerprint"):
+    sites, classes = site_data.sites, site_data.classes
+    if not sites and not site_data.fingerprint:
         return
     writer.page.add_section("Data")
-    if site_data.get("fingerprint"):
-        writer.page.add_text(f"Data fingerprint: {site_data['fingerprint']}")
-    if classes and all(len(split.get("train") or ()) == len(classes) for split in sites.values()) and sites:
-        counts = {site: split["train"] for site, split in sites.items()}
+    if site_data.fingerprint:
+        writer.page.add_text(f"Data fingerprint: {site_data.fingerprint}")
+    if classes and sites and all(len(counts.get("train", ())) == len(classes) for counts in sites.values()):
+        counts = {site: counts["train"] for site, counts in sites.items()}
         writer.add_figure(
             "class_counts", figures.plot_class_counts(classes, counts), "Training examples of every class at each site."
         )
-    counts_by_holder = {**sites, COORDINATOR_LABEL: site_data["coordinator"]} if site_data.get("coordinator") else sites
-    splits = [
-        split
-        for split in ("train", "val", "test")
-        if any((counts or {}).get(split) for counts in counts_by_holder.values())
-    ]
+    counts_by_holder = {**sites, COORDINATOR_LABEL: site_data.coordinator} if site_data.coordinator else sites
+    splits = [split for split in get_args(Split) if any(counts.get(split) for counts in counts_by_holder.values())]
     rows = [
-        [name, *(format_integer(sum((counts or {}).get(split) or ())) for split in splits)]
+        [name, *(format_integer(sum(counts.get(split, ()))) for split in splits)]
         for name, counts in counts_by_holder.items()
     ]
     if rows and splits:
         columns = [TableColumn("Held by"), *(TableColumn(SPLIT_LABELS[split].capitalize(), True) for split in splits)]
         writer.page.add_table(columns, rows, "Examples")
-    if skipped := site_data.get("skipped"):
-        skipped_text = "\n".join(_format_skipped(skipped_file) for skipped_file in skipped)
-        writer.page.add_details(f"{format_count(len(skipped), 'file')} skipped", skipped_text)
-
-
-def _format_skipped(value: Any) -> str:
-    return ": ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
+    if skipped := site_data.skipped:
+        writer.page.add_details(f"{format_count(len(skipped), 'file')} skipped", "\n".join(skipped))
 
 
 def add_communication_section(writer: ReportWriter, record: RunRecord) -> None:
-    uplink_bytes, downlink_bytes = record.traffic_bytes("up"), record.traffic_bytes("down")
+    uplink_bytes, downlink_bytes = record.uplink_bytes, record.downlink_bytes
     if not uplink_bytes and not downlink_bytes:
         return
     writer.page.add_section("Communication")
-    rounds = [int(round_record["round"]) for round_record in record.round_records]
-    bytes_by_direction = [
-        [round_traffic_bytes(round_record, direction) for round_record in record.round_records]
-        for direction in ("up", "down")
-    ]
-    writer.add_figure(
-        "traffic", figures.plot_traffic(rounds, *bytes_by_direction), "Cumulative megabytes of all sites."
+    figure = figures.plot_traffic(
+        rounds=[line.round for line in record.round_records],
+        uplink_bytes=[line.bytes.up for line in record.round_records],
+        downlink_bytes=[line.bytes.down for line in record.round_records],
     )
+    writer.add_figure("traffic", figure, "Cumulative megabytes of all sites.")
     num_trained_rounds = max(record.last_round, 1)
     rows = [
         [description, format_bytes(total), format_bytes(total / num_trained_rounds)]
@@ -164,7 +147,7 @@ def add_communication_section(writer: ReportWriter, record: RunRecord) -> None:
     ]
     columns = [TableColumn("Direction"), TableColumn("Total", True), TableColumn("Per round", True)]
     chains = compression_chains(record)
-    savings = [describe_savings(record, direction) for direction in ("up", "down")] if chains else []
+    savings = [describe_savings(record, "up"), describe_savings(record, "down")] if chains else []
     if any(savings):
         columns += [TableColumn("As float32", True), TableColumn("Compared with float32", True)]
         rows = [
@@ -181,7 +164,7 @@ def add_communication_section(writer: ReportWriter, record: RunRecord) -> None:
 
 
 def add_provenance_section(writer: ReportWriter, record: RunRecord) -> None:
-    software: JsonObject = (record.results or {}).get("software") or {}
+    software = record.results.software if record.results else {}
     if not software and not record.study_toml:
         return
     writer.page.add_section("Provenance")
@@ -198,7 +181,7 @@ def add_provenance_section(writer: ReportWriter, record: RunRecord) -> None:
 ReasonByRound = Mapping[int, str]
 
 
-def add_quarantine_table(writer: ReportWriter, round_records: Sequence[JsonObject], sites: Sequence[str]) -> None:
+def add_quarantine_table(writer: ReportWriter, round_records: Sequence[RoundRecord], sites: Sequence[str]) -> None:
     cases = find_quarantined(round_records)
     if not cases:
         return
@@ -216,14 +199,14 @@ def add_quarantine_table(writer: ReportWriter, round_records: Sequence[JsonObjec
     )
 
 
-def find_quarantined(round_records: Sequence[JsonObject]) -> dict[tuple[str, str], dict[int, str]]:
+def find_quarantined(round_records: Sequence[RoundRecord]) -> dict[tuple[str, str], dict[int, str]]:
     """(site, reason with its numbers replaced by #) -> round -> reason."""
     cases: dict[tuple[str, str], dict[int, str]] = {}
     for round_record in round_records:
-        for site, failure in (round_record.get("failures") or {}).items():
-            if failure["kind"] == "quarantined":
-                reason = str(failure["text"])
-                cases.setdefault((site, re.sub(r"[\d.e+-]*\d", "#", reason)), {})[int(round_record["round"])] = reason
+        for site, failure in round_record.failures.items():
+            if failure.kind == "quarantined":
+                pattern = re.sub(r"[\d.e+-]*\d", "#", failure.text)
+                cases.setdefault((site, pattern), {})[round_record.round] = failure.text
     return cases
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from pipeline.core.errors import StudyError
-from pipeline.core.files import write_atomically
+from pipeline.records.run_control import request_state
 from pipeline.service.storage.database import RunRow
 from pipeline.service.web.context import ServiceContext
 
@@ -38,8 +37,8 @@ def create_run(
     run_id = f"{study.name[:MAX_STUDY_NAME_CHARS]}-{secrets.token_hex(3)}"
     run_offer = create_offer(run_id, study, key_by_site, context.public_key)
     folder = RunFolder.create(context.home.runs_folder / run_id, study)
-    write_atomically(folder.path / "offer.json", run_offer.model_dump_json(indent=1).encode())
-    write_control(context, run_id, "run")
+    folder.write_offer(run_offer)
+    request_state(folder.path, "run")
     return context.store.add_run(
         run_id,
         name=study.name,
@@ -52,15 +51,12 @@ def create_run(
     )
 
 
-def write_control(context: ServiceContext, run_id: str, desired_state: str) -> None:
-    """Writes control.json, which the run's process reads between rounds."""
-    write_atomically(context.home.runs_folder / run_id / "control.json", json.dumps({"want": desired_state}).encode())
-
-
 def apply_run_action(context: ServiceContext, run_id: str, action: str, actor: str) -> RunRow:
-    return context.store.apply_action(
-        run_id, action, actor, on_change=lambda row: write_control(context, row.id, row.desired_state)
-    )
+    def pass_on(row: RunRow) -> None:
+        """To the run's process, which reads it between rounds."""
+        request_state(context.home.runs_folder / row.id, row.desired_state)
+
+    return context.store.apply_action(run_id, action, actor, on_change=pass_on)
 
 
 def _select_sites(context: ServiceContext, site_names: Sequence[str] | None) -> dict[str, str]:

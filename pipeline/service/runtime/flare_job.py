@@ -17,15 +17,17 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from pipeline.coordinator.live_status import LiveStatus, requested_state
 from pipeline.coordinator.run_folder import RunFolder, find_run_folder
 from pipeline.core.errors import HemofedError, MessageError, RunHaltedError
-from pipeline.core.files import exclusive_lock, write_atomically
+from pipeline.core.files import exclusive_lock
 from pipeline.engines.flare import POLL_SECONDS, FlareEngine
 from pipeline.flare.constants import COORDINATOR_HOME_ENV, HEARTBEAT_TOPIC, JSON_TEXT_KEY, RECEIPT_TOPIC
 from pipeline.protocol.messages import SiteId
+from pipeline.records.attempt_outcome import AttemptOutcome
+from pipeline.records.live_status import LiveStatusWriter
+from pipeline.records.run_control import requested_state
 from pipeline.runs.federated import run_federated
-from pipeline.study.offer import possession_statement, read_offer
+from pipeline.study.offer import possession_statement
 from privacy.ledger.keys import is_valid_signature
 
 
@@ -59,25 +61,26 @@ class FlareController(Controller):  # type: ignore[misc]
             with exclusive_lock(folder, wait=True):
                 self._run_federated(RunFolder.open(folder), abort_signal, fl_ctx)
         except RunHaltedError as halt:
-            _write_outcome(folder, "halted", str(halt))
+            AttemptOutcome(outcome="halted", reason=str(halt)).write(folder)
             self.log_info(fl_ctx, f"halted: {halt}")
         except HemofedError as error:
-            _write_outcome(folder, "failed", str(error))
+            AttemptOutcome(outcome="failed", reason=str(error)).write(folder)
             self.log_error(fl_ctx, str(error))
         except Exception as error:
-            _write_outcome(folder, "failed", f"{type(error).__name__}: {error}; see the coordinator's log for details")
+            text = f"{type(error).__name__}: {error}; see the coordinator's log for details"
+            AttemptOutcome(outcome="failed", reason=text).write(folder)
             raise
 
     def _run_federated(self, folder: RunFolder, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        offer = read_offer((folder.path / "offer.json").read_bytes())
+        offer = folder.load_offer()
         if offer.digest != self._digest:
             raise MessageError(f"{folder.path} holds a different offer than the one of this job; resume the run")
         connected_sites = [client.name for client in self._engine.get_clients()]
         now = time.monotonic()
         self._last_seen.update({site: now for site in offer.site_keys if site in connected_sites})
         study = folder.load_study()
-        live_status = LiveStatus(folder.path, study.rounds)
-        live_status.lost = [site for site in offer.site_keys if site not in self._last_seen]
+        live_status = LiveStatusWriter(folder.path, study.rounds)
+        live_status.unreachable = [site for site in offer.site_keys if site not in self._last_seen]
         live_status.write()
 
         def halt_reason() -> str:
@@ -96,7 +99,7 @@ class FlareController(Controller):  # type: ignore[misc]
             reported_epsilon=self._epsilon_by_site,
         )
         run_federated(folder, offer, engine, live_status)
-        _write_outcome(folder.path, "finished", "")
+        AttemptOutcome(outcome="finished", reason="").write(folder.path)
 
     def _on_heartbeat(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         site = fl_ctx.get_peer_context().get_identity_name()
@@ -122,7 +125,3 @@ class FlareController(Controller):  # type: ignore[misc]
             if is_granted and isinstance(epsilon, float) and math.isfinite(epsilon):
                 self._epsilon_by_site[site] = epsilon
         return reply
-
-
-def _write_outcome(folder: Path, outcome: str, reason: str) -> None:
-    write_atomically(folder / "ended.json", json.dumps({"how": outcome, "why": reason}).encode())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pipeline.core.errors import RunFolderError
-from pipeline.core.files import load_round_records
+from pipeline.core.errors import MessageError, RunFolderError
+from pipeline.records.base import FileRecord
+from pipeline.records.live_status import LiveStatus
+from pipeline.records.privacy_record import PrivacyRecord
+from pipeline.records.round_record import ROUNDS_FILE, RoundRecord, load_round_records
+from pipeline.records.run_results import RunResults
+from pipeline.study.offer import OFFER_FILE, StudyOffer, read_offer
 
 # glob pattern -> kind. Checkpoints, the models of single sites and images of cells are never offered for download
 DOWNLOADABLE_FILES = {
@@ -18,15 +22,17 @@ DOWNLOADABLE_FILES = {
     "report.html": "report",
     "audit/*.html": "report",
     "audit/*.pdf": "report",
-    "results.json": "table",
-    "rounds.jsonl": "table",
-    "privacy.json": "table",
+    RunResults.FILE_NAME: "table",
+    ROUNDS_FILE: "table",
+    PrivacyRecord.FILE_NAME: "table",
     "study.toml": "table",
     "*.csv": "table",
     "plots/*.png": "plot",
     "plots/*.svg": "plot",
 }
 MODELS_FOLDER = "models"
+RecordType = TypeVar("RecordType", bound=FileRecord)
+Content = TypeVar("Content")
 MODEL_SUFFIX = ".safetensors"
 
 
@@ -37,13 +43,24 @@ class RunFiles:
     root: Path
     _cache: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)
 
-    def load_rounds(self, run: str) -> list[dict[str, Any]]:
-        rounds: list[dict[str, Any]] = self._load_cached(self.root / run / "rounds.jsonl", _load_rounds) or []
-        return rounds
+    def load_rounds(self, run: str) -> list[RoundRecord]:
+        return self._load_cached(self.root / run / ROUNDS_FILE, _load_rounds) or []
 
-    def load_json(self, run: str, name: str) -> Any:
-        """None if the file does not exist or is not complete JSON yet."""
-        return self._load_cached(self.root / run / name, _load_json)
+    def load_record(self, run: str, record_type: type[RecordType]) -> RecordType | None:
+        """None if the file does not exist or is damaged."""
+        file = self.root / run / record_type.FILE_NAME
+        return self._load_cached(file, lambda file: record_type.read_if_valid(file.parent))
+
+    def load_results(self, run: str) -> RunResults | None:
+        return self.load_record(run, RunResults)
+
+    def load_live_status(self, run: str) -> LiveStatus | None:
+        return self.load_record(run, LiveStatus)
+
+    def load_offer(self, run: str) -> dict[str, Any] | None:
+        """As the sites receive it."""
+        offer = self._load_cached(self.root / run / OFFER_FILE, _load_offer)
+        return offer.model_dump(mode="json") if offer else None
 
     def read_text(self, run: str, name: str) -> str:
         file = self.root / run / name
@@ -62,9 +79,7 @@ class RunFiles:
 
     def models_for_site(self, run: str, site: str) -> list[str]:
         """The models that this site may download: the global model, and the model of its own cluster."""
-        cluster_by_site: dict[str, str] = next(
-            (r["clusters"] for r in reversed(self.load_rounds(run)) if r.get("clusters")), {}
-        )
+        cluster_by_site = next((r.clusters for r in reversed(self.load_rounds(run)) if r.clusters), {})
         allowed = ["global"] + ([f"cluster/{cluster_by_site[site]}"] if site in cluster_by_site else [])
         existing = self.list_files(run)
         return [name for name in allowed if f"{MODELS_FOLDER}/{name}{MODEL_SUFFIX}" in existing]
@@ -72,7 +87,7 @@ class RunFiles:
     def model_path(self, run: str, name: str) -> Path:
         return self.root / run / MODELS_FOLDER / f"{name}{MODEL_SUFFIX}"
 
-    def _load_cached(self, file: Path, load: Callable[[Path], Any]) -> Any:
+    def _load_cached(self, file: Path, load: Callable[[Path], Content]) -> Content | None:
         try:
             file_stat = file.stat()
         except OSError:
@@ -82,27 +97,22 @@ class RunFiles:
         if cached is None or cached[0] != stamp:
             cached = (stamp, load(file))
             self._cache[file] = cached
-        return cached[1]
+        content: Content = cached[1]
+        return content
 
 
-def _load_rounds(file: Path) -> list[dict[str, Any]]:
+def _load_rounds(file: Path) -> list[RoundRecord]:
     try:
-        rounds: list[dict[str, Any]] = _replace_nan(load_round_records(file))
-        return rounds
+        return load_round_records(file.parent)
     except (RunFolderError, OSError):
         return []
 
 
-def _load_json(file: Path) -> Any:
+def _load_offer(file: Path) -> StudyOffer | None:
     try:
-        return json.loads(file.read_text("utf-8"), parse_constant=lambda name: None)
-    except (OSError, ValueError):
+        return read_offer(file.read_bytes())
+    except (MessageError, OSError):
         return None
-
-
-def _replace_nan(value: Any) -> Any:
-    """NaN and infinity, such as a diverged loss, become null: browsers reject them in JSON."""
-    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def _is_inside(file: Path, folder: Path) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from pipeline.core.errors import ServiceError
+from pipeline.records.run_control import DesiredState
 
 LifecycleState = Literal[
     "offered", "starting", "running", "waiting", "pausing", "paused", "stopping", "stopped", "finished", "failed"
 ]
-DesiredState = Literal["run", "pause", "stop", "regroup"]
 LIFECYCLE_STATES: tuple[LifecycleState, ...] = get_args(LifecycleState)
 STOPPING: LifecycleState = "stopping"
 TERMINAL_STATES: frozenset[str] = frozenset({"stopped", "finished", "failed"})

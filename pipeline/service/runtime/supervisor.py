@@ -7,7 +7,6 @@ next one continues from the last checkpoint with all sites that are connected by
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping
@@ -15,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.coordinator.live_status import DesiredState, read_live_status, request_state, requested_state
 from pipeline.core.errors import HemofedError
 from pipeline.ops.json_log import JsonLog
+from pipeline.records.attempt_outcome import AttemptOutcome
+from pipeline.records.live_status import LiveStatus
+from pipeline.records.run_control import DesiredState, request_state, requested_state
 from pipeline.service.runtime.run_states import TERMINAL_STATES
 from pipeline.service.storage.database import RunRow
 from pipeline.service.storage.store import CoordinatorStore
@@ -105,8 +106,8 @@ class RunSupervisor:
             return
         self.quorum_since.pop(run.id, None)
         folder = self.runs_folder / run.id
-        for name in ("ended.json", "live.json"):  # of the previous attempt
-            (folder / name).unlink(missing_ok=True)
+        for record_type in (AttemptOutcome, LiveStatus):  # of the previous attempt
+            (folder / record_type.FILE_NAME).unlink(missing_ok=True)
         request_state(folder, "run")
         job_id = self.job_runner.submit_job(run.id, run.digest, ready_sites, run.min_sites)
         self.attempts[run.id] = RunAttempt(job_id, ready_sites, self._checkpoint_round(run))
@@ -115,15 +116,15 @@ class RunSupervisor:
 
     def _follow_attempt(self, run: RunRow, attempt: RunAttempt) -> None:
         folder = self.runs_folder / run.id
-        run_outcome = _read_outcome(folder)
-        if run_outcome is None and not self.job_runner.has_ended(attempt.job_id):
+        ended = AttemptOutcome.read_if_valid(folder)
+        if ended is None and not self.job_runner.has_ended(attempt.job_id):
             desired_state = DESIRED_BY_STATE.get(run.state)
             if desired_state is not None and requested_state(folder) != desired_state:
                 request_state(folder, desired_state)  # starting the attempt overwrote the lead's request
             self._regroup_returned_sites(run, attempt)
             return
         del self.attempts[run.id]
-        outcome, reason = run_outcome or ("lost", "the run's process ended")
+        outcome, reason = (ended.outcome, ended.reason) if ended else ("lost", "the run's process ended")
         self.log.write_event("attempt ended", run=run.id, job=attempt.job_id, how=outcome, why=reason)
         self.job_runner.abort_job(attempt.job_id)  # in case some of its processes still run
         if outcome == "finished":
@@ -153,8 +154,8 @@ class RunSupervisor:
         """Ends the attempt after its round if absent sites have connected, so that the next attempt includes them."""
         if run.state != "running" or time.monotonic() - attempt.started_at < JOIN_GRACE_SECONDS:
             return
-        live = read_live_status(self.runs_folder / run.id) or {}
-        absent_sites = {site for site in run.sites if site not in attempt.sites} | set(live.get("lost", []))
+        live = LiveStatus.read_if_valid(self.runs_folder / run.id)
+        absent_sites = {site for site in run.sites if site not in attempt.sites} | {*(live.unreachable if live else ())}
         returned_sites = absent_sites & (self.registered_sites or set()) & self.store.approved_sites(run.id)
         if returned_sites:
             self.log.write_event("regrouping", run=run.id, sites=sorted(returned_sites))
@@ -180,12 +181,3 @@ class RunSupervisor:
 
 def _describe_missing_site(site: str, approved_sites: set[str]) -> str:
     return f"{site} {'is not connected' if site in approved_sites else 'has not approved'}"
-
-
-def _read_outcome(folder: Path) -> tuple[str, str] | None:
-    """Outcome and reason, None while the attempt is running."""
-    try:
-        record = json.loads((folder / "ended.json").read_text("utf-8"))
-        return str(record["how"]), str(record["why"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None

@@ -26,8 +26,13 @@ from pydantic import ValidationError
 from sqlalchemy import delete
 
 from pipeline.core.errors import KeyFileError, RunFolderError
-from pipeline.core.files import exclusive_lock, load_round_records
+from pipeline.core.files import exclusive_lock
 from pipeline.ops.encrypted_archive import pack_archive, unpack_archive
+from pipeline.records.attempt_outcome import AttemptOutcome
+from pipeline.records.attempt_record import AttemptRecord
+from pipeline.records.live_status import LiveStatus
+from pipeline.records.round_record import load_round_records
+from pipeline.records.run_results import RunResults
 from pipeline.service.storage.database import Database, EventRow, InvitationRow, LoginRow
 from pipeline.service.storage.home import CoordinatorHome
 from privacy.ledger import keys
@@ -39,7 +44,7 @@ DATABASE_FILE, RUNS_FOLDER, RECEIPTS_FOLDER, SETTINGS_FILE = "hemofed.db", "runs
 EXCLUDED_NAMES = frozenset(
     {"log", "kit", "admin", "flare", DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm"}
 )
-TRANSIENT_NAMES = frozenset({"live.json", "ended.json", ".lock"})
+TRANSIENT_NAMES = frozenset({LiveStatus.FILE_NAME, AttemptOutcome.FILE_NAME, ".lock"})
 MAX_CHECKPOINT_TRIES = 20  # the run may delete a checkpoint while it is being read
 
 ArchiveEntry = tuple[str, bytes, int]  # name, content, mode
@@ -106,7 +111,7 @@ def _iter_checkpoint_entries(home: Path, run: Path) -> Iterator[ArchiveEntry]:
             return
         if entries := list(_read_entry(home, checkpoints[-1])):
             yield from entries
-            yield from _read_entry(home, folder / "attempt.json")
+            yield from _read_entry(home, folder / AttemptRecord.FILE_NAME)
             return
     raise RunFolderError(f"{folder} changes faster than it can be read; try again, or pause the run")
 
@@ -227,11 +232,11 @@ def _run_progress(run: Path) -> tuple[bool, bool, int, int]:
     """Whether the run exists, whether it finished, the round of its last checkpoint, its number of recorded rounds."""
     checkpoints = sorted((run / "checkpoint").glob("round-*.safetensors"))
     try:
-        rounds = len(load_round_records(run / "rounds.jsonl"))
+        rounds = len(load_round_records(run))
     except RunFolderError:
         rounds = 0
     last_round = int(checkpoints[-1].stem.partition("-")[2]) if checkpoints else -1
-    return (run / "study.toml").is_file(), (run / "results.json").is_file(), last_round, rounds
+    return (run / "study.toml").is_file(), (run / RunResults.FILE_NAME).is_file(), last_round, rounds
 
 
 def _last_event_time(file: Path) -> str:

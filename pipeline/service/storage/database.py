@@ -16,6 +16,8 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
+from pipeline.records.run_control import DesiredState
+
 BUSY_TIMEOUT_SECONDS = 10
 WRITE_OPTION = "hemofed_writes"
 
@@ -89,7 +91,7 @@ class RunRow(TableBase):
     min_sites: Mapped[int]
     created_by: Mapped[str] = mapped_column(String(48))
     state: Mapped[str] = mapped_column(String(16))
-    desired_state: Mapped[str] = mapped_column(String(16))
+    desired_state: Mapped[DesiredState] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(default="")
     created: Mapped[datetime]
     started: Mapped[datetime | None] = mapped_column(default=None)

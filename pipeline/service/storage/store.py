@@ -10,10 +10,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from pipeline.core.errors import RunFolderError
+from pipeline.records.run_control import DesiredState
 from pipeline.service.runtime.run_states import (
     RUN_ACTIONS,
     TERMINAL_STATES,
-    DesiredState,
     InvalidStateError,
     LifecycleState,
 )

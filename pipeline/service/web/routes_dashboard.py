@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from importlib.metadata import version
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 from fastapi import HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from pipeline.protocol.invitations import format_invitation
+from pipeline.records.base import FileRecord
+from pipeline.records.privacy_record import PrivacyRecord
+from pipeline.records.run_results import RunResults
 from pipeline.service.runtime.create_run import apply_run_action, create_run, describe_study
 from pipeline.service.storage.accounts import SESSION_LIFETIME, UserRole
 from pipeline.service.web.auth import SESSION_COOKIE, CurrentCaller
@@ -83,7 +86,7 @@ def get_run(id: RunIdPath, context: ContextDep) -> ResponseJson:
     study = context.run_files.read_text(id, "study.toml")
     details = {
         "study": study,
-        "offer": context.run_files.load_json(id, "offer.json"),
+        "offer": context.run_files.load_offer(id),
         "study_summary": describe_study(tomllib.loads(study)),
     }
     return require_run(context, id) | details
@@ -113,15 +116,15 @@ def stop_run(id: RunIdPath, caller: CurrentCaller, context: ContextDep) -> Respo
 
 def list_rounds(id: RunIdPath, context: ContextDep, after: Annotated[int, Query(ge=-1)] = -1) -> list[ResponseJson]:
     require_run(context, id)
-    return [record for record in context.run_files.load_rounds(id) if record["round"] > after]
+    return [record.to_dict() for record in context.run_files.load_rounds(id) if record.round > after]
 
 
-def get_results(id: RunIdPath, context: ContextDep) -> Any:
-    return _load_run_file(context, id, "results.json")
+def get_results(id: RunIdPath, context: ContextDep) -> ResponseJson:
+    return _serialize_file(context, id, RunResults)
 
 
-def get_privacy(id: RunIdPath, context: ContextDep) -> Any:
-    return _load_run_file(context, id, "privacy.json")
+def get_privacy(id: RunIdPath, context: ContextDep) -> ResponseJson:
+    return _serialize_file(context, id, PrivacyRecord)
 
 
 def list_sites(context: ContextDep) -> list[ResponseJson]:
@@ -198,8 +201,8 @@ def _change_run_state(context: ServiceContext, id: str, action: str, actor: str)
     return require_run(context, id)
 
 
-def _load_run_file(context: ServiceContext, id: str, name: str) -> Any:
+def _serialize_file(context: ServiceContext, id: str, record_type: type[FileRecord]) -> ResponseJson:
     require_run(context, id)
-    if (content := context.run_files.load_json(id, name)) is None:
-        raise HTTPException(404, f"{id} has no {name} yet")
-    return content
+    if (record := context.run_files.load_record(id, record_type)) is None:
+        raise HTTPException(404, f"{id} has no {record_type.FILE_NAME} yet")
+    return record.to_dict()

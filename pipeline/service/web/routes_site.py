@@ -126,7 +126,7 @@ def handle_heartbeat(body: HeartbeatPayload, caller: CurrentCaller, context: Con
         for run in site_runs
     }
     return {
-        "offers": [context.run_files.load_json(run.id, "offer.json") for run in new_runs],
+        "offers": [context.run_files.load_offer(run.id) for run in new_runs],
         "runs": [{"id": run.id, "state": run.state, "models": models_by_run[run.id]} for run in site_runs],
         "time": format_time(store.clock()),
         "registered": None if registered_sites is None else caller.name in registered_sites,

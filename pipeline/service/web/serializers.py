@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from pipeline.records.round_record import RoundRecord
+from pipeline.records.run_results import RunResults
+from pipeline.records.scores import HeadlineScore, MetricsBySplit
 from pipeline.service.runtime.run_files import RunFiles
 from pipeline.service.runtime.run_states import TERMINAL_STATES
 from pipeline.service.storage.database import ApprovalRow, RunRow, SiteRow, UserRow
@@ -77,39 +80,36 @@ class ApiSerializers:
         site_by_name: Mapping[str, SiteRow],
         now: datetime,
     ) -> ResponseJson:
-        rounds = self.run_files.load_rounds(run.id)
+        rounds, live = self.run_files.load_rounds(run.id), self.run_files.load_live_status(run.id)
         return {
             "id": run.id,
             "name": run.name,
             "strategy": run.strategy,
             "state": run.state,
-            "want": run.desired_state,
+            "desired_state": run.desired_state,
             "reason": run.reason,
             "created": format_time(run.created),
             "started": format_time(run.started),
             "finished": format_time(run.finished),
-            "round": rounds[-1]["round"] if rounds else 0,
+            "round": rounds[-1].round if rounds else 0,
             "rounds": run.rounds,
             "min_sites": run.min_sites,
             "sites": [
                 _serialize_run_site(approval_by_site.get((run.id, name)), site_by_name[name], now) for name in run.sites
             ],
-            "live": self.run_files.load_json(run.id, "live.json"),
-            "headline": self._headline_score(run.id, rounds),
+            "live": live and live.to_dict(),
+            "headline": _serialize_headline(self.run_files.load_results(run.id), rounds),
         }
 
-    def _headline_score(self, run: str, rounds: list[ResponseJson]) -> ResponseJson | None:
-        """The main metric: of the test split after the run, before that of the last round that was evaluated."""
-        results = self.run_files.load_json(run, "results.json") or {}
-        records = [{"metrics": {"test": results.get("test")}}, *reversed(rounds)]
-        for record in records:
-            for split in ("val", "test", "train"):
-                entry = record.get("metrics", {}).get(split) or {}
-                metrics = entry.get("coordinator") or entry.get("pooled") or {}
-                metric = "positive_auroc" if "positive_auroc" in metrics else "accuracy"
-                if metrics.get(metric) is not None:
-                    return {"split": split, "metric": metric, "value": metrics[metric]}
-        return None
+
+def _serialize_headline(results: RunResults | None, rounds: Sequence[RoundRecord]) -> ResponseJson | None:
+    """Of the test split after the run, before that of the last round that was evaluated."""
+    test: list[MetricsBySplit] = [{"test": results.test}] if results else []
+    for metrics_by_split in (*test, *(record.metrics for record in reversed(rounds))):
+        headline = HeadlineScore.select(metrics_by_split)
+        if headline is not None and headline.value is not None:
+            return {"split": headline.split, "metric": headline.metric, "value": headline.value}
+    return None
 
 
 def serialize_user(user: UserRow) -> ResponseJson:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from pipeline.records.round_record import RoundRecord
 from pipeline.service.runtime.run_states import TERMINAL_STATES
 
 POLL_SECONDS = 0.5
@@ -46,31 +47,29 @@ class EventStream:
     async def stream_run(
         self,
         read_run: StateReader,
-        read_rounds: Callable[[], list[dict[str, Any]]],
+        read_rounds: Callable[[], Sequence[RoundRecord]],
         after_round: int,
         is_authorized: StateReader,
     ) -> AsyncIterator[str]:
         """Events `run`, `round`, `live` and finally `end` of a run. `after_round`: the last round that the client has."""
-        last_sent = {"round": after_round, "run": "", "live": "null", "over": False}
+        last_round = after_round
+        last_sent = {"run": "", "live": "null", "over": False}
 
         def collect_events() -> list[str]:
+            nonlocal last_round
             run_view = read_run()
             live_text = _to_json(run_view.get("live"))
             run_text = _to_json(run_view | {"live": None})
             # the state is read before the rounds: if the run has ended, no more rounds can follow
-            new_records = [record for record in read_rounds() if record["round"] > last_sent["round"]]
+            new_records = [record for record in read_rounds() if record.round > last_round]
             state_events = [_format_event("run", _to_json(run_view))] if run_text != last_sent["run"] else []
-            round_events = [_format_event("round", _to_json(record), record["round"]) for record in new_records]
+            round_events = [_format_event("round", _to_json(record.to_dict()), record.round) for record in new_records]
             # a new client gets the run first; later a round comes before the change of state that it caused
             events = [*round_events, *state_events] if last_sent["run"] else [*state_events, *round_events]
             events += [_format_event("live", live_text)] if live_text != last_sent["live"] else []
             is_over = run_view["state"] in TERMINAL_STATES
-            last_sent.update(
-                run=run_text,
-                live=live_text,
-                over=is_over,
-                round=new_records[-1]["round"] if new_records else last_sent["round"],
-            )
+            last_sent.update(run=run_text, live=live_text, over=is_over)
+            last_round = new_records[-1].round if new_records else last_round
             return [*events, _format_event("end", _to_json({"state": run_view["state"]}))] if is_over else events
 
         async for text in self._stream_paced(collect_events, is_authorized, lambda: bool(last_sent["over"])):

@@ -260,7 +260,7 @@ def test_export_of_cluster_and_site_models(strategy, name, tmp_path):
     folder = RunFolder.create(tmp_path / "run", study)
     run_simulation(study, folder)
     if name == "cluster/":
-        groups = set(folder.load_rounds()[-1]["clusters"].values())
+        groups = set(folder.load_rounds()[-1].clusters.values())
         name = f"cluster/{sorted(groups)[0]}"
     made = export_bundle(folder, name, tmp_path / "bundle", keys.generate_key())
     assert made.model_card["model"] == name

@@ -130,4 +130,4 @@ def test_a_metric_is_within_its_interval(margin_scale):
     examples = ScoredExamples(score_bins(logits).numpy(), logits.argmax(1).numpy(), y.numpy(), np.arange(400) // 10)
     point = compute_metrics(score_logits(logits, y), PositiveClass(1))
     for metric, (low, high) in confidence_intervals(examples, PositiveClass(1)).items():
-        assert low - 0.02 <= point[metric] <= high + 0.02, metric
+        assert low - 0.02 <= point.value(metric) <= high + 0.02, metric

@@ -15,13 +15,13 @@ pytest.importorskip("nvflare")
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 
-from pipeline.coordinator.live_status import LiveStatus
 from pipeline.core.errors import RunHaltedError
 from pipeline.engines import flare as flare_engine
 from pipeline.engines.flare import FlareEngine
 from pipeline.flare.constants import JSON_TEXT_KEY, MESSAGE_BYTES_KEY
 from pipeline.protocol.messages import ClientFailure, Declined, RoundPolicy
 from pipeline.protocol.serialization import deserialize_reply
+from pipeline.records.live_status import LiveStatusWriter
 
 
 class FakeSites:
@@ -31,7 +31,7 @@ class FakeSites:
         self.delays, self.make_answer = delays, make_answer
         self.last_seen = {site: time.monotonic() for site in delays}
         self.cancelled_tasks, self.halt_reason = [], ""
-        self.live_status = LiveStatus(tmp_path, 1)
+        self.live_status = LiveStatusWriter(tmp_path, 1)
         self.engine = FlareEngine(
             send_task=self.send,
             cancel_task=self.cancelled_tasks.append,
@@ -77,7 +77,7 @@ def test_exchange_sends_each_site_its_message_and_yields_replies_as_they_arrive(
     sites = FakeSites(tmp_path, {"a": 0.3, "b": 0.0})
     replies = list(sites.engine.exchange({"a": b"for a", "b": b"for b"}, RoundPolicy()))
     assert replies == [("b", b"for b!"), ("a", b"for a!")]
-    assert sites.live_status.answered == ["b", "a"]
+    assert sites.live_status.replied == ["b", "a"]
 
 
 def test_late_reply_is_kept_for_the_next_round_and_its_site_gets_no_task_meanwhile(tmp_path, monkeypatch):
@@ -105,8 +105,8 @@ def test_exchange_does_not_wait_for_a_silent_site(tmp_path, monkeypatch):
     sites = FakeSites(tmp_path, {"a": 0.0, "b": None})
     with sites.send_heartbeats("a"):
         assert sites.exchange(b"1") == {"a": b"1!"}
-    assert sites.live_status.missed == {"b": ClientFailure("no_reply", "silent")}
-    assert sites.live_status.lost == ["b"]
+    assert sites.live_status.failures == {"b": ClientFailure("no_reply", "silent")}
+    assert sites.live_status.unreachable == ["b"]
 
 
 def test_exchange_waits_for_a_site_with_heartbeats(tmp_path, monkeypatch):

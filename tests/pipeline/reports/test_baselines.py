@@ -1,6 +1,7 @@
 import pytest
 
 from pipeline.reports.run.report import write_report
+from tests.support.run_folder_factory import make_baseline, make_intervals
 
 
 def make_scores(value, **more):
@@ -16,19 +17,16 @@ def baselines_run(run_folder):
     """Federated 0.900; local only 0.800 and 0.930 by site; centralised 0.930; unskewed 0.940; normalised 0.920."""
     run_folder.results["test"] = make_test_scores(0.90, a=0.88, b=0.91)
     run_folder.results["baselines"] = {
-        "local_only": {"test": make_test_scores(0.5, a=0.80, b=0.93), "curve": [[0, 0.5]]},
-        "centralized": {"test": make_test_scores(0.93, a=0.91, b=0.94), "curve": []},
-        "unskewed": {"test": make_test_scores(0.94, a=0.93, b=0.95), "curve": []},
-        "normalized": {"test": make_test_scores(0.92, a=0.90, b=0.93), "curve": []},
+        "local_only": make_baseline(make_test_scores(0.5, a=0.80, b=0.93), [[0, 0.5]]),
+        "centralized": make_baseline(make_test_scores(0.93, a=0.91, b=0.94)),
+        "unskewed": make_baseline(make_test_scores(0.94, a=0.93, b=0.95)),
+        "normalized": make_baseline(make_test_scores(0.92, a=0.90, b=0.93)),
     }
-    run_folder.results["intervals"] = {
-        "unit": "patient",
-        "units": 97,
-        "draws": 1000,
-        "level": 0.95,
-        "pooled": {"positive_auroc": [0.87, 0.925]},
-        "sites": {"a": {"positive_auroc": [0.85, 0.9]}, "b": {"positive_auroc": [0.89, 0.95]}},
-    }
+    run_folder.results["intervals"] = make_intervals(
+        num_units=97,
+        pooled={"positive_auroc": [0.87, 0.925]},
+        sites={"a": {"positive_auroc": [0.85, 0.9]}, "b": {"positive_auroc": [0.89, 0.95]}},
+    )
     draws = {"federated": 0.90, "centralized": 0.93, "unskewed": 0.94, "normalized": 0.92}
     width = {
         "federated": 0.0,
@@ -39,7 +37,9 @@ def baselines_run(run_folder):
     for name, middle in draws.items():
         entry = run_folder.results if name == "federated" else run_folder.results["baselines"][name]
         values = [middle + width[name] * (n / 100 - 1) for n in range(201)]
-        entry["intervals"] = (entry.get("intervals") or {}) | {"paired": {"metric": "positive_auroc", "values": values}}
+        entry["intervals"] = (entry["intervals"] or make_intervals()) | {
+            "paired": {"metric": "positive_auroc", "values": values}
+        }
     return run_folder
 
 
@@ -145,7 +145,8 @@ def test_the_dot_plot_of_many_sites_shows_the_weakest(baselines_run, read_page):
 
 
 @pytest.mark.parametrize(
-    "baselines", [{}, None, {"local_only": {}}, {"centralized": {"test": {}, "curve": None}}, {"local_only": None}]
+    "baselines",
+    [{}, {"local_only": make_baseline({})}, {"centralized": make_baseline({}), "local_only": make_baseline({})}],
 )
 def test_baselines_without_results_are_left_out(run_folder, read_page, baselines):
     run_folder.results["baselines"] = baselines
@@ -162,8 +163,8 @@ def test_a_run_of_an_older_version_is_compared_by_accuracy(report_page):
 
 def test_a_run_evaluated_at_the_coordinator_is_compared_there(run_folder, findings):
     run_folder.results |= {"positive_class": None, "test": {"coordinator": {"n": 10, "accuracy": 0.8}}}
-    run_folder.results["intervals"] = {"unit": "example", "coordinator": {"accuracy": [0.7, 0.9]}}
-    run_folder.results["baselines"] = {"centralized": {"test": {"coordinator": {"accuracy": 0.85}}, "curve": []}}
+    run_folder.results["intervals"] = make_intervals(coordinator={"accuracy": [0.7, 0.9]})
+    run_folder.results["baselines"] = {"centralized": make_baseline({"coordinator": {"n": 10, "accuracy": 0.85}})}
     found = findings(run_folder)
     assert "on the coordinator's set, 95 % interval 70.0 to 90.0)" in found[0]
     assert found[1].endswith("the federated model loses 5.0 points.")

@@ -44,7 +44,7 @@ def clustered_run(run_folder):
     run_folder.results["test"] = {
         "pooled": {"n": 100, "accuracy": 0.8},
         "sites": make_site_scores(a=(40, 0.9), b=(10, 0.5), c=(20, 0.8), d=(30, 0.9)),
-        "models": {"cluster/0": {"accuracy": 0.55}, "cluster/1": {"accuracy": 0.65}},
+        "models": {"cluster/0": {"n": 50, "accuracy": 0.55}, "cluster/1": {"n": 50, "accuracy": 0.65}},
     }
     return run_folder
 
@@ -123,7 +123,7 @@ def test_a_single_cluster_has_a_section(clustered_run, render_page):
     assert not (clustered_run.path / "plots" / "dendrogram.png").exists()
 
 
-@pytest.mark.parametrize("tree", [{"leaves": ["a"], "merges": []}, {"leaves": ["a", "b"], "merges": []}, {}])
+@pytest.mark.parametrize("tree", [{"leaves": ["a"], "merges": []}, {"leaves": ["a", "b"], "merges": []}, None])
 def test_an_incomplete_dendrogram_is_not_plotted(clustered_run, render_page, tree):
     for entry in clustered_run.round_records:
         entry["dendrogram"] = tree

@@ -48,7 +48,7 @@ def test_the_chosen_metric_has_a_column(two_runs, tmp_path, read_page):
 
 def test_runs_evaluated_differently_are_named(two_runs, run_folder, tmp_path, read_page):
     for record in run_folder.round_records:
-        record["metrics"] = {"test": {"coordinator": {"accuracy": 0.1 * record["round"]}}}
+        record["metrics"] = {"test": {"coordinator": {"n": 10, "accuracy": 0.1 * record["round"]}}}
     run_folder.write()
     path, _ = write_comparison(two_runs, tmp_path)
     assert "The runs were evaluated differently: run: validation data" in read_page(path).texts("figcaption")[0]

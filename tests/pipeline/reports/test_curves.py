@@ -1,9 +1,12 @@
 import pytest
 
+from pipeline.records.scores import RocPoints
 from pipeline.reports.document.figure_style import INK_COLOR, save_png, to_svg
 from pipeline.reports.run import curves as figures
 from pipeline.reports.run import scores as score_figures
 from pipeline.reports.run.curves import CurveSeries, band_edges, mean_over_sites
+
+DIAGONAL = RocPoints(fpr=(0, 1), tpr=(0, 1))
 
 
 def test_mean_and_standard_deviation_band_by_hand():
@@ -77,13 +80,13 @@ def test_svg_uses_current_color_and_keeps_names():
 
 
 def test_two_figures_share_no_id():
-    first, second = (to_svg(score_figures.plot_roc([0, 1], [0, 1]), key) for key in ("one", "two"))
+    first, second = (to_svg(score_figures.plot_roc(DIAGONAL), key) for key in ("one", "two"))
     assert first != second
     assert first.replace("one-", "two-") == second
 
 
 def test_png_has_the_right_size_and_no_metadata(tmp_path):
-    figure = score_figures.plot_roc([0, 1], [0, 1])
+    figure = score_figures.plot_roc(DIAGONAL)
     content = save_png(figure, tmp_path / "deep" / "roc.png").read_bytes()
     assert int.from_bytes(content[16:20]) == round(5.2 * 150)
     assert b"tEXt" not in content

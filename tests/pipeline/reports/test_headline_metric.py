@@ -1,11 +1,13 @@
 import pytest
+from pydantic import ValidationError
 
+from pipeline.records.scores import EvaluationScores
 from pipeline.reports.document.formatting import format_interval, format_points, join_names
 from pipeline.reports.run import scores as score_figures
 from pipeline.reports.run.headline_metric import HeadlineMetric
 from pipeline.reports.run.record import load_run_record
 from pipeline.reports.run.report import write_report
-from tests.support.run_folder_factory import HOSTILE_NAME
+from tests.support.run_folder_factory import HOSTILE_NAME, make_intervals
 
 
 def read_tiles(page):
@@ -20,14 +22,12 @@ def detection_run(run_folder):
     test["pooled"] |= {"positive_auroc": 0.9, "positive_auprc": 0.6, "sensitivity_at_specificity": 0.75}
     test["sites"]["a"] |= {"positive_auroc": 0.95}
     test["sites"][HOSTILE_NAME] |= {"positive_auroc": 0.85}
-    run_folder.results["intervals"] = {
-        "unit": "group",
-        "units": 97,
-        "draws": 1000,
-        "level": 0.95,
-        "pooled": {"positive_auroc": [0.87, 0.925], "accuracy": [0.79, 0.84]},
-        "sites": {"a": {"positive_auroc": [0.9, 0.98]}},
-    }
+    run_folder.results["intervals"] = make_intervals(
+        privacy_unit="group",
+        num_units=97,
+        pooled={"positive_auroc": [0.87, 0.925], "accuracy": [0.79, 0.84]},
+        sites={"a": {"positive_auroc": [0.9, 0.98]}},
+    )
     return run_folder
 
 
@@ -51,11 +51,12 @@ def test_the_worst_site_is_by_the_headline_metric(detection_run, read_page):
 
 def test_pooled_scores_come_first_if_they_have_intervals(detection_run):
     detection_run.results["test"]["coordinator"] = {"n": 5, "positive_auroc": 0.99}
+    scores = EvaluationScores.model_validate(detection_run.results["test"])
     headline = HeadlineMetric.from_record(load_run_record(detection_run.write()))
-    assert headline.overall_scores(detection_run.results["test"])[0] == "all sites"
+    assert headline.overall_scores(scores)[0] == "all sites"
     detection_run.results["intervals"] = None
     headline = HeadlineMetric.from_record(load_run_record(detection_run.write()))
-    assert headline.overall_scores(detection_run.results["test"])[0] == "coordinator's set"
+    assert headline.overall_scores(scores)[0] == "coordinator's set"
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,25 @@ def test_without_a_positive_class_the_selection_metric_is_the_headline(run_folde
 
 
 @pytest.mark.parametrize("edges", [None, [], [0.1], [None, 0.2], [float("nan"), 0.5], "ab"])
-def test_an_incomplete_interval_is_none(run_folder, edges):
-    run_folder.results["intervals"] = {"pooled": {"accuracy": edges}, "sites": None}
-    headline = HeadlineMetric.from_record(load_run_record(run_folder.write()))
-    assert headline.score_interval("accuracy") is None
+def test_an_incomplete_interval_is_refused(run_folder, edges):
+    run_folder.results["intervals"] = make_intervals(pooled={"accuracy": edges})
+    with pytest.raises(ValidationError, match="intervals"):
+        run_folder.write()
+
+
+def test_a_metric_or_a_site_without_an_interval(run_folder, read_page):
+    run_folder.results["intervals"] = make_intervals(
+        num_units=23, min_units=12, pooled={"accuracy": [0.7, 0.9]}, sites={"a": {}}
+    )
+    path = run_folder.write()
+    headline = HeadlineMetric.from_record(load_run_record(path))
+    assert headline.score_interval("accuracy") == (0.7, 0.9)
+    assert headline.score_interval("auroc") is None
     assert headline.score_interval("accuracy", "a") is None
+    assert headline.score_interval("accuracy", "elsewhere") is None
+    text = read_page(write_report(path)).texts("main")[0]
+    assert "draws whole patients (23 in the test data) with replacement, 1,000 times" in text
+    assert "Sites with fewer than 12 patients have no interval." in text
 
 
 def test_roc_figure_shows_single_sites_and_the_operating_point(detection_run, read_page):

@@ -1,5 +1,6 @@
 import pytest
 
+from pipeline.records.scores import EvaluationScores
 from pipeline.reports.run.hierarchy import LevelScores, add_hierarchy_section, level_scores
 from pipeline.reports.run.report import write_report
 from tests.support.run_folder_factory import HOSTILE_NAME
@@ -9,7 +10,7 @@ CLUSTER_BY_SITE = {"a": "0.0", "b": "0.1"}
 
 
 def make_scores(value):
-    return {"accuracy": value, "positive_auroc": value}
+    return {"n": 10, "accuracy": value, "positive_auroc": value}
 
 
 def make_demlearn_scores(shift=0.0):
@@ -52,7 +53,7 @@ def render_page(render_section):
 
 
 def test_scores_of_three_levels_by_hand():
-    found = level_scores(make_demlearn_scores(), CLUSTER_BY_SITE, "accuracy")
+    found = level_scores(EvaluationScores.model_validate(make_demlearn_scores()), CLUSTER_BY_SITE, "accuracy")
     assert found == {
         "site": LevelScores(0.9, pytest.approx(0.5)),
         "cluster": LevelScores(0.8, pytest.approx(0.6)),
@@ -61,7 +62,7 @@ def test_scores_of_three_levels_by_hand():
 
 
 def test_rank_based_metrics_of_several_models_are_means_over_sites():
-    found = level_scores(make_demlearn_scores(), CLUSTER_BY_SITE, "positive_auroc")
+    found = level_scores(EvaluationScores.model_validate(make_demlearn_scores()), CLUSTER_BY_SITE, "positive_auroc")
     assert found["site"].specialization == pytest.approx(0.89)
     assert found["cluster"].specialization == pytest.approx(0.7)
 
@@ -71,7 +72,9 @@ def test_sites_without_their_own_model_use_their_clusters_model():
         "pooled": make_scores(0.8),
         "models": {"cluster/0": make_scores(0.5), "cluster/1": make_scores(0.6), "cluster/2": make_scores(0.1)},
     }
-    assert level_scores(scores, {"a": "0", "b": "1"}, "accuracy") == {"cluster": LevelScores(0.8, pytest.approx(0.55))}
+    assert level_scores(EvaluationScores.model_validate(scores), {"a": "0", "b": "1"}, "accuracy") == {
+        "cluster": LevelScores(0.8, pytest.approx(0.55))
+    }
 
 
 def test_table_summary_and_curves_of_levels(hierarchy_run, render_page):
@@ -91,7 +94,7 @@ def test_a_study_with_feature_skew_says_that_the_coordinators_set_has_none(hiera
     assert any("not from the sites and has no feature skew." in text for text in render_page(hierarchy_run).texts("p"))
 
 
-@pytest.mark.parametrize("models", [None, {}, {"site/a": {"accuracy": None}}])
+@pytest.mark.parametrize("models", [{}, {"site/a": {"n": 10, "accuracy": None}}])
 def test_without_further_models_there_is_no_section(hierarchy_run, render_page, models):
     hierarchy_run.results["test"]["models"] = models
     assert SECTION not in render_page(hierarchy_run).texts("h2")

@@ -1,10 +1,12 @@
 import pytest
 
+from pipeline.records.scores import EvaluationScores
 from pipeline.reports.run import personalization
 from pipeline.reports.run.headline_metric import HeadlineMetric, replace_pooled_rank_metrics
 from pipeline.reports.run.personalization import PersonalizationScores, add_personalization_section
 from pipeline.reports.run.record import load_run_record
 from pipeline.reports.run.report import write_report
+from tests.support.run_folder_factory import make_baseline, make_intervals
 
 SECTION = "Personalised and global models"
 
@@ -22,9 +24,11 @@ def personalized_run(run_folder):
         "coordinator": {"n": 100, "accuracy": 0.76},
         "pooled": {"n": 120, "accuracy": 0.80},
         "sites": make_site_scores(a=0.9, b=0.8, c=0.7),
-        "comparisons": {"global": {"pooled": {"accuracy": 0.78}, "sites": make_site_scores(a=0.8, b=0.8, c=0.75)}},
+        "comparisons": {
+            "global": {"pooled": {"n": 120, "accuracy": 0.78}, "sites": make_site_scores(a=0.8, b=0.8, c=0.75)}
+        },
     }
-    run_folder.results["baselines"] = {"local_only": {"test": {"sites": make_site_scores(a=0.88, b=0.85)}, "curve": []}}
+    run_folder.results["baselines"] = {"local_only": make_baseline({"sites": make_site_scores(a=0.88, b=0.85)})}
     return run_folder
 
 
@@ -75,7 +79,7 @@ def test_negligible_gains_of_personalized_models(personalized_run, render_page):
 
 
 @pytest.mark.parametrize(
-    "views", [None, {}, {"global": None}, {"global": {"sites": {}}}, {"global": {"sites": {"a": None}}}]
+    "views", [{}, {"global": {}}, {"global": {"sites": {}}}, {"global": {"sites": {"a": {"n": 0, "accuracy": None}}}}]
 )
 def test_runs_without_global_scores_have_no_personalization_section(personalized_run, render_page, views):
     personalized_run.results["test"]["comparisons"] = views
@@ -126,12 +130,9 @@ def test_dumbbell_lines_go_from_the_global_to_the_personalized_model():
 
 
 def test_intervals_of_the_global_model_are_not_shown_for_personalized_models(personalized_run, read_page):
-    personalized_run.results["intervals"] = {
-        "unit": "example",
-        "level": 0.95,
-        "pooled": {"accuracy": [0.7, 0.82]},
-        "sites": {"a": {"accuracy": [0.71, 0.88]}},
-    }
+    personalized_run.results["intervals"] = make_intervals(
+        privacy_unit="example", pooled={"accuracy": [0.7, 0.82]}, sites={"a": {"accuracy": [0.71, 0.88]}}
+    )
     page = read_page(write_report(personalized_run.write()))
     tiles = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
     assert tiles["Accuracy, test (all sites, personalised models)"] == "80.0 %"
@@ -147,13 +148,17 @@ def test_pooled_auroc_of_several_models_is_the_mean_over_sites(personalized_run)
     test = personalized_run.results["test"]
     test["pooled"] |= {"auroc": 0.99, "roc": {"fpr": [0, 1], "tpr": [0, 1]}, "class_auroc": [0.9, 0.9]}
     test["sites"]["a"]["auroc"], test["sites"]["b"]["auroc"] = 0.8, 0.9
-    assert replace_pooled_rank_metrics(test)["pooled"] == {"n": 120, "accuracy": 0.80, "auroc": pytest.approx(0.85)}
+    scores = EvaluationScores.model_validate(test)
+    pooled = replace_pooled_rank_metrics(scores).pooled
+    assert (pooled.n, pooled.accuracy, pooled.auroc) == (120, 0.80, pytest.approx(0.85))
+    assert (pooled.roc, pooled.class_auroc) == (None, None)
     headline = HeadlineMetric.from_record(load_run_record(personalized_run.write()))
     assert headline.has_several_models
-    assert headline.overall_scores(test)[0] == "all sites"
+    assert headline.overall_scores(scores)[0] == "all sites"
 
 
 def test_one_global_model_keeps_its_pooled_auroc(run_folder):
     headline = HeadlineMetric.from_record(load_run_record(run_folder.write()))
     assert not headline.has_several_models
-    assert headline.comparable_scores(run_folder.results["test"]) is run_folder.results["test"]
+    scores = EvaluationScores.model_validate(run_folder.results["test"])
+    assert headline.comparable_scores(scores) is scores

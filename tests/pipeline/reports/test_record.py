@@ -1,14 +1,14 @@
 import pytest
 
 from pipeline.core.errors import RunFolderError
-from pipeline.reports.run.record import finite_or_none, load_run_record
-from tests.support.run_folder_factory import make_round_record
+from pipeline.reports.run.record import load_run_record
+from tests.support.run_folder_factory import make_metrics, make_round_record
 
 
 def test_of_a_repeated_round_the_last_line_counts(run_folder):
     run_folder.round_records.append(make_round_record(1, {"a": 0.9}))
     record = load_run_record(run_folder.write())
-    assert [entry["round"] for entry in record.round_records] == [0, 1, 2]
+    assert [entry.round for entry in record.round_records] == [0, 1, 2]
     assert record.site_metric_by_round("val", "accuracy")[1] == [0.9]
 
 
@@ -33,7 +33,7 @@ def test_a_damaged_study_is_named(run_folder):
     run_folder.results = None
     record = load_run_record(run_folder.write())
     with pytest.raises(RunFolderError, match=r"study\.toml"):
-        record.component_name("model")
+        _ = record.model_name
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
@@ -42,10 +42,5 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_most_evaluated_split(run_folder):
-    run_folder.round_records[2]["metrics"]["test"] = {"pooled": {"accuracy": 0.5}}
+    run_folder.round_records[2]["metrics"]["test"] = {"pooled": make_metrics(0.5)}
     assert load_run_record(run_folder.write()).most_evaluated_split() == "val"
-
-
-@pytest.mark.parametrize(("value", "found"), [(None, None), (float("inf"), None), ("3", None), (2, 2.0), (0.5, 0.5)])
-def test_finite_or_none(value, found):
-    assert finite_or_none(value) == found

@@ -140,7 +140,7 @@ def test_undefined_values_are_dashes(run_folder, read_page):
     run_folder.round_records = [
         make_round_record(round_number, {"a": None, HOSTILE_NAME: None}) for round_number in range(3)
     ]
-    run_folder.results["test"] = {"pooled": {"n": 26, "loss": float("nan"), "accuracy": None}, "sites": {"a": None}}
+    run_folder.results["test"] = {"pooled": {"n": 26, "loss": float("nan"), "accuracy": None}, "sites": {"a": {"n": 0}}}
     run_folder.results["worst_site"] = run_folder.results["site_std"] = None
     page = read_page(write_report(run_folder.write()))
     assert page.texts("dd")[0] == "–"

@@ -29,6 +29,7 @@ from privacy.ledger.records import DatasetSnapshot, LedgerBudget
 from sites.governance.home import SiteHome
 from sites.privacy.budget_guard import BudgetGuard
 from tests.support.ledger_factory import make_charge
+from tests.support.run_folder_factory import make_record
 from tests.support.service_factory import STUDY_TOML, CoordinatorService
 
 
@@ -39,7 +40,7 @@ def write_run(home, num_rounds):
         folder = RunFolder.create(folder.path, parse_study(STUDY_TOML, "study", {}))
     for round_number in range(len(folder.load_rounds()), num_rounds):
         folder.next_attempt(round_number)
-        folder.append_round({"round": round_number})
+        folder.append_round(make_record(round_number))
         folder.write_checkpoint(round_number, {"round": round_number}, {"w": torch.full((4,), float(round_number))})
     return folder
 
@@ -130,7 +131,7 @@ def test_restore_on_a_new_machine_keeps_runs_sites_and_users(service: Coordinato
     run = RunFolder.open(home.runs_folder / "run-1")
     header, tensors = run.load_checkpoint()
     assert header == {"round": 2}
-    assert [r["round"] for r in run.load_rounds()] == [0, 1, 2]
+    assert [r.round for r in run.load_rounds()] == [0, 1, 2]
     assert tensors["w"].tolist() == [2.0] * 4
     store = CoordinatorStore(home.database_url)
     try:
@@ -162,7 +163,7 @@ def test_backup_during_a_run_is_consistent(service: CoordinatorService, tmp_path
             restore_home(make_backup(service, tmp_path, f"{index}.tar"), tmp_path / f"home-{index}")
             run = RunFolder.open(tmp_path / f"home-{index}" / "runs" / "run-1")
             last = run.load_checkpoint()[0]["round"]
-            assert {r["round"] for r in run.load_rounds()} >= set(range(last + 1))
+            assert {r.round for r in run.load_rounds()} >= set(range(last + 1))
             assert query_database(tmp_path / f"home-{index}", "PRAGMA integrity_check") == [("ok",)]
     finally:
         stop.set()

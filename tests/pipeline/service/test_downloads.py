@@ -1,20 +1,17 @@
 """Which files of a run may be downloaded, and by whom."""
 
-import json
 import math
 
 import pytest
 
+from pipeline.records.round_record import write_round_records
+from tests.support.run_folder_factory import make_record, make_results
 from tests.support.service_factory import make_heartbeat
 
 
-def make_record(round_number, **fields):
-    metrics = {"val": {"pooled": {"accuracy": 0.5 + round_number / 10}}}
-    return {"round": round_number, "metrics": metrics, "failures": {}} | fields
-
-
-def write_rounds(service, run, *records):
-    service.write_run_file(run, "rounds.jsonl", "".join(json.dumps(r) + "\n" for r in records).encode())
+def make_evaluated_record(round_number, **fields):
+    metrics = {"val": {"pooled": {"n": 10, "accuracy": 0.5 + round_number / 10}}}
+    return make_record(round_number, metrics=metrics, **fields)
 
 
 @pytest.fixture
@@ -25,16 +22,16 @@ def finished_run(service):
     for name in ("a", "b"):
         sites[name].post("/site/heartbeat", make_heartbeat(service.make_approval(run)))
     clusters = {"a": "0", "b": "1", "c": "1"}
-    write_rounds(service, run, make_record(0), make_record(1, clusters=clusters), make_record(2))
+    records = [make_evaluated_record(0), make_evaluated_record(1, clusters=clusters), make_evaluated_record(2)]
+    write_round_records(service.home.runs_folder / run, records)
     for name in ("global", "cluster/0", "cluster/1", "site/a", "site/b"):
         service.write_run_file(run, f"models/{name}.safetensors", name.encode())
     service.write_run_file(run, "report.html", b"<p>report")
     service.write_run_file(run, "plots/curve.png")
     service.write_run_file(run, "cells/patient.png")
     service.write_run_file(run, "checkpoint/round-2.safetensors")
-    service.write_run_file(
-        run, "results.json", json.dumps({"test": {"pooled": {"accuracy": 0.9, "loss": math.nan}}}).encode()
-    )
+    test = {"pooled": {"n": 10, "accuracy": 0.9, "loss": math.nan}}
+    make_results(test=test).write(service.home.runs_folder / run)
     service.store.set_run_state(run, "finished")
     return run, sites
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pipeline.core.errors import IncompatibleStudyError
+from pipeline.records.run_control import RunControl
 from pipeline.service.runtime.create_run import describe_study
 from pipeline.service.web.app import create_app
 from pipeline.study.offer import read_offer
@@ -17,7 +18,7 @@ def sites(service):
 
 
 def read_requested_state(service, run):
-    return json.loads((service.home.runs_folder / run / "control.json").read_text())["want"]
+    return RunControl.read(service.home.runs_folder / run).desired_state
 
 
 def test_sites_receive_the_offer(service, sites):

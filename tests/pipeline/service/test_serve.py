@@ -18,18 +18,12 @@ from pipeline.protocol.invitations import parse_invitation
 from pipeline.service.storage.home import CoordinatorHome
 from pipeline.service.storage.store import CoordinatorStore
 from pipeline.service.web.app import create_app
+from tests.support.run_folder_factory import make_record
 from tests.support.service_factory import STUDY_TOML, make_enrolment, make_heartbeat
 
-ROUND_RECORD = {
-    "lr": 0.1,
-    "sampled_clients": ["a"],
-    "accepted": ["a"],
-    "failures": {},
-    "bytes": {"up": 1, "down": 1},
-    "seconds": {"train": 0.1},
-    "void": None,
-    "metrics": {"val": {"pooled": {"accuracy": 0.75, "loss": 0.5}}},
-}
+
+def make_evaluated_record(round_number):
+    return make_record(round_number, {"a": None}, metrics={"val": {"pooled": {"n": 8, "accuracy": 0.75, "loss": 0.5}}})
 
 
 @dataclass
@@ -142,7 +136,7 @@ def test_run_command_follows_the_run_to_its_end(running_service, tmp_path, capsy
         for round_number in (1, 2):
             time.sleep(0.2)
             with (running_service.home.runs_folder / run / "rounds.jsonl").open("a") as file:
-                file.write(json.dumps(ROUND_RECORD | {"round": round_number}) + "\n")
+                file.write(make_evaluated_record(round_number).to_line())
         running_service.store.set_run_state(run, "finished")
 
     thread = threading.Thread(target=run_two_rounds)
@@ -173,7 +167,7 @@ def test_event_stream_resumes_after_the_last_event_id(running_service, capsys):
     enrol_site(running_service, "a", capsys).close()
     with running_service.client(running_service.home.token_path.read_text().strip()) as lead:
         run = lead.post("/api/runs", json={"study": STUDY_TOML}, timeout=60).json()["id"]
-        lines = "".join(json.dumps(ROUND_RECORD | {"round": n}) + "\n" for n in range(3))
+        lines = "".join(make_evaluated_record(n).to_line() for n in range(3))
         (running_service.home.runs_folder / run / "rounds.jsonl").write_text(lines)
         running_service.store.set_run_state(run, "stopped")
         with lead.stream("GET", f"/api/runs/{run}/events", headers={"last-event-id": "0"}) as stream:

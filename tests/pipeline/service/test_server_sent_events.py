@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from pipeline.service.web.server_sent_events import KEEP_ALIVE_COMMENT, EventStream
+from tests.support.run_folder_factory import make_record
 
 
 def parse_events(texts):
@@ -26,7 +27,7 @@ class FakeRun:
         return {"state": state, "live": live}
 
     def read_rounds(self):
-        return [{"round": n} for n in range(self.steps[self.index][1])]
+        return [make_record(n) for n in range(self.steps[self.index][1])]
 
 
 async def collect_texts(stream, limit=1000):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pipeline.coordinator.live_status import request_state, requested_state
 from pipeline.core.errors import ServiceError
 from pipeline.ops.json_log import open_log
+from pipeline.records.attempt_outcome import AttemptOutcome
+from pipeline.records.live_status import LiveStatusWriter
+from pipeline.records.run_control import request_state, requested_state
 from pipeline.service.runtime import supervisor as supervisor_module
 from pipeline.service.runtime.supervisor import MAX_FAILED_ATTEMPTS, RunSupervisor
 from pipeline.service.storage.accounts import EnrolmentRequest
@@ -65,7 +66,7 @@ def approve(store, *sites):
 
 
 def write_outcome(supervisor, outcome, reason=""):
-    (supervisor.runs_folder / "r" / "ended.json").write_text(json.dumps({"how": outcome, "why": reason}))
+    AttemptOutcome(outcome=outcome, reason=reason).write(supervisor.runs_folder / "r")
 
 
 def run_state(store):
@@ -160,7 +161,7 @@ def test_run_fails_after_too_many_attempts_without_progress(supervised_run):
 
 def test_returned_site_joins_the_next_attempt(supervised_run):
     supervisor, _, job_runner = start_run(supervised_run)
-    (supervisor.runs_folder / "r" / "live.json").write_text(json.dumps({"lost": ["c"]}))
+    LiveStatusWriter(supervisor.runs_folder / "r", rounds=4, unreachable=["c"]).write()
     supervisor.poll_runs()
     assert requested_state(supervisor.runs_folder / "r") == "regroup"
     write_outcome(supervisor, "halted", "regroup")

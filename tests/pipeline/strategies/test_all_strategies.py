@@ -120,7 +120,7 @@ def test_trainers_agree(moons, run_study, name):
             make_study(moons, name, ACTIVE_SETTINGS[name], trainer=trainer, rounds=4), f"{name}-{trainer}"
         )
         tensors = load_checkpoint(folder.path / "checkpoint")[1]
-        ends.append(({k: v for k, v in tensors.items() if v.is_floating_point()}, results["test"]["pooled"]["loss"]))
+        ends.append(({k: v for k, v in tensors.items() if v.is_floating_point()}, results.test.pooled.loss))
     assert ends[0][0].keys() == ends[1][0].keys()
     for key, value in ends[0][0].items():
         torch.testing.assert_close(ends[1][0][key], value, rtol=1e-3, atol=1e-4, msg=lambda m, k=key: f"{k}: {m}")
@@ -143,18 +143,20 @@ def assert_bitwise_resume(study, run_study, tmp_path, stop):
         pass
 
     def interrupt(record):
-        if record["round"] == stop:
+        if record.round == stop:
             raise InterruptedRunError
 
     with pytest.raises(InterruptedRunError):
         run_simulation(study, folder, on_round_end=interrupt)
     results = run_simulation(RunFolder.open(folder.path).load_study(), RunFolder.open(folder.path))
-    assert results["test"] == expected["test"]
+    assert results.test == expected.test
     last, other = (load_checkpoint(f.path / "checkpoint")[1] for f in (uninterrupted, folder))
     assert last.keys() == other.keys()
     assert all(torch.equal(value, other[key]) for key, value in last.items())
     for part in ("clusters", "dendrogram"):
-        assert [r.get(part) for r in uninterrupted.load_rounds()] == [r.get(part) for r in folder.load_rounds()]
+        assert [getattr(r, part) for r in uninterrupted.load_rounds()] == [
+            getattr(r, part) for r in folder.load_rounds()
+        ]
 
 
 @pytest.mark.parametrize("name", sorted(set(ACTIVE_SETTINGS) - {"centralized"}))
@@ -165,10 +167,10 @@ def test_client_that_never_replies_does_not_stop_the_run(moons, run_study, name)
         make_study(moons, name, ACTIVE_SETTINGS[name], sites=sites, evaluation=evaluation), name
     )
     start, *rounds = folder.load_rounds()
-    assert all("site-03" not in record["accepted"] for record in rounds)
-    assert all(record["void"] is None for record in rounds)
-    assert rounds[-1]["metrics"]["test"]["pooled"]["loss"] < start["metrics"]["test"]["pooled"]["loss"]
-    json.dumps(results)
+    assert all("site-03" not in record.accepted for record in rounds)
+    assert all(record.void is None for record in rounds)
+    assert rounds[-1].metrics["test"].pooled.loss < start.metrics["test"].pooled.loss
+    json.dumps(results.to_dict(), allow_nan=False)
 
 
 CELLS = {

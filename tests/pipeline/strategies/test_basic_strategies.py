@@ -95,16 +95,16 @@ def test_fedavg_with_one_site_equals_centralized_training(moons, run_study):
     central, b = run_study(moons(strategy="centralized", **one), "centralized")
     _, c = run_study(moons(strategy="local_only", **one), "local")
     torch.testing.assert_close(final_weights(fed), final_weights(central), rtol=1e-4, atol=1e-5)
-    assert a["test"]["pooled"]["accuracy"] == b["test"]["pooled"]["accuracy"] == c["test"]["pooled"]["accuracy"]
+    assert a.test.pooled.accuracy == b.test.pooled.accuracy == c.test.pooled.accuracy
 
 
 def test_local_only_sites_do_not_share(moons, run_study):
     """A site's local model does not depend on the other sites."""
     partition = {"name": "classes", "per_site": 1}
     _, results = run_study(moons(strategy="local_only", sites={"count": 2}, partition=partition, rounds=20), "local")
-    assert [m["accuracy"] for m in results["test"]["sites"].values()] == [1.0, 1.0]  # each site has one class only
+    assert [m.accuracy for m in results.test.sites.values()] == [1.0, 1.0]  # each site has one class only
     _, shared = run_study(moons(strategy="fedavg", sites={"count": 2}, partition=partition, rounds=20), "fed")
-    assert min(m["accuracy"] for m in shared["test"]["sites"].values()) < 1.0
+    assert min(m.accuracy for m in shared.test.sites.values()) < 1.0
 
 
 def test_every_strategy_is_registered_with_a_visibility():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.protocol.messages import ClientFailure
+from pipeline.records.live_status import LiveStatus
 from tests.support.dashboard.fake_api import FakeApi, FakeRun
 from tests.support.dashboard.recorded_runs import Json, RecordedRun, time_ago
 
@@ -20,16 +22,17 @@ OFFERED = "smears-c0ffee"
 def make_fake_api(recordings: Mapping[str, RecordedRun], site_names: Mapping[str, str] = SITE_NAMES) -> FakeApi:
     slow, tree, private = (recordings[kind].rename_sites(site_names) for kind in ("slow", "tree", "private"))
     first, second, third, fourth = slow.sites
-    live = {
-        "at": time_ago(seconds=41),
-        "pid": 1,
-        "round": 22,
-        "rounds": 30,
-        "phase": "train",
-        "asked": slow.sites,
-        "answered": [first, third],
-        "missed": {fourth: {"kind": "no_reply", "text": "no reply"}},
-    }
+    live = LiveStatus(
+        at=time_ago(seconds=41),
+        pid=1,
+        round=22,
+        rounds=30,
+        phase="train",
+        requested=tuple(slow.sites),
+        replied=(first, third),
+        failures={fourth: ClientFailure("no_reply", "no reply")},
+        unreachable=(fourth,),
+    ).to_dict()
     slow_run = _make_run(
         SLOW,
         strategy="fedprox",
@@ -114,7 +117,7 @@ def _make_run(id: str, strategy: str, state: str, rounds: int, sites: list[Json]
         "name": id.rpartition("-")[0],
         "strategy": strategy,
         "state": state,
-        "want": "run",
+        "desired_state": "run",
         "reason": "",
         "created": None,
         "started": None,

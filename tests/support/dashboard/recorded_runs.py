@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,6 +10,8 @@ from typing import Any
 
 from pipeline.cli.commands.run import run_and_report
 from pipeline.coordinator.run_folder import RunFolder
+from pipeline.records.privacy_record import PrivacyRecord
+from pipeline.records.run_results import RunResults
 from pipeline.study.schema import Study
 from pipeline.study.toml_file import find_study, load_study
 
@@ -97,12 +98,12 @@ def record_run(kind: str, parent: Path) -> RecordedRun:
     study = Study.model_validate(defaults | STUDIES[kind])
     folder = RunFolder.create(parent / kind, study)
     run_and_report(study, folder, None, run_baselines=False, quiet=True)
-    privacy_path = folder.path / "privacy.json"
+    privacy = PrivacyRecord.read_if_present(folder.path)
     return RecordedRun(
         study=(folder.path / "study.toml").read_text(),
-        rounds=folder.load_rounds(),
-        results=json.loads((folder.path / "results.json").read_text()),
-        privacy=json.loads(privacy_path.read_text()) if privacy_path.exists() else None,
+        rounds=[record.to_dict() for record in folder.load_rounds()],
+        results=RunResults.read(folder.path).to_dict(),
+        privacy=privacy and privacy.to_dict(),
         files={path: folder.path / path for path in _list_downloads(folder.path)},
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.records.run_results import Interval
 from pipeline.reports.document.figure_style import (
     FULL_WIDTH_INCHES,
     HALF_WIDTH_INCHES,
@@ -15,7 +16,6 @@ from pipeline.reports.document.figure_style import (
 )
 from pipeline.reports.document.formatting import shorten_text
 from pipeline.reports.run.baselines.results import BaselineResult
-from pipeline.reports.run.headline_metric import ScoreInterval
 from pipeline.reports.run.scores import new_unit_square
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class DotPlotRow:
     label: str
     scores: Mapping[str, float]  # result name -> score
-    interval: ScoreInterval | None = None  # the federated run's
+    interval: Interval | None = None  # the federated run's
     is_overall: bool = False
 
 
@@ -84,8 +84,8 @@ def plot_roc_overlay(results: Sequence[BaselineResult], areas: Mapping[str, floa
         area = areas.get(result.name)
         is_federated = result.name == "federated"
         axes.plot(
-            curve["fpr"],
-            curve["tpr"],
+            curve.fpr,
+            curve.tpr,
             color=result.style.color,
             zorder=4 if is_federated else 3,
             linewidth=2.2 if is_federated else 1.3,

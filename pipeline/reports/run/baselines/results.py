@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from pipeline.protocol.messages import SiteId
+from pipeline.records.run_results import BaselineRecord, BootstrapIntervals, Interval
+from pipeline.records.scores import EvaluatedAt, EvaluationScores, RocPoints, find_worst_site, metric_by_site
 from pipeline.reports.document.figure_style import PALETTE
-from pipeline.reports.run.headline_metric import (
-    RANK_BASED_METRICS,
-    HeadlineMetric,
-    ScoreInterval,
-    find_interval,
-    find_worst_site,
-)
-from pipeline.reports.run.record import JsonObject, RunRecord, finite_or_none, metric_by_site
+from pipeline.reports.run.headline_metric import RANK_BASED_METRICS, HeadlineMetric, find_interval
+from pipeline.reports.run.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -45,20 +42,21 @@ PLOT_STYLES: Mapping[str, PlotStyle] = {
 class BaselineResult:
     name: str
     style: PlotStyle
-    test_scores: JsonObject
+    test_scores: EvaluationScores
     curve: list[tuple[int, float]]
     curve_metric: str
-    intervals: JsonObject
-    evaluated_at: str  # "coordinator" or "pooled", the same for all results, so that they are comparable
+    intervals: BootstrapIntervals | None
+    evaluated_at: EvaluatedAt  # the same for all results, so that they are comparable
     has_several_models: bool = False  # one per site or cluster: rank-based metrics cannot be pooled
 
     def overall_score(self, metric: str) -> float | None:
         """None for rank-based metrics of several models."""
         if self.has_several_models and metric in RANK_BASED_METRICS:
             return None
-        return finite_or_none((self.test_scores.get(self.evaluated_at) or {}).get(metric))
+        overall = self.test_scores.overall(self.evaluated_at)
+        return overall.value(metric) if overall else None
 
-    def score_interval(self, metric: str, site: str | None = None) -> ScoreInterval | None:
+    def score_interval(self, metric: str, site: SiteId | None = None) -> Interval | None:
         return (
             find_interval(self.intervals, metric, site, self.evaluated_at)
             if site or self.overall_score(metric) is not None
@@ -66,19 +64,20 @@ class BaselineResult:
         )
 
     def scores_by_site(self, metric: str) -> dict[str, float]:
-        return metric_by_site(self.test_scores.get("sites") or {}, metric)
+        return metric_by_site(self.test_scores.sites, metric)
 
     def mean_over_sites(self, metric: str) -> float | None:
         values = self.scores_by_site(metric)
         return fmean(values.values()) if values else None
 
     def worst_site(self, metric: str) -> str | None:
-        return find_worst_site(self.test_scores.get("sites") or {}, metric)
+        return find_worst_site(self.test_scores.sites, metric)
 
     @property
-    def roc_curve(self) -> JsonObject | None:
-        curve: JsonObject | None = (self.test_scores.get(self.evaluated_at) or {}).get("roc")
-        return curve if curve and curve.get("fpr") and not self.has_several_models else None
+    def roc_curve(self) -> RocPoints | None:
+        overall = self.test_scores.overall(self.evaluated_at)
+        curve = overall and overall.roc
+        return curve if curve and curve.fpr and not self.has_several_models else None
 
 
 ResultsByName = Mapping[str, BaselineResult]
@@ -86,49 +85,41 @@ ResultsByName = Mapping[str, BaselineResult]
 
 def load_baseline_results(record: RunRecord) -> dict[str, BaselineResult]:
     """Results by name; empty if the run has no baselines."""
-    run_results = record.results or {}
-    baselines: JsonObject = run_results.get("baselines") or {}
-    test_scores: JsonObject = run_results.get("test") or {}
+    run_results = record.results
+    if run_results is None:
+        return {}
     recorded_baselines = {
         name: baseline
-        for name, baseline in baselines.items()
-        if (baseline or {}).get("test") or (baseline or {}).get("curve")
+        for name, baseline in run_results.baselines.items()
+        if baseline.curve or baseline.test != EvaluationScores()
     }
-    if not recorded_baselines or not test_scores:
+    if not recorded_baselines:
         return {}
-    evaluated_at = "pooled" if test_scores.get("pooled") else "coordinator"
-    entries = {**recorded_baselines, "federated": {"test": test_scores, "intervals": run_results.get("intervals")}}
+    evaluated_at: EvaluatedAt = "pooled" if run_results.test.pooled else "coordinator"
+    federated = BaselineRecord(test=run_results.test, intervals=run_results.intervals, metric="accuracy", curve=())
+    entries = {**recorded_baselines, "federated": federated}
     ordered_names = [name for name in PLOT_STYLES if name in entries] + [
         name for name in entries if name not in PLOT_STYLES
     ]
     return {name: _baseline_result(name, entries[name], evaluated_at, record) for name in ordered_names}
 
 
-def _baseline_result(name: str, entry: JsonObject, evaluated_at: str, record: RunRecord) -> BaselineResult:
+def _baseline_result(name: str, entry: BaselineRecord, evaluated_at: EvaluatedAt, record: RunRecord) -> BaselineResult:
     spaced_name = name.replace("_", " ")
     style = PLOT_STYLES.get(name) or PlotStyle(spaced_name[:1].upper() + spaced_name[1:], PALETTE[5], "P", "")
-    curve = [
-        (int(round_number), value)
-        for round_number, value in entry.get("curve") or ()
-        if finite_or_none(value) is not None
-    ]
     uses_run_strategy = name not in ("local_only", "centralized")  # the run's own strategy
-    has_several_models = record.has_several_models if uses_run_strategy else name == "local_only"
-    intervals: JsonObject = (
-        {} if uses_run_strategy and record.has_personalized_models else entry.get("intervals") or {}
-    )  # they are of the global model
     if name == "federated" and record.has_personalized_models:
         style = replace(style, description="this run, every site with its personalised model")
-    metric = str(entry.get("metric") or "accuracy")
     return BaselineResult(
         name=name,
         style=style,
-        test_scores=entry.get("test") or {},
-        curve=curve,
-        curve_metric=metric,
-        intervals=intervals,
+        test_scores=entry.test,
+        curve=[(round_number, value) for round_number, value in entry.curve if value is not None],
+        curve_metric=entry.metric,
+        # intervals are of the global model
+        intervals=None if uses_run_strategy and record.has_personalized_models else entry.intervals,
         evaluated_at=evaluated_at,
-        has_several_models=has_several_models,
+        has_several_models=record.has_several_models if uses_run_strategy else name == "local_only",
     )
 
 

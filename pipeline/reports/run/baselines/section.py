@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from pipeline.records.scores import EvaluatedAt
 from pipeline.reports.document.formatting import PERCENT_METRICS, SPLIT_LABELS, format_points, format_score
 from pipeline.reports.document.page import COORDINATOR_LABEL, POOLED_LABEL, ReportWriter, TableCell, TableColumn
 from pipeline.reports.run import curves as figures
@@ -15,7 +16,10 @@ from pipeline.reports.run.headline_metric import RANK_BASED_METRICS, HeadlineMet
 from pipeline.reports.run.record import RunRecord
 
 MAX_DOT_PLOT_SITES = 16  # with more sites, the weakest
-CURVE_TEST_SETS = ("coordinator", "pooled")  # in the order in which baselines choose their curve
+CURVE_TEST_SETS: tuple[EvaluatedAt, ...] = (
+    "coordinator",
+    "pooled",
+)  # in the order in which baselines choose their curve
 
 
 def add_baselines_section(writer: ReportWriter, record: RunRecord, headline: HeadlineMetric) -> None:
@@ -143,7 +147,7 @@ def _add_baseline_curves(
     site_means = [
         (round_number, fmean(values)) for round_number, values in record.site_metric_by_round(split, metric).items()
     ]
-    curve_test_sets = (
+    curve_test_sets: tuple[EvaluatedAt, ...] = (
         CURVE_TEST_SETS if not record.has_several_models else () if metric in RANK_BASED_METRICS else ("pooled",)
     )
     federated_curve = next(

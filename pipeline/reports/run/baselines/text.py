@@ -171,16 +171,14 @@ def _may_be_chance(results: ResultsByName, name: str) -> bool:
 
 def _difference_interval(results: ResultsByName, name: str) -> tuple[float, float] | None:
     """The interval of the baseline's score minus the federated one."""
-    federated, baseline = (results[result_name].intervals.get("paired") or {} for result_name in ("federated", name))
-    if (
-        not federated.get("values")
-        or federated["metric"] != baseline.get("metric")
-        or len(federated["values"]) != len(baseline["values"])
-    ):
+    intervals, baseline_intervals = results["federated"].intervals, results[name].intervals
+    if not (intervals and intervals.paired and baseline_intervals and baseline_intervals.paired):
         return None
-    differences = sorted(b - a for a, b in zip(federated["values"], baseline["values"], strict=True))
-    level = float(results["federated"].intervals.get("level") or 0.95)
-    edge = round((1 - level) / 2 * (len(differences) - 1))
+    federated, baseline = intervals.paired, baseline_intervals.paired
+    if not federated.values or federated.metric != baseline.metric or len(federated.values) != len(baseline.values):
+        return None
+    differences = sorted(b - a for a, b in zip(federated.values, baseline.values, strict=True))
+    edge = round((1 - intervals.confidence_level) / 2 * (len(differences) - 1))
     return differences[edge], differences[-1 - edge]
 
 

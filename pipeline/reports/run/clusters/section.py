@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pipeline.protocol.messages import SiteId
+from pipeline.records.scores import ModelMetrics, metric_by_site
 from pipeline.reports.document.formatting import SPLIT_LABELS, format_count, format_integer, format_score, join_names
 from pipeline.reports.document.page import ReportWriter, TableCell, TableColumn
 from pipeline.reports.run.clusters import figures as cluster_figures
 from pipeline.reports.run.headline_metric import HeadlineMetric
-from pipeline.reports.run.record import JsonObject, RunRecord, comparison_scores, finite_or_none, metric_by_site
+from pipeline.reports.run.record import RunRecord
 
 MAX_NAMES_PER_ROW = 12  # sites named in a cluster's row
 MAX_NAMES_IN_SENTENCE = 5
@@ -127,13 +129,12 @@ def _add_clusters_table(
     writer: ReportWriter, record: RunRecord, headline: HeadlineMetric, history: ClusterHistory
 ) -> None:
     split, scores = record.latest_scores()
-    sites: JsonObject = scores.get("sites") or {}
+    sites, models = scores.sites, scores.models
     metric = headline.site_ranking_metric(sites)
-    cluster_model_scores: JsonObject = comparison_scores(scores, "cluster").get("sites") or {}
-    models: JsonObject = scores.get("models") or {}
+    cluster_model_scores = scores.comparison("cluster").sites
     cluster_names = sorted(set(history.result_clusters.values()), key=natural_sort_key)
     coordinator_scores = {
-        name: finite_or_none((models.get(f"cluster/{name}") or {}).get(metric)) for name in cluster_names
+        name: models[key].value(metric) if (key := f"cluster/{name}") in models else None for name in cluster_names
     }
     rows: list[list[TableCell]] = []
     for name in cluster_names:
@@ -207,12 +208,12 @@ def _list_sites(sites: Sequence[str]) -> str:
     return ", ".join(sites[:MAX_NAMES_PER_ROW]) + (f" and {num_hidden} more" if num_hidden > 0 else "")
 
 
-def _cluster_score(sites: JsonObject, cluster_sites: Sequence[str], metric: str) -> float | None:
+def _cluster_score(sites: Mapping[SiteId, ModelMetrics], cluster_sites: Sequence[str], metric: str) -> float | None:
     """Accuracy weighted by examples, which equals the pooled one; of other metrics the mean over sites."""
-    values = metric_by_site({site: sites.get(site) for site in cluster_sites}, metric)
+    values = metric_by_site({site: sites[site] for site in cluster_sites if site in sites}, metric)
     if not values:
         return None
-    counts = {site: finite_or_none(sites[site].get("n")) or 0.0 for site in values}
+    counts = {site: sites[site].n for site in values}
     if metric != "accuracy" or not sum(counts.values()):
         return fmean(values.values())
     return sum(values[site] * counts[site] for site in values) / sum(counts.values())
@@ -222,26 +223,21 @@ def _add_dendrogram(
     writer: ReportWriter, record: RunRecord, history: ClusterHistory, colors: Mapping[str, str]
 ) -> None:
     result_round = history.rounds[history.result_index]
-    round_record: JsonObject = next(
-        (
-            candidate
-            for candidate in reversed(record.round_records)
-            if candidate.get("dendrogram") and int(candidate["round"]) <= result_round
-        ),
-        {},
+    dendrogram = next(
+        (line.dendrogram for line in reversed(record.round_records) if line.dendrogram and line.round <= result_round),
+        None,
     )
-    dendrogram: JsonObject = round_record.get("dendrogram") or {}
-    leaves, merges = dendrogram.get("leaves") or (), dendrogram.get("merges") or ()
-    if len(leaves) < 2 or len(merges) != len(leaves) - 1:
+    if dendrogram is None or len(dendrogram.leaves) < 2 or len(dendrogram.merges) != len(dendrogram.leaves) - 1:
         return
+    leaves, merges = dendrogram.leaves, dendrogram.merges
     if len(leaves) > MAX_DENDROGRAM_LEAVES:
         writer.page.add_text(f"The dendrogram of {len(leaves)} sites is too large to plot; rounds.jsonl contains it.")
         return
-    title = DENDROGRAM_AXIS_TITLES.get(record.component_name("strategy") or "", "Distance between models")
+    title = DENDROGRAM_AXIS_TITLES.get(record.strategy_name or "", "Distance between models")
     description = (
         "Dendrogram that the clusters were cut from: the further right two branches join, the less similar they are."
     )
-    if record.component_name("strategy") == "cfl":
+    if record.strategy_name == "cfl":
         description = "Splits that made the clusters: the first split is furthest right."
     caption = f"{description} Next to every site, its cluster; a branch has the colour of its cluster."
     writer.add_figure(
@@ -294,16 +290,13 @@ class ClusterHistory:
 
 def load_cluster_history(record: RunRecord) -> ClusterHistory | None:
     """Starts at the first round with clusters; None if the run has none."""
-    known_indices = [index for index, round_record in enumerate(record.round_records) if round_record.get("clusters")]
+    known_indices = [index for index, round_record in enumerate(record.round_records) if round_record.clusters]
     if not known_indices:
         return None
     round_records = record.round_records[known_indices[0] :]
-    rounds = [int(round_record["round"]) for round_record in round_records]
-    clusters_by_round = [
-        {str(site): str(cluster_name) for site, cluster_name in (round_record.get("clusters") or {}).items()}
-        for round_record in round_records
-    ]
-    best_round = (record.results or {}).get("best_round")
+    rounds = [round_record.round for round_record in round_records]
+    clusters_by_round = [round_record.clusters for round_record in round_records]
+    best_round = record.results.best_round if record.results else None
     result_index = next(
         (index for index, round_number in enumerate(rounds) if round_number == best_round and clusters_by_round[index]),
         known_indices[-1] - known_indices[0],

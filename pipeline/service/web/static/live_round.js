@@ -26,20 +26,20 @@ export function createPhaseTimer() {
 }
 
 export function liveRoundBody(live, startedAt, records) {
-  const asked = live.asked ?? [];
-  const missed = live.missed ?? {};
-  const answered = new Set(live.answered ?? []);
-  const waiting = asked.filter((site) => !answered.has(site) && !(site in missed));
+  const requested = live.requested ?? [];
+  const failures = live.failures ?? {};
+  const replied = new Set(live.replied ?? []);
+  const waiting = requested.filter((site) => !replied.has(site) && !(site in failures));
   const secondsBySite = medianSeconds(records);
   const phase = PHASES[live.phase] ?? live.phase;
-  const text = `Round ${live.round} of ${live.rounds}: ${phase}. ${answered.size} of ${formatCountOf(asked.length, "site")} replied`;
+  const text = `Round ${live.round} of ${live.rounds}: ${phase}. ${replied.size} of ${formatCountOf(requested.length, "site")} replied`;
   const rest = waiting.length
     ? [", waiting for ", formatCountOf(waiting.length, "site"), " for ", elapsedTime(startedAt), "."]
     : ".";
-  const order = [...waiting, ...asked.filter((site) => !waiting.includes(site))];
+  const order = [...waiting, ...requested.filter((site) => !waiting.includes(site))];
   const items = order.map((site) => {
-    if (answered.has(site)) return siteItem(site, "answered", badge("good", "replied"));
-    if (site in missed) return siteItem(site, "missed", badge("bad", "missed"), missed[site].text);
+    if (replied.has(site)) return siteItem(site, "replied", badge("good", "replied"));
+    if (site in failures) return siteItem(site, "failed", badge("bad", "missed"), failures[site].text);
     return waitingItem(site, startedAt, live.phase === "train" ? secondsBySite.get(site) : undefined);
   });
   return [h("p", { class: "live-text" }, text, rest), h("ul", { class: "site-cards", id: "live-sites" }, items)];

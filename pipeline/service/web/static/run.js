@@ -85,7 +85,7 @@ export async function runPage(user, id) {
     const lastRound = [records.at(-1)?.round, records.length];
     const siteStates = run.sites.map((site) => [site.site, site.connected, site.approved, site.revoked, site.expires]);
     const report = files?.find((file) => file.kind === "report" && file.path.endsWith(".html"));
-    const headKey = [run.state, run.want, run.reason, run.round, run.headline, siteStates, lastRound, report];
+    const headKey = [run.state, run.desired_state, run.reason, run.round, run.headline, siteStates, lastRound, report];
     renderIfChanged(head, headKey, () => runHead(run, records, user, requestAction, report));
     const isLive = live && isActive(run.state);
     if (isLive) {

@@ -140,7 +140,7 @@ def test_html_in_names_and_reasons_is_shown_as_text(open_page, recordings):
     with serve_fake_api(make_fake_api(recordings, SITE_NAMES | {"site-02": HTML_NAME})) as hostile_api:
         fake_run = hostile_api.runs[SLOW]
         fake_run.run |= {"name": HTML_NAME, "reason": HTML_NAME, "strategy": HTML_NAME}
-        fake_run.run["live"]["missed"] = {"uz-leuven": {"kind": "no_reply", "text": HTML_NAME}}
+        fake_run.run["live"]["failures"] = {"uz-leuven": {"kind": "no_reply", "text": HTML_NAME}}
         fake_run.recording.rounds[10]["failures"] = {HTML_NAME: {"kind": "quarantined", "text": HTML_NAME}}
         hostile_api.log.append(
             {"time": hostile_api.log[0]["time"], "level": "info", "event": HTML_NAME, "why": HTML_NAME}

@@ -39,7 +39,7 @@ def test_live_updates_announce_only_changes_of_state(open_page, fake_api):
     fake_api.add_round(SLOW)
     page.wait_for_selector(".tiles >> text=22 of 30")
     assert page.locator("#chart-accuracy .pooled").first.get_attribute("d") != before
-    live = fake_api.runs[SLOW].run["live"] | {"round": 23, "answered": ["charite", "karolinska"], "failures": {}}
+    live = fake_api.runs[SLOW].run["live"] | {"round": 23, "replied": ["charite", "karolinska"], "failures": {}}
     fake_api.publish(SLOW, "live", live)
     page.wait_for_selector("#live >> text=Round 23 of 30")
     assert page.locator("#announce").inner_text() == ""

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from pipeline.records.live_status import LiveStatusWriter
+from pipeline.records.run_control import requested_state
 from tests.pipeline.service.dashboard.test_run_page import read_texts
 from tests.support.service_factory import STUDY_TOML, make_heartbeat
 from tests.support.web_server import serve_app
@@ -48,22 +50,15 @@ def test_study_from_offer_to_downloaded_model(service, recordings, browser):
         page.wait_for_selector(".run-head .badge >> text=starting")
         assert "approved" in read_texts(page, "#approval-table tbody tr")[0]
         service.store.set_run_state(run, "running")
-        live = {
-            "at": service.clock().isoformat(),
-            "pid": 1,
-            "round": 3,
-            "rounds": 4,
-            "phase": "train",
-            "asked": ["site-01"],
-        }
+        live_status = LiveStatusWriter(service.home.runs_folder / run, 4, 3, "train", requested=["site-01"])
         lines = "".join(json.dumps(record) + "\n" for record in recording.rounds[:3])
         service.write_run_file(run, "rounds.jsonl", lines.encode())
-        service.write_run_file(run, "live.json", json.dumps(live | {"answered": [], "missed": {}}).encode())
+        live_status.write()
         page.wait_for_selector(".tiles >> text=2 of 4")
         assert read_texts(page, "#live-sites li")[0].startswith("site-01 … waiting")
         page.click("#do-pause")
         page.wait_for_selector(".run-head .badge >> text=pausing")
-        assert json.loads((service.home.runs_folder / run / "control.json").read_text()) == {"want": "pause"}
+        assert requested_state(service.home.runs_folder / run) == "pause"
 
         service.write_run_file(
             run, "models/global.safetensors", recording.files["models/global.safetensors"].read_bytes()
