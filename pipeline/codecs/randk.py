@@ -1,4 +1,4 @@
-"""Random-k (Stich et al. 2018, arXiv 1809.07599): k random coordinates; a seed is sent instead of their indices.
+"""Random-k (Stich et al. 2018, arXiv 1809.07599): k numbers at random positions, for which a seed is sent.
 
 Without error feedback they are multiplied by n/k: unbiased, with n/k times the variance.
 """
@@ -19,6 +19,10 @@ class RandK(SparsifyingCodec):
     paper: ClassVar[str] = "Stich et al. 2018, arXiv 1809.07599"
     description: ClassVar[str] = "random coordinates; a seed is sent instead of their indices"
     name: Literal["randk"] = "randk"
+
+    @property
+    def summary(self) -> str:
+        return f"{self.share_text}, at random positions{self.feedback_text}"
 
     def encode(
         self, x: ParamVector, layout: VectorLayout, generator: torch.Generator

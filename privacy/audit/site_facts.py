@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import HemofedError, LedgerError
 from privacy.accounting.accountant import compute_epsilon
+from privacy.audit.facts import (
+    ApprovalFacts,
+    CurvePoint,
+    LedgerFacts,
+    ParticipationFacts,
+    PrivacyPlanFacts,
+    ReceiptFacts,
+    SiteFacts,
+    SpendingFacts,
+)
 from privacy.audit.recompute_epsilon import dp_events_of, recompute_epsilon
 from privacy.ledger import keys
 from privacy.ledger.countersigner import CountersignedState
@@ -19,6 +30,7 @@ from privacy.ledger.records import (
     DatasetSnapshot,
     LedgerBudget,
     LedgerReceipt,
+    PrivacyCharge,
     StudyApproved,
     UnitWithdrawn,
 )
@@ -27,7 +39,6 @@ from privacy.ledger.summary import list_charges
 from privacy.ledger.validation import LedgerState
 from privacy.ledger.verify import LedgerVerification, verify_ledger
 
-Json = Mapping[str, Any]
 BUDGET_TOLERANCE = 1e-9  # relative, for rounding
 
 
@@ -64,27 +75,34 @@ def collect_site_facts(
     home: Path,
     coordinator_receipts: CoordinatorReceipts,
     study_hash: str,
-    privacy_plan: Json | None,
-    participation: Json,
-) -> dict[str, Any]:
+    privacy_plan: PrivacyPlanFacts | None,
+    participation: ParticipationFacts,
+) -> SiteFacts:
     """`privacy_plan`: from privacy.json, if the site trains with DP-SGD. `participation`: from `participation_facts`."""
     file = home / "ledger.jsonl"
     if not file.is_file():
-        problems = ["has no ledger, although it was planned to train with differential privacy"] if privacy_plan else []
-        return {"ledger": None, "privacy_plan": privacy_plan, "participation": participation, "problems": problems}
+        problem = "has no ledger, although it was planned to train with differential privacy"
+        return SiteFacts(
+            ledger=None,
+            privacy_plan=privacy_plan,
+            participation=participation,
+            problems=(problem,) if privacy_plan else (),
+        )
     verification = _verify_site_ledger(file, coordinator_receipts)
-    facts: dict[str, Any] = {
-        "ledger": _ledger_facts(verification, coordinator_receipts, home),
-        "privacy_plan": privacy_plan,
-        "participation": participation,
-        "problems": [f"its ledger does not verify: {problem}" for problem in verification.problems],
-    }
-    if verification.state is None:
-        return facts
-    try:
-        return _add_spending_facts(facts, verification, verification.state, study_hash)
-    except LedgerError as error:
-        return facts | {"problems": [*facts["problems"], f"its ledger cannot be read to the end: {error}"]}
+    spending, problems = None, [f"its ledger does not verify: {problem}" for problem in verification.problems]
+    if verification.state is not None:
+        try:
+            spending = _spending_facts(verification, verification.state, study_hash, privacy_plan is not None)
+            problems += _spending_problems(spending, study_hash, privacy_plan, participation)
+        except LedgerError as error:
+            problems.append(f"its ledger cannot be read to the end: {error}")
+    return SiteFacts(
+        ledger=_ledger_facts(verification, coordinator_receipts, home),
+        privacy_plan=privacy_plan,
+        participation=participation,
+        spending=spending,
+        problems=tuple(problems),
+    )
 
 
 def _verify_site_ledger(file: Path, coordinator_receipts: CoordinatorReceipts) -> LedgerVerification:
@@ -96,103 +114,99 @@ def _verify_site_ledger(file: Path, coordinator_receipts: CoordinatorReceipts) -
 
 def _ledger_facts(
     verification: LedgerVerification, coordinator_receipts: CoordinatorReceipts, home: Path
-) -> dict[str, Any]:
+) -> LedgerFacts:
     entries, state, last_receipt = verification.entries, verification.state, verification.last_receipt
-    return {
-        "ok": verification.is_valid,
-        "problems": list(verification.problems),
-        "entries": len(entries),
-        "head": entries[-1].hash if entries else None,
-        "from": entries[0].time if entries else None,
-        "to": entries[-1].time if entries else None,
-        "anchored": coordinator_receipts.last_receipt_of(state) is not None,
-        "receipt": last_receipt
-        and {
-            "index": last_receipt.index,
-            "time": last_receipt.time,
-            "key": fingerprint_of(last_receipt.coordinator_key),
-        },
-        "unreceipted": len(verification.unreceipted_indices),
-        "agent": state and fingerprint_of(state.keys.agent_key),
-        "officer": state and fingerprint_of(state.keys.officer_key),
-        "officer_is_here": (home / "officer.pem").exists(),
-        "dataset_id": state and state.opening.dataset_id,
-    }
+    return LedgerFacts(
+        ok=verification.is_valid,
+        problems=verification.problems,
+        entries=len(entries),
+        head=entries[-1].hash if entries else None,
+        first_time=entries[0].time if entries else None,
+        last_time=entries[-1].time if entries else None,
+        anchored=coordinator_receipts.last_receipt_of(state) is not None,
+        receipt=last_receipt
+        and ReceiptFacts(
+            index=last_receipt.index, time=last_receipt.time, key=fingerprint_of(last_receipt.coordinator_key)
+        ),
+        unreceipted=len(verification.unreceipted_indices),
+        agent=state and fingerprint_of(state.keys.agent_key),
+        officer=state and fingerprint_of(state.keys.officer_key),
+        officer_is_here=(home / "officer.pem").exists(),
+        dataset_id=state and state.opening.dataset_id,
+    )
 
 
-def _add_spending_facts(
-    facts: dict[str, Any], verification: LedgerVerification, state: LedgerState, study_hash: str
-) -> dict[str, Any]:
+def _spending_facts(
+    verification: LedgerVerification, state: LedgerState, study_hash: str, has_plan: bool
+) -> SpendingFacts:
     entries, budget = verification.entries, state.budget
     charges = list_charges(entries)
     ledger_epsilon = charges[-1].total_epsilon if charges else 0.0
-    recomputed = recompute_epsilon(entries, state.opening.budget, budget, ledger_epsilon) if charges else None
-    max_epsilon = max(ledger_epsilon, (recomputed or {}).get("epsilon") or 0.0)
-    problems = [*facts["problems"], *(recomputed or {}).get("problems", ())]
-    if max_epsilon > budget.epsilon * (1 + BUDGET_TOLERANCE):
-        problems.append(f"has spent epsilon {max_epsilon:.4f} of a budget of {budget.epsilon:g}")
-    own_charges = [charge for charge in charges if charge.study_hash == study_hash]
-    if facts["privacy_plan"] is not None:
-        charged_rounds = {charge.round for charge in own_charges}
-        if uncharged_rounds := [
-            round_number for round_number in facts["participation"]["accepted"] if round_number not in charged_rounds
-        ]:
-            problems.append(f"took part in {_format_rounds(uncharged_rounds)} without a charge in its ledger")
-        problems += _plan_mismatches(facts["privacy_plan"], own_charges)
-        if (reported_epsilon := facts["participation"]["epsilon"] or 0.0) > ledger_epsilon * (1 + BUDGET_TOLERANCE):
-            problems.append(
-                f"reported epsilon {reported_epsilon:.4f} to the coordinator, but its ledger has {ledger_epsilon:.4f}"
-            )
-    return facts | {
-        "unit": state.opening.privacy_unit,
-        "budget": budget.model_dump() if charges or facts["privacy_plan"] else None,
-        "spent": ledger_epsilon,
-        "left": max(0.0, budget.epsilon - ledger_epsilon),
-        "spent_before": max(
-            (c.total_epsilon for c in charges[: _first_charge_index(charges, study_hash)]), default=0.0
-        ),
-        "recomputed": recomputed,
-        "charges": [charge.model_dump(mode="json") for charge in charges],
-        "curve": _spending_curve(charges, study_hash, budget),
-        "studies": {study: sum(c.study == study for c in charges) for study in dict.fromkeys(c.study for c in charges)},
-        "refusals": [record.model_dump() for record in _records_of(entries, ChargeRefused)],
-        "approvals": [_decision_facts(e) for e in entries if e.kind in (StudyApproved.kind, ApprovalRevoked.kind)],
-        "num_withdrawn": sum(entry.kind == UnitWithdrawn.kind for entry in entries),
-        "data": [record.model_dump() for record in _records_of(entries, DatasetSnapshot)],
-        "problems": problems,
-    }
+    earlier_charges = charges[: _first_charge_index(charges, study_hash)]
+    return SpendingFacts(
+        unit=state.opening.privacy_unit,
+        budget=budget if charges or has_plan else None,
+        spent=ledger_epsilon,
+        left=max(0.0, budget.epsilon - ledger_epsilon),
+        spent_before=max((c.total_epsilon for c in earlier_charges), default=0.0),
+        recomputed=recompute_epsilon(entries, state.opening.budget, budget, ledger_epsilon) if charges else None,
+        charges=tuple(charges),
+        curve=_spending_curve(charges, study_hash, budget),
+        studies=Counter(charge.study for charge in charges),
+        refusals=tuple(record for entry in entries if isinstance(record := entry.record, ChargeRefused)),
+        approvals=tuple(_approval_facts(e) for e in entries if e.kind in (StudyApproved.kind, ApprovalRevoked.kind)),
+        num_withdrawn=sum(entry.kind == UnitWithdrawn.kind for entry in entries),
+        data=tuple(record for entry in entries if isinstance(record := entry.record, DatasetSnapshot)),
+    )
 
 
-def _records_of(
-    entries: Sequence[LedgerEntry], record_type: type[ChargeRefused] | type[DatasetSnapshot]
-) -> list[ChargeRefused | DatasetSnapshot]:
-    return [record for entry in entries if isinstance(record := entry.record, record_type)]
+def _spending_problems(
+    spending: SpendingFacts,
+    study_hash: str,
+    privacy_plan: PrivacyPlanFacts | None,
+    participation: ParticipationFacts,
+) -> Iterator[str]:
+    ledger_epsilon, recomputed = spending.spent, spending.recomputed
+    if recomputed is not None:
+        yield from recomputed.problems
+    max_epsilon = max(ledger_epsilon, (recomputed and recomputed.epsilon) or 0.0)
+    if spending.budget and max_epsilon > spending.budget.epsilon * (1 + BUDGET_TOLERANCE):
+        yield f"has spent epsilon {max_epsilon:.4f} of a budget of {spending.budget.epsilon:g}"
+    if privacy_plan is None:
+        return
+    own_charges = [charge for charge in spending.charges if charge.study_hash == study_hash]
+    charged_rounds = {charge.round for charge in own_charges}
+    if uncharged_rounds := [number for number in participation.accepted if number not in charged_rounds]:
+        yield f"took part in {_format_rounds(uncharged_rounds)} without a charge in its ledger"
+    yield from _plan_mismatches(privacy_plan, own_charges)
+    if (reported_epsilon := participation.epsilon or 0.0) > ledger_epsilon * (1 + BUDGET_TOLERANCE):
+        yield f"reported epsilon {reported_epsilon:.4f} to the coordinator, but its ledger has {ledger_epsilon:.4f}"
 
 
-def _first_charge_index(charges: Sequence[Any], study_hash: str) -> int:
+def _first_charge_index(charges: Sequence[PrivacyCharge], study_hash: str) -> int:
     """The index of the study's first charge."""
     return next((index for index, charge in enumerate(charges) if charge.study_hash == study_hash), len(charges))
 
 
-def _spending_curve(charges: Sequence[Any], study_hash: str, budget: LedgerBudget) -> list[dict[str, float]]:
+def _spending_curve(charges: Sequence[PrivacyCharge], study_hash: str, budget: LedgerBudget) -> tuple[CurvePoint, ...]:
     """Total epsilon after each of the study's charges, by the ledger and by Rényi divergences."""
-    return [
-        {
-            "round": c.round,
-            "epsilon": c.total_epsilon,
-            "rdp": compute_epsilon(dp_events_of(charges[: index + 1]), budget.delta, "rdp"),
-        }
+    return tuple(
+        CurvePoint(
+            round=c.round,
+            epsilon=c.total_epsilon,
+            rdp=compute_epsilon(dp_events_of(charges[: index + 1]), budget.delta, "rdp"),
+        )
         for index, c in enumerate(charges)
         if c.study_hash == study_hash
-    ]
+    )
 
 
-def _plan_mismatches(privacy_plan: Json, own_charges: Sequence[Any]) -> list[str]:
+def _plan_mismatches(privacy_plan: PrivacyPlanFacts, own_charges: Sequence[PrivacyCharge]) -> list[str]:
     """Charges that differ from the plan in privacy.json."""
     is_as_planned = all(
         (c.noise_multiplier, c.sampling_rate, c.privacy_unit)
-        == (privacy_plan["noise_multiplier"], privacy_plan["sampling_rate"], privacy_plan["privacy_unit"])
-        and c.steps <= privacy_plan["steps_per_round"]
+        == (privacy_plan.noise_multiplier, privacy_plan.sampling_rate, privacy_plan.privacy_unit)
+        and c.steps <= privacy_plan.steps_per_round
         for c in own_charges
     )
     return (
@@ -202,28 +216,36 @@ def _plan_mismatches(privacy_plan: Json, own_charges: Sequence[Any]) -> list[str
     )
 
 
-def _decision_facts(entry: LedgerEntry) -> dict[str, Any]:
-    officer_fingerprint = entry.officer_decision.key_fingerprint if entry.officer_decision else None
-    return {"kind": entry.kind, "time": entry.time, "officer": officer_fingerprint, **dict(entry.body)}
+def _approval_facts(entry: LedgerEntry) -> ApprovalFacts:
+    record = entry.record
+    assert isinstance(record, StudyApproved | ApprovalRevoked)
+    return ApprovalFacts(
+        kind=entry.kind,
+        time=entry.time,
+        officer=entry.officer_decision.key_fingerprint if entry.officer_decision else None,
+        study_hash=record.study_hash,
+        terms=record.terms,
+        consent=record.consent if isinstance(record, StudyApproved) else None,
+    )
 
 
-def participation_facts(rounds: Sequence[Json], site: str) -> dict[str, Any]:
+def participation_facts(rounds: Sequence[Mapping[str, Any]], site: str) -> ParticipationFacts:
     """The site's participation in the rounds, according to the coordinator's records."""
     failures = {int(line["round"]): line["failures"][site] for line in rounds if site in (line.get("failures") or {})}
     num_evaluations: dict[str, int] = {}
     for line in rounds:
         for split, split_metrics in (line.get("metrics") or {}).items():
             num_evaluations[split] = num_evaluations.get(split, 0) + (site in (split_metrics.get("sites") or {}))
-    return {
-        "sampled": [int(line["round"]) for line in rounds if site in (line.get("sampled_clients") or ())],
-        "accepted": [int(line["round"]) for line in rounds if site in (line.get("accepted") or ())],
-        "failures": {str(round_number): failure for round_number, failure in failures.items()},
-        "out_of_budget": [
+    return ParticipationFacts(
+        sampled=tuple(int(line["round"]) for line in rounds if site in (line.get("sampled_clients") or ())),
+        accepted=tuple(int(line["round"]) for line in rounds if site in (line.get("accepted") or ())),
+        failures=failures,
+        out_of_budget=tuple(
             round_number for round_number, failure in failures.items() if failure["kind"] == "privacy_budget"
-        ],
-        "evaluated": {split: count for split, count in num_evaluations.items() if count},
-        "epsilon": max((line["epsilon"][site] for line in rounds if site in (line.get("epsilon") or {})), default=None),
-    }
+        ),
+        evaluated={split: count for split, count in num_evaluations.items() if count},
+        epsilon=max((line["epsilon"][site] for line in rounds if site in (line.get("epsilon") or {})), default=None),
+    )
 
 
 def _format_rounds(rounds: Sequence[int]) -> str:

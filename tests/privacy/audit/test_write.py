@@ -4,16 +4,17 @@ import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from pipeline.reports.document.blocks import ImageBlock
 from pipeline.reports.document.pdf import write_pdf
+from privacy.audit.attack_findings import InversionFinding
 from privacy.audit.collect import collect_facts
 from privacy.audit.document.report import build_report
-from privacy.audit.write import to_finite_json, write_audit
+from privacy.audit.facts import AuditFacts
+from privacy.audit.write import facts_to_dict, to_finite_json, write_audit
 from tests.support.audit_factory import read_pdf_text, run_tiny_study
 
 HOSTILE_NAME = "<script>alert('$x_1$')</script> & 北京"
@@ -86,7 +87,7 @@ def test_pdf_starts_with_one_page_for_the_officer(audited, written, tmp_path):
     report, file = build_report(facts, folder.path), written[1]
     data = file.read_bytes()
     assert data.startswith(b"%PDF-")
-    assert count_pages(file) >= len(facts["sites"]) + 4
+    assert count_pages(file) >= len(facts.sites) + 4
     titles = re.findall(rb"/Title \(([^)]*)\)", data)
     assert b"Attacks compared with the bound" in titles
     assert b"Site site-03" in titles
@@ -100,17 +101,17 @@ def test_pdf_starts_with_one_page_for_the_officer(audited, written, tmp_path):
         "By loss.",
         "epsilon at least 0.400 with 95 % confidence; 14 of 20 guesses right, 64 canaries; with every guess right 1.25",
         "SSIM 0.90",
-        facts["data"]["fingerprint"],
+        facts.data.fingerprint,
     ):
         assert expected in text, expected
 
 
 def test_hostile_and_long_names_are_shown_as_text(audited, tmp_path):
     folder, facts = audited
-    facts_json = json.dumps(facts)
+    facts_json = facts.model_dump_json(exclude={"ok"})
     for name, new_name in (("site-01", HOSTILE_NAME), ("site-02", LONG_NAME)):
         facts_json = facts_json.replace(name, json.dumps(new_name)[1:-1])
-    renamed_facts = json.loads(facts_json)
+    renamed_facts = AuditFacts.model_validate_json(facts_json)
     html_path, pdf_path, _ = write_audit(renamed_facts, folder.path, tmp_path)
     html = html_path.read_text("utf-8")
     assert "<script" not in html
@@ -123,16 +124,16 @@ def test_hostile_and_long_names_are_shown_as_text(audited, tmp_path):
 
 def test_many_sites_have_no_chapters_of_their_own(audited):
     folder, facts = audited
-    site_facts = facts["sites"]["site-01"]
-    report = build_report({**facts, "sites": {f"site-{n:03}": site_facts for n in range(70)}}, folder.path)
+    sites = {f"site-{n:03}": facts.sites["site-01"] for n in range(70)}
+    report = build_report(facts.model_copy(update={"sites": sites}), folder.path)
     assert not [chapter for chapter in report.chapters if chapter.title.startswith("Site ")]
     assert "site-069" in read_pdf_text(report)
 
 
 def attack_images(facts, folder, image):
     """The images that the report shows if attacks.json names this one."""
-    attack_results = {**facts["attacks"], "inversion": {"image": image}}
-    chapters = build_report({**facts, "attacks": attack_results}, folder.path).chapters
+    findings = facts.attacks.model_copy(update={"inversion": InversionFinding(image=image)})
+    chapters = build_report(facts.model_copy(update={"attacks": findings}), folder.path).chapters
     attack_chapter = next(chapter for chapter in chapters if "Attacks" in chapter.title)
     return [block for block in attack_chapter.blocks if isinstance(block, ImageBlock)]
 
@@ -147,4 +148,15 @@ def test_image_outside_the_run_folder_is_not_shown(audited, tmp_path):
 
 
 def test_json_has_no_infinity():
-    assert to_finite_json({"a": [1.0, float("inf"), (float("nan"), Path("x").name)]}) == {"a": [1.0, None, [None, "x"]]}
+    assert to_finite_json({"a": [1.0, float("inf"), [float("nan"), "x"]]}) == {"a": [1.0, None, [None, "x"]]}
+
+
+def test_json_holds_the_facts(audited, written):
+    _, facts = audited
+    content = json.loads(written[2].read_text("utf-8"))
+    assert content.pop("ok") is True
+    assert content["format"] == "hemofed-audit/3"
+    assert AuditFacts.model_validate_json(json.dumps(content)) == facts
+    unbounded = facts.headline.spent.model_copy(update={"factor": float("inf")})
+    headline = facts.headline.model_copy(update={"spent": unbounded})
+    assert facts_to_dict(facts.model_copy(update={"headline": headline}))["headline"]["spent"]["factor"] is None
