@@ -1,15 +1,28 @@
-"""The facts of an audit, as audit.json has them: frozen records. A value that is unknown is None."""
+"""The facts of an audit, as audit.json has them: frozen records. A value that is unknown is None.
+
+docs/schemas/audit.json is their JSON Schema; after a change here run tools/write_audit_schema.py.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue, PlainSerializer, computed_field
 
 from pipeline.study.disclosures import Disclosure
 from privacy.audit.attack_findings import AttackFindings
 from privacy.ledger.records import ChargeRefused, CosignerConsent, DatasetSnapshot, LedgerBudget, PrivacyCharge
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# JSON has no infinity: it is null there
+NullIfInfinite = Annotated[float, PlainSerializer(_finite_or_none, when_used="json")]
+MaybeInfinite = Annotated[NullIfInfinite, BeforeValidator(lambda value: math.inf if value is None else value)]
 
 
 class AuditPart(BaseModel):
@@ -17,16 +30,16 @@ class AuditPart(BaseModel):
 
 
 class EpsilonByAccountant(AuditPart):
-    rdp: float  # Rényi divergences, by Opacus
-    pld: float  # privacy loss distributions, by dp_accounting
-    dp_accounting: float  # Rényi divergences, by dp_accounting
+    rdp: MaybeInfinite  # Rényi divergences, by Opacus
+    pld: MaybeInfinite  # privacy loss distributions, by dp_accounting
+    dp_accounting: MaybeInfinite  # Rényi divergences, by dp_accounting
 
 
 class RecomputedEpsilon(AuditPart):
     """Epsilon of all charges of a ledger, recomputed from them alone."""
 
     by_accountant: EpsilonByAccountant
-    epsilon: float | None  # by the ledger's own rule; None if the rule cannot be applied
+    epsilon: NullIfInfinite | None  # by the ledger's own rule; None if the rule cannot be applied
     accountant: str | None
     problems: tuple[str, ...]
 
@@ -93,7 +106,7 @@ class CurvePoint(AuditPart):
 
     round: int
     epsilon: float
-    rdp: float
+    rdp: MaybeInfinite
 
 
 class ApprovalFacts(AuditPart):
@@ -138,9 +151,9 @@ class SiteFacts(AuditPart):
 class SpentEpsilon(AuditPart):
     """The epsilon that was spent, and what (epsilon, delta) bounds by interpretation.py."""
 
-    epsilon: float
+    epsilon: MaybeInfinite
     delta: float
-    factor: float  # by which the odds of a statement change, at most
+    factor: MaybeInfinite  # by which the odds of a statement change, at most
     prior: float  # belief before, and false positive rate, of the example
     belief: float  # after, at most
     detection: float  # true positive rate, at most

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def audit_command(run: Path, attack: bool, out: Path | None, data: Path | None, json: bool) -> None:
     """Writes all files first; exit code 1 if the audit found problems."""
     from privacy.audit.collect import collect_facts
-    from privacy.audit.write import facts_to_dict, write_audit
+    from privacy.audit.write import write_audit
 
     folder = RunFolder.open(run)
     if attack:
@@ -27,7 +27,7 @@ def audit_command(run: Path, attack: bool, out: Path | None, data: Path | None, 
     facts = collect_facts(folder)
     paths = write_audit(facts, folder.path, out or folder.path / "audit")
     if json:
-        print_json(facts_to_dict(facts))
+        print_json(facts.model_dump(mode="json"))
     else:
         _print_audit(facts)
         for path in paths:

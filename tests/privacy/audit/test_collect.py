@@ -14,7 +14,6 @@ from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import RunFolderError
 from pipeline.runs.simulation import run_simulation
 from privacy.audit.collect import collect_facts
-from privacy.audit.write import facts_to_dict
 from tests.support.audit_factory import copy_run_folder, make_tiny_study, run_tiny_study
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -42,7 +41,7 @@ def test_private_run_has_no_problems(facts):
     assert list(facts.sites) == ["site-01", "site-02", "site-03"]
     assert all(site.ledger.ok and site.ledger.anchored for site in facts.sites.values())
     assert facts.software.audit["opacus"] == version("opacus")
-    json.dumps(facts_to_dict(facts), allow_nan=False)
+    json.dumps(facts.model_dump(mode="json"), allow_nan=False)
 
 
 def test_spent_epsilon_equals_dp_accounting(facts, private_run):

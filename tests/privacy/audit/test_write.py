@@ -2,8 +2,10 @@
 
 import json
 import re
+import runpy
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -14,9 +16,10 @@ from privacy.audit.attack_findings import InversionFinding
 from privacy.audit.collect import collect_facts
 from privacy.audit.document.report import build_report
 from privacy.audit.facts import AuditFacts
-from privacy.audit.write import facts_to_dict, to_finite_json, write_audit
+from privacy.audit.write import write_audit
 from tests.support.audit_factory import read_pdf_text, run_tiny_study
 
+ROOT = Path(__file__).parents[3]
 HOSTILE_NAME = "<script>alert('$x_1$')</script> & 北京"
 LONG_NAME = "Universitätsklinikum" * 9
 
@@ -147,16 +150,26 @@ def test_image_outside_the_run_folder_is_not_shown(audited, tmp_path):
     assert [image.title for image in attack_images(facts, folder, "attacks/inversion.png")] == ["Inversion"]
 
 
-def test_json_has_no_infinity():
-    assert to_finite_json({"a": [1.0, float("inf"), [float("nan"), "x"]]}) == {"a": [1.0, None, [None, "x"]]}
-
-
 def test_json_holds_the_facts(audited, written):
     _, facts = audited
     content = json.loads(written[2].read_text("utf-8"))
     assert content.pop("ok") is True
     assert content["format"] == "hemofed-audit/3"
     assert AuditFacts.model_validate_json(json.dumps(content)) == facts
+
+
+def test_json_has_no_infinity(audited):
+    _, facts = audited
     unbounded = facts.headline.spent.model_copy(update={"factor": float("inf")})
     headline = facts.headline.model_copy(update={"spent": unbounded})
-    assert facts_to_dict(facts.model_copy(update={"headline": headline}))["headline"]["spent"]["factor"] is None
+    written = facts.model_copy(update={"headline": headline}).model_dump(mode="json", exclude={"ok"})
+    assert written["headline"]["spent"]["factor"] is None
+    assert AuditFacts.model_validate_json(json.dumps(written, allow_nan=False)).headline.spent.factor == float("inf")
+
+
+def test_schema_of_audit_json_is_current():
+    schema = runpy.run_path(str(ROOT / "tools" / "write_audit_schema.py"))["render_schema"]()
+    current = (ROOT / "docs" / "schemas" / "audit.json").read_text("utf-8")
+    assert current == schema, "docs/schemas/audit.json is out of date; run python tools/write_audit_schema.py"
+    properties = json.loads(schema)["properties"]
+    assert set(properties) == {*AuditFacts.model_fields, "ok"}
