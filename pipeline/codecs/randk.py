@@ -1,4 +1,4 @@
-"""Random-k (Stich et al. 2018, arXiv 1809.07599): k numbers at random positions, for which a seed is sent.
+"""Random-k (Stich et al. 2018, arXiv 1809.07599): k random coordinates; a seed is sent instead of their indices.
 
 Without error feedback they are multiplied by n/k: unbiased, with n/k times the variance.
 """
@@ -17,7 +17,7 @@ from pipeline.core.parameters import ParamVector
 
 class RandK(SparsifyingCodec):
     paper: ClassVar[str] = "Stich et al. 2018, arXiv 1809.07599"
-    description: ClassVar[str] = "random coordinates; a seed is sent instead of their indices"
+    description: ClassVar[str] = "numbers at random positions, for which a seed is sent"
     name: Literal["randk"] = "randk"
 
     @property
