@@ -12,6 +12,7 @@ from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from privacy.accounting.accountant import DpEvent, compute_epsilon
 from privacy.attacks.run import attack_run
+from privacy.audit.attack_findings import AttackFindings
 from privacy.ledger.ledger import Ledger
 from tests.support.markers import REAL_CELLS, needs_real_cells
 
@@ -25,7 +26,7 @@ STUDY: dict[str, Any] = {
 }
 
 
-def run_and_attack(tmp_path: Path, **sections: Any) -> dict[str, Any]:
+def run_and_attack(tmp_path: Path, **sections: Any) -> AttackFindings:
     study = Study.model_validate(STUDY | sections)
     folder = RunFolder.create(tmp_path / "run", study)
     run_simulation(study, folder)
@@ -42,9 +43,9 @@ def test_attacks_succeed_on_an_unprotected_overfitted_model(tmp_path: Path) -> N
         local={"optimizer": "adam", "lr": 0.002, "batch_size": 10, "epochs": 10},
         evaluation={"evaluate_at": "sites", "splits": []},
     )
-    assert report["membership"]["auc"] > 0.7
-    assert report["canaries"]["epsilon_low"] > 1.5
-    ssim = {case["name"]: case["ssim"] for case in report["inversion"]["cases"]}
+    assert report.membership.auc > 0.7
+    assert report.canaries.epsilon_low > 1.5
+    ssim = {case.name: case.ssim for case in report.inversion.cases}
     assert ssim["unprotected"] > 0.85
     assert ssim["unprotected"] > ssim["mean image"] + 0.05
     assert max(value for name, value in ssim.items() if "noise" in name or "sum" in name) < ssim["mean image"]
@@ -55,8 +56,8 @@ def test_attack_evidence_stays_below_the_promised_epsilon(tmp_path: Path) -> Non
     report = run_and_attack(
         tmp_path, rounds=4, local={"lr": 0.5, "batch_size": 50, "epochs": 1}, privacy={"dp_sgd": {"epsilon": 8.0}}
     )
-    assert report["canaries"]["epsilon_low"] < report["canaries"]["epsilon_promised"] <= 8.0
-    assert report["membership"]["auc_low"] < 0.5
+    assert report.canaries.epsilon_low < report.canaries.epsilon_promised <= 8.0
+    assert report.membership.auc_low < 0.5
 
 
 @needs_real_cells

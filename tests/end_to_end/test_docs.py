@@ -358,6 +358,15 @@ def test_strategy_and_codec_entries_say_when_to_use_them(name: str) -> None:
     assert re.search(r"\*\*Not\b", entry), f"the section of {name} has no **Not**: when does it not help?"
 
 
+def test_strategies_and_codecs_are_described_as_in_the_code() -> None:
+    table = (ROOT / "docs" / "strategies.md").read_text("utf-8")
+    for name, cls in registered_components("strategies").items():
+        assert re.search(rf"^\| \[`{name}`\]\([^)]*\) \| {re.escape(cls.description)} \|", table, re.MULTILINE), name
+    for name, cls in registered_components("codecs").items():
+        sentence = f"{cls.description[0].upper()}{cls.description[1:]}."
+        assert sentence in read_entry(name).splitlines(), f"docs/compression.md, {name}: {sentence}"
+
+
 @pytest.mark.parametrize("name", sorted(registered_components("aggregation_rules")))
 def test_every_aggregation_rule_is_documented(name: str) -> None:
     assert re.search(rf"^\| `{name}` \|", (ROOT / "docs" / "strategies.md").read_text("utf-8"), re.MULTILINE)
