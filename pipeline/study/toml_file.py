@@ -1,4 +1,7 @@
-"""Reads and writes study files; errors name the key, its line and the valid choices."""
+"""Reads and writes study files; errors name the key, its line and the valid choices.
+
+Not tomli-w for writing: it breaks every list over several lines, and a resolved study should be as short as the original.
+"""
 
 from __future__ import annotations
 
