@@ -25,6 +25,7 @@ from pipeline.study.run_spec import model_header
 from pipeline.study.schema import Study, load_study
 from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
 from sites.training.base import TrainRequest
+from sites.training.select_trainer import restored_num_threads
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class LateJoiner:
     num_rounds: int  # of local training
 
 
+@restored_num_threads()
 def join_run(folder: RunFolder, late_joiner: LateJoiner) -> dict[str, Any]:
     """Returns the content of joined/NAME/results.json in the run folder; the model is saved in the same folder."""
     if not folder.is_finished:

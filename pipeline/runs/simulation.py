@@ -42,6 +42,7 @@ from sites.training.select_trainer import (
     make_trainer,
     make_trainer_context,
     make_training_config,
+    restored_num_threads,
     select_device,
     select_num_threads,
     select_trainer_kind,
@@ -162,6 +163,7 @@ def _setup_privacy(
     return setup_privacy(study, dataset, dry_run_rounds, training_config, run_path, homes_folder)
 
 
+@restored_num_threads()
 def run_simulation(
     study: Study,
     folder: RunFolder,

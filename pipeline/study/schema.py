@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -245,10 +246,26 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
         raise StudyError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from error
-    study = parse_study(text, str(path), overrides or {})
+    given = overrides or {}
+    return _resolve_data_paths(parse_study(text, str(path), given), path.parent, given)
 
+
+def make_study(values: Study | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Study:
+    """A study from the tables of a study file, or from another study. A relative data.path starts at the working directory."""
+    from pipeline.study.toml_file import build_study
+
+    tables = values.to_dict() if isinstance(values, Study) else values
+    raw = {
+        key: value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else deepcopy(value)
+        for key, value in tables.items()
+    }
+    given = overrides or {}
+    return _resolve_data_paths(build_study(raw, "the study", given), Path.cwd(), given)
+
+
+def _resolve_data_paths(study: Study, folder: Path, overrides: Mapping[str, Any]) -> Study:
     def base_folder(section: str) -> Path:
-        return Path.cwd() if {section, f"{section}.path"} & set(overrides or {}) else path.parent
+        return Path.cwd() if {section, f"{section}.path"} & set(overrides) else folder
 
     public = study.public.model_copy(update={"data": _resolve_data_path(study.public.data, base_folder("public.data"))})
     return study.model_copy(update={"data": _resolve_data_path(study.data, base_folder("data")), "public": public})

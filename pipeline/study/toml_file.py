@@ -58,6 +58,11 @@ def parse_study(text: str, source: str, overrides: Mapping[str, Any]) -> Study:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{source}: not valid TOML: {error}") from error
+    return build_study(raw, source, overrides, text)
+
+
+def build_study(raw: dict[str, Any], source: str, overrides: Mapping[str, Any], text: str = "") -> Study:
+    """`raw`: the tables of a study file, to which the overrides are added. `text`: the file, for line numbers."""
     for dotted, value in overrides.items():
         _apply_override(raw, dotted, value)
     try:

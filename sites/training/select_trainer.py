@@ -7,7 +7,8 @@ site is slightly faster. On a GPU every model that can be stacked is stacked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -91,6 +92,16 @@ def select_num_threads(requested: int | None, context: TrainerContext) -> int:
     return requested or (1 if is_small else os.cpu_count() or 1)
 
 
+@contextmanager
+def restored_num_threads() -> Iterator[None]:
+    """Restores torch's number of threads, which a study sets for the whole process."""
+    num_threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def make_trainer(
     kind: TrainerKind,
     context: TrainerContext,
@@ -103,11 +114,13 @@ def make_trainer(
 
         if kind == "threaded":
             from sites.training.threaded import ThreadedTrainer
+            from sites.training.unit_clipping import ignored_hook_warnings
 
             return ThreadedTrainer(
                 context,
                 torch.get_num_threads(),
                 lambda thread_context: DpSgdTrainer(thread_context, dp_params, clipping_mode),
+                ignored_hook_warnings,
             )
         return DpSgdTrainer(context, dp_params, clipping_mode)
     if kind == "stacked":

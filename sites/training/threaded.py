@@ -6,6 +6,7 @@ import os
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +28,10 @@ class ThreadedTrainer:
         context: TrainerContext,
         num_workers: int | None = None,
         make_trainer: Callable[[TrainerContext], SequentialTrainer | DpSgdTrainer] = SequentialTrainer,
+        warning_filter: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`warning_filter`: entered around each `run`, because threads share the filters of the process."""
+        self._warning_filter = warning_filter
         self.num_workers = num_workers or os.cpu_count() or 1
         self._split_indices = context.split_indices
         self._idle_trainers: queue.SimpleQueue[SequentialTrainer | DpSgdTrainer] = queue.SimpleQueue()
@@ -45,7 +49,8 @@ class ThreadedTrainer:
         """Starts with the largest sites, so that all threads finish at about the same time."""
         num_examples = [len(self._split_indices[request.site].train) for request in requests]
         order = sorted(range(len(requests)), key=lambda i: -num_examples[i])
-        results = dict(zip(order, self._executor.map(self._run_request, (requests[i] for i in order)), strict=True))
+        with self._warning_filter():
+            results = dict(zip(order, self._executor.map(self._run_request, (requests[i] for i in order)), strict=True))
         return [results[i] for i in range(len(requests))]
 
     def _run_request(self, request: TrainRequest) -> JobResult:

@@ -47,7 +47,7 @@ def _format_cell(column: str, value: object) -> str:
 
 
 def evaluate_command(
-    run: Path, data: Path | None, source: str | None, model: str, split: str, overrides: list[str], json: bool
+    run: Path, data: Path | None, source: str | None, model: str, split: str | None, overrides: list[str], json: bool
 ) -> None:
     from pipeline.runs.score_saved_model import score_saved_model
 
@@ -60,7 +60,7 @@ def evaluate_command(
         [k.replace("_", " "), str(v) if k == "n" else f"{v:.4f}" if k == "loss" else format_percent(v)]
         for k, v in scalar_results.items()
     ]
-    console.print(build_table([f"{model} on {results['data']}", split], rows))
+    console.print(build_table([f"{model} on {results['data']}", results["split"]], rows))
     classes, confusion = results["classes"], results["confusion"]
     if len(classes) <= 12:
         console.print(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,10 +47,19 @@ class PredictOptions:
     num_threads: int
 
 
-def predict_command(options: PredictOptions, as_csv: bool, json: bool) -> None:
-    """Images that cannot be read do not stop the others; the exit code is then 1."""
-    if as_csv and json:
-        raise StudyError("--csv and --json exclude each other; give one of them")
+@dataclass(frozen=True)
+class SlidePrediction:
+    """What a bundle finds on the images of one slide."""
+
+    slide: SlideResult
+    images: tuple[ImageResult, ...]
+    failures: tuple[tuple[str, str], ...]  # file, and why it could not be read
+    bundle: Mapping[str, Any]  # the record of the model in every result, as `BundleRuntime.describe_model` returns it
+    written_files: tuple[Path, ...]
+
+
+def predict_slide(options: PredictOptions, report_progress: Callable[[str], None]) -> SlidePrediction:
+    """Images that cannot be read do not stop the others."""
     # files of another slide must not mix with those of this one
     for folder in filter(None, (options.out, options.dicom_out)):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -65,33 +74,45 @@ def predict_command(options: PredictOptions, as_csv: bool, json: bool) -> None:
         None if options.ignore_local_calibration else load_local_calibration(bundle, options.precision),
     )
     operating_point = select_operating_point(runtime, options.operating_point)
-    session = _read_slide(options, SlideReader(runtime, operating_point, options.input_type, options.rbc_diameter_px))
+    reader = SlideReader(runtime, operating_point, options.input_type, options.rbc_diameter_px)
+    session = _read_slide(options, reader, report_progress)
     slide = summarize_slide(
         session.image_results, runtime, operating_point, [*_slide_identity_warnings(session), *session_notes(session)]
     )
     bundle_info = runtime.describe_model()
     written_files = write_report(options.out, session, slide, bundle_info) if options.out else []
     written_files += write_dicom_results(options.dicom_out, session, slide, bundle_info) if options.dicom_out else []
+    return SlidePrediction(
+        slide, tuple(session.image_results), tuple(session.failures), bundle_info, tuple(written_files)
+    )
+
+
+def predict_command(options: PredictOptions, as_csv: bool, json: bool) -> None:
+    """The exit code is 1 if some images cannot be read."""
+    if as_csv and json:
+        raise StudyError("--csv and --json exclude each other; give one of them")
+    with stderr_console.status("reading") as status:
+        prediction = predict_slide(options, status.update)
     if json:
-        image_records = [r.to_dict() for r in session.image_results] + [
-            {"path": name, "error": reason} for name, reason in session.failures
+        image_records = [r.to_dict() for r in prediction.images] + [
+            {"path": name, "error": reason} for name, reason in prediction.failures
         ]
         print_json(
             {
                 "notice": RESEARCH_USE_NOTICE,
-                "bundle": bundle_info,
+                "bundle": prediction.bundle,
                 "images": image_records,
-                "slide": slide.to_dict(),
-                "written": [str(path) for path in written_files],
+                "slide": prediction.slide.to_dict(),
+                "written": [str(path) for path in prediction.written_files],
             }
         )
     elif as_csv:
-        sys.stdout.write(cells_to_csv(session.image_results))
+        sys.stdout.write(cells_to_csv(list(prediction.images)))
     else:
-        _print_slide(session, slide, bundle_info, written_files)
-    for name, reason in session.failures:
+        _print_slide(prediction)
+    for name, reason in prediction.failures:
         stderr_console.print(f"error: {reason if reason.startswith(name) else f'{name}: {reason}'}", soft_wrap=True)
-    if session.failures:
+    if prediction.failures:
         sys.exit(1)
 
 
@@ -142,23 +163,22 @@ def _read_or_reason(read_images: Callable[[], list[InputImage]]) -> list[InputIm
         return error.strerror or str(error)
 
 
-def _read_slide(options: PredictOptions, reader: SlideReader) -> PredictSession:
+def _read_slide(options: PredictOptions, reader: SlideReader, report_progress: Callable[[str], None]) -> PredictSession:
     """Classifies fields one by one, and all single cells together at the end."""
     session = PredictSession()
     single_cells: list[InputImage] = []
-    with stderr_console.status("reading") as status:
-        for name, images in _iter_images(options.paths):
-            status.update(f"reading {name}")
-            if isinstance(images, str):
-                session.failures.append((name, images))
-                continue
-            for image in images:
-                if reader.is_field(image):
-                    _classify_images(options, session, [image], lambda fields: [reader.read_field(f) for f in fields])
-                else:
-                    single_cells.append(image)
-        if single_cells:
-            _classify_images(options, session, single_cells, reader.read_cells)
+    for name, images in _iter_images(options.paths):
+        report_progress(f"reading {name}")
+        if isinstance(images, str):
+            session.failures.append((name, images))
+            continue
+        for image in images:
+            if reader.is_field(image):
+                _classify_images(options, session, [image], lambda fields: [reader.read_field(f) for f in fields])
+            else:
+                single_cells.append(image)
+    if single_cells:
+        _classify_images(options, session, single_cells, reader.read_cells)
     return session
 
 
@@ -186,11 +206,10 @@ def _mark_duplicate(result: ImageResult, image: InputImage, session: PredictSess
     return replace(result, duplicate_of=session.first_by_digest[digest])
 
 
-def _print_slide(
-    session: PredictSession, slide: SlideResult, bundle_info: dict[str, Any], written_files: list[Path]
-) -> None:
-    fields = [r for r in session.image_results if r.kind == "field"]
-    cells = [r for r in session.image_results if r.kind == "cell"]
+def _print_slide(prediction: SlidePrediction) -> None:
+    slide = prediction.slide
+    fields = [r for r in prediction.images if r.kind == "field"]
+    cells = [r for r in prediction.images if r.kind == "cell"]
     if cells:
         rows = [
             [
@@ -219,17 +238,19 @@ def _print_slide(
         )
     if num_hidden := sum(max(0, len(results) - MAX_SHOWN_IMAGES) for results in (cells, fields)):
         console.print(f"… and {num_hidden} more; --csv and --json list all")
-    if slide.positive_class is not None and session.image_results:
+    if slide.positive_class is not None and prediction.images:
         slide_record = slide.to_dict()
         console.print(
             build_table(
-                ["slide report", ""], [list(row) for row in build_rows(slide_record, bundle_info)], num_text_columns=2
+                ["slide report", ""],
+                [list(row) for row in build_rows(slide_record, prediction.bundle)],
+                num_text_columns=2,
             )
         )
         for warning in (*slide.reliability_warnings, *slide.notes):
             console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
         console.print(format_headline(slide_record), style="bold", soft_wrap=True)
-    for path in [path for path in written_files if not path.name.startswith("overlay-")]:
+    for path in [path for path in prediction.written_files if not path.name.startswith("overlay-")]:
         console.print(f"wrote {path}", soft_wrap=True)
     console.print(RESEARCH_USE_NOTICE, style="yellow")
 

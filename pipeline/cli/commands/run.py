@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.cli.output import RoundProgressTable, build_table, console, format_auroc, format_percent, print_json
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import StudyError
+from pipeline.core.files import free_path
 from pipeline.reports.document.formatting import format_bytes
 from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study, load_study
@@ -55,33 +56,18 @@ def run_and_report(
     quiet: bool,
     site_homes: Path | None = None,
 ) -> dict[str, Any]:
-    """Runs the study and its baselines. After Ctrl-C, prints how to resume. A report is written before the baselines too.
-
-    `run_baselines` None: local-only for personalized studies, because their gain is measured against each site alone.
-    """
-    from pipeline.reports.run.report import write_report
-    from pipeline.runs.simulation import run_simulation
+    """Runs the study and its baselines; after Ctrl-C, prints how to resume."""
+    from pipeline.runs.run_study import run_study
 
     try:
-        with RoundProgressTable(study.name, study.rounds, quiet) as progress_table:
-            results = run_simulation(study, folder, data, progress_table, homes_folder=site_homes)
-        write_report(folder.path)
-        baseline_names = None if run_baselines else {"local_only"}
-        should_run_baselines = study.strategy.personalized if run_baselines is None else run_baselines
-        if should_run_baselines and not results["baselines"].keys() >= (
-            baseline_names or {"local_only", "centralized"}
-        ):
-            from pipeline.runs.baselines import run_baselines as train_baselines
-
-            results["baselines"] = train_baselines(
-                study,
-                folder,
-                data,
-                lambda s: RoundProgressTable(s.name.removeprefix(f"{study.name}-"), s.rounds, quiet),
-                baseline_names,
-            )
-            folder.write_json("results.json", results)
-            write_report(folder.path)
+        return run_study(
+            study,
+            folder,
+            data,
+            lambda s: RoundProgressTable(s.name.removeprefix(f"{study.name}-"), s.rounds, quiet),
+            run_baselines,
+            site_homes,
+        )
     except KeyboardInterrupt:
         finished_rounds = [record["round"] for record in folder.load_rounds()]
         resume_options = (f" --data {shlex.quote(str(data))}" if data else "") + (
@@ -94,7 +80,6 @@ def run_and_report(
             f"Continue with: hemofed run --resume {shlex.quote(str(folder.path))}{resume_options}\n"
         )
         raise
-    return results
 
 
 def print_results(results: dict[str, Any], folder: RunFolder) -> None:
@@ -158,11 +143,3 @@ def _print_privacy_spent(folder: RunFolder) -> None:
 def _pooled_score(name: str, metrics: dict[str, Any], metric: str) -> float | None:
     """None for the AUROC of several models: scores of different models cannot be ranked together."""
     return None if name in ("local only", "personalized model") and metric != "accuracy" else metrics.get(metric)
-
-
-def free_path(path: Path) -> Path:
-    """The path, or PATH-2, PATH-3, ... if it exists."""
-    candidate, number = path, 2
-    while candidate.exists():
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate

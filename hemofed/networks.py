@@ -1,0 +1,12 @@
+"""What a network imports: `ModelConfig` to subclass, and helpers. Entry point group: hemofed.models."""
+
+from models.networks.base import (
+    InputShape,
+    ModelConfig,
+    NormType,
+    create_group_norm,
+    create_norm_layer,
+    is_image_shape,
+)
+
+__all__ = ["InputShape", "ModelConfig", "NormType", "create_group_norm", "create_norm_layer", "is_image_shape"]
