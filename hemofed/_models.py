@@ -31,10 +31,12 @@ def evaluate(
     split: by default all examples of other data, and the test examples of the run's own.
     overrides: settings of the data source.
     """
-    from hemofed._runs import open_run_folder, optional_path
+    from hemofed._runs import model_files, open_run_folder, optional_path
     from pipeline.runs.score_saved_model import score_saved_model
 
-    return score_saved_model(open_run_folder(run), optional_path(data), source, model, split, overrides or {})
+    folder = open_run_folder(run)
+    file = model_files(folder).get(model, model)
+    return score_saved_model(folder, optional_path(data), source, file, split, overrides or {})
 
 
 @api_call()

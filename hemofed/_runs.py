@@ -53,16 +53,21 @@ class Run:
         return self._folder.load_rounds()
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the models' outputs."""
+        return tuple(self._folder.read_json("sites.json")["classes"])
+
+    @property
     def models(self) -> tuple[str, ...]:
         """Names of the saved models: "global", "cluster/NAME", "site/NAME"."""
-        return tuple(self._model_files())
+        return tuple(model_files(self._folder))
 
     @api_call()
     def load_model(self, name: str = "global") -> nn.Module:
         """The network in evaluation mode: float images (B, C, H, W) in [0, 1] -> logits (B, classes)."""
         from pipeline.runs.score_saved_model import load_model
 
-        return load_model(self._folder, self._model_files().get(name, name))[0]
+        return load_model(self._folder, model_files(self._folder).get(name, name))[0]
 
     @property
     def cluster_models(self) -> dict[str, nn.Module]:
@@ -94,12 +99,6 @@ class Run:
     @property
     def _folder(self) -> RunFolder:
         return RunFolder.open(self.path)
-
-    def _model_files(self) -> dict[str, str]:
-        """Name of each model -> its file, in whose name a site is quoted."""
-        from pipeline.runs.score_saved_model import list_models
-
-        return {unquote(file): file for file in list_models(self._folder)}
 
     def _load_models(self, prefix: str) -> dict[str, nn.Module]:
         return {name.removeprefix(prefix): self.load_model(name) for name in self.models if name.startswith(prefix)}
@@ -153,6 +152,13 @@ def load_run(path: AnyPath) -> Run:
 
 def open_run_folder(run: RunLike) -> RunFolder:
     return RunFolder.open(run.path if isinstance(run, Run) else Path(run))
+
+
+def model_files(folder: RunFolder) -> dict[str, str]:
+    """Name of each model -> its file, in whose name a site is quoted."""
+    from pipeline.runs.score_saved_model import list_models
+
+    return {unquote(file): file for file in list_models(folder)}
 
 
 def optional_path(path: AnyPath | None) -> Path | None:

@@ -35,7 +35,8 @@ class RunFolder:
         """Reuses a folder without a checkpoint, e.g. after a start that failed because the data were missing."""
         existing_names = [p.name for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
         if (
-            not set(existing_names) <= {"run.json", "homes.json", "study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"}
+            not set(existing_names)
+            <= {"run.json", "homes.json", "study.toml", "sites.json", "rounds.jsonl", "checkpoint", "cells"}
             or cls(path).has_checkpoint
         ):
             raise RunFolderError(

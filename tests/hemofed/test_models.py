@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,15 @@ def test_evaluate_reads_the_test_examples_or_all_of_other_data(run):
     assert other["n"] == sum(map(sum, other["confusion"])) == 90
     with pytest.raises(hemofed.RunFolderError, match="no model 'nobody'"):
         hemofed.evaluate(run, model="nobody")
+
+
+def test_a_site_whose_name_is_no_file_name_is_given_as_it_is(run, tmp_path):
+    copied = hemofed.load_run(shutil.copytree(run.path, tmp_path / "copy"))
+    (copied.path / "models" / "site").mkdir()
+    shutil.copy(copied.path / "models" / "global.safetensors", copied.path / "models" / "site" / "a%2Fb.safetensors")
+    assert copied.models == ("global", "site/a/b")
+    assert list(copied.personal_models) == ["a/b"]
+    assert hemofed.evaluate(copied, model="site/a/b")["loss"] == hemofed.evaluate(run)["loss"]
 
 
 def test_compare_returns_a_row_per_run_and_writes_the_page(run, tmp_path):

@@ -78,6 +78,7 @@ def test_run_gives_what_the_run_folder_holds(capfd):
     assert [record["round"] for record in records] == [record["round"] for record in run.rounds] == [0, 1, 2, 3, 4, 5]
     assert run.results == json.loads(Path("here/results.json").read_text())
     assert (run.models, run.results["baselines"]) == (("global",), {})
+    assert run.classes == ("upper", "lower")
     assert Path("here/report.html").exists()
     assert capfd.readouterr() == ("", "")  # nothing is printed unless asked
 
