@@ -29,6 +29,7 @@ from pipeline.study.schema import Study
 from pipeline.study.toml_file import load_study
 from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
 from sites.training.base import TrainRequest
+from sites.training.select_trainer import restored_num_threads
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class LateJoiner:
     num_rounds: int  # of local training
 
 
+@restored_num_threads()
 def join_run(folder: RunFolder, late_joiner: LateJoiner) -> JoinResults:
     """The results and the model are saved in joined/NAME of the run folder."""
     if not folder.is_finished:

@@ -40,7 +40,7 @@ from pipeline.study.validation import validate_study
 from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
 from sites.training.base import TrainerContext
 from sites.training.evaluation import compute_logits, score_bins
-from sites.training.select_trainer import make_training_config, select_device
+from sites.training.select_trainer import make_training_config, restored_num_threads, select_device
 from sites.training.setup import TrainingSetup, set_up_training
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def _check_same_environment(
             )
 
 
+@restored_num_threads()
 def run_simulation(
     study: Study,
     folder: RunFolder,

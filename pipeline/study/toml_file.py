@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -67,10 +68,24 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
         raise StudyError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
         ) from error
-    study = parse_study(text, str(path), overrides or {})
+    given = overrides or {}
+    return _resolve_data_paths(parse_study(text, str(path), given), path.parent, given)
 
+
+def make_study(values: Study | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Study:
+    """A study from the tables of a study file, or from another study. A relative data.path starts at the working directory."""
+    tables = values.to_dict() if isinstance(values, Study) else values
+    raw = {
+        key: value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else deepcopy(value)
+        for key, value in tables.items()
+    }
+    given = overrides or {}
+    return _resolve_data_paths(build_study(raw, "the study", given), Path.cwd(), given)
+
+
+def _resolve_data_paths(study: Study, folder: Path, overrides: Mapping[str, Any]) -> Study:
     def base_folder(section: str) -> Path:
-        return Path.cwd() if {section, f"{section}.path"} & set(overrides or {}) else path.parent
+        return Path.cwd() if {section, f"{section}.path"} & set(overrides) else folder
 
     public = study.public.model_copy(update={"data": _resolve_data_path(study.public.data, base_folder("public.data"))})
     return study.model_copy(update={"data": _resolve_data_path(study.data, base_folder("data")), "public": public})
@@ -87,6 +102,11 @@ def parse_study(text: str, source: str, overrides: Mapping[str, Any]) -> Study:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{source}: not valid TOML: {error}") from error
+    return build_study(raw, source, overrides, text)
+
+
+def build_study(raw: dict[str, Any], source: str, overrides: Mapping[str, Any], text: str = "") -> Study:
+    """`raw`: the tables of a study file, to which the overrides are added. `text`: the file, for line numbers."""
     for dotted, value in overrides.items():
         _apply_override(raw, dotted, value)
     try:

@@ -43,6 +43,7 @@ from privacy.audit.attack_findings import (
 )
 from sites.data.pool import ExamplePool
 from sites.training.base import Trainer, TrainerContext, TrainRequest
+from sites.training.select_trainer import restored_num_threads
 from sites.training.sequential import SequentialTrainer
 
 NUM_CANARIES = 200
@@ -53,6 +54,7 @@ INVERSION_STEPS = 600  # of the search for an image
 DEFAULT_DP_PARAMS = (1.0, 1.0)  # max_grad_norm and noise multiplier of the figure, if the run has none
 
 
+@restored_num_threads()
 def attack_run(folder: RunFolder, data_folder: Path | None) -> AttackFindings:
     if not folder.is_finished:
         raise RunFolderError(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")

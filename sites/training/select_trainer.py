@@ -7,7 +7,8 @@ site is slightly faster. On a GPU every model that can be stacked is stacked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -91,6 +92,16 @@ def select_num_threads(requested: int | None, context: TrainerContext) -> int:
     return requested or (1 if is_small else os.cpu_count() or 1)
 
 
+@contextmanager
+def restored_num_threads() -> Iterator[None]:
+    """Restores torch's number of threads, which a study sets for the whole process."""
+    num_threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def make_trainer(
     kind: TrainerKind, context: TrainerContext, num_threads: int, dp_sgd: DpSgdTraining | None = None
 ) -> Trainer:
@@ -102,7 +113,12 @@ def make_trainer(
     if kind == "threaded":
         from sites.training.threaded import ThreadedTrainer
 
-        return ThreadedTrainer([_make_single_trainer(context, dp_sgd) for _ in range(num_threads)], context)
+        trainers = [_make_single_trainer(context, dp_sgd) for _ in range(num_threads)]
+        if dp_sgd is None:
+            return ThreadedTrainer(trainers, context)
+        from sites.training.unit_clipping import ignored_hook_warnings
+
+        return ThreadedTrainer(trainers, context, ignored_hook_warnings)
     return _make_single_trainer(context, dp_sgd)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
 class ThreadedTrainer:
     """Every thread has its own trainer and module; torch releases the interpreter lock inside its operators."""
 
-    def __init__(self, trainers: Sequence[SequentialTrainer | DpSgdTrainer], context: TrainerContext) -> None:
-        """`trainers`: one for each thread, all with this context."""
+    def __init__(
+        self,
+        trainers: Sequence[SequentialTrainer | DpSgdTrainer],
+        context: TrainerContext,
+        warning_filter: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`trainers`: one for each thread, all with this context. `warning_filter`: entered around each `run`, because
+        threads share the filters of the process."""
         if any(trainer.has_dropout for trainer in trainers):
             raise IncompatibleStudyError(
                 "trainer = 'threaded' cannot seed dropout separately in each thread; use trainer = 'sequential'"
             )
+        self._warning_filter = warning_filter
         self.num_workers = len(trainers)
         self._split_indices = context.split_indices
         self._idle_trainers: queue.SimpleQueue[SequentialTrainer | DpSgdTrainer] = queue.SimpleQueue()
@@ -39,7 +47,8 @@ class ThreadedTrainer:
         """Starts with the largest sites, so that all threads finish at about the same time."""
         num_examples = [len(self._split_indices[request.site].train) for request in requests]
         order = sorted(range(len(requests)), key=lambda i: -num_examples[i])
-        results = dict(zip(order, self._executor.map(self._run_request, (requests[i] for i in order)), strict=True))
+        with self._warning_filter():
+            results = dict(zip(order, self._executor.map(self._run_request, (requests[i] for i in order)), strict=True))
         return [results[i] for i in range(len(requests))]
 
     def _run_request(self, request: TrainRequest) -> JobResult:

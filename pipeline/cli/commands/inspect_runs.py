@@ -46,7 +46,7 @@ def _format_cell(column: str, value: object) -> str:
 
 
 def evaluate_command(
-    run: Path, data: Path | None, source: str | None, model: str, split: str, overrides: list[str], json: bool
+    run: Path, data: Path | None, source: str | None, model: str, split: str | None, overrides: list[str], json: bool
 ) -> None:
     from pipeline.runs.score_saved_model import score_saved_model
 
@@ -60,7 +60,7 @@ def evaluate_command(
         for metric in METRIC_LABELS
         if metric in metrics.model_fields_set
     ]
-    console.print(build_table([f"{model} on {results.data}", split], rows))
+    console.print(build_table([f"{model} on {results.data}", results.split], rows))
     if metrics.confusion is not None and len(results.classes) <= 12:
         console.print(
             build_table(

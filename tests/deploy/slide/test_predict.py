@@ -91,7 +91,7 @@ def test_predict_writes_nothing_to_the_home_folder(hemofed, bundle, slide, tmp_p
     home = tmp_path / "home"
     home.mkdir()
     env = trusted_env | {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-    done = [sys.executable, "-m", "pipeline.cli.main", "predict", str(bundle), str(slide), "--json"]
+    done = [sys.executable, "-m", "hemofed", "predict", str(bundle), str(slide), "--json"]
     subprocess.run(done, env=env, check=True, capture_output=True)
     assert list(home.iterdir()) == []
 
@@ -102,7 +102,7 @@ def test_cells_csv_and_stdin(hemofed, bundle, images, tmp_path, trusted_env):
     lines = list(csv.DictReader(io.StringIO(hemofed("predict", bundle, tmp_path, "--csv"))))
     assert len(lines) == 3
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", "predict", str(bundle), "-", "--json"],
+        [sys.executable, "-m", "hemofed", "predict", str(bundle), "-", "--json"],
         capture_output=True,
         input=(tmp_path / "0.png").read_bytes(),
         env=trusted_env,
