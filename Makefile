@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DOCS_STAMP := .venv/.docs-installed
 # tests start hundreds of short processes: half of them beside the other half, and none compiles our files anew
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env system demo test test-all lint bench clean
+.PHONY: env system demo test test-all lint docs bench clean
 
 env: $(STAMP)
 
@@ -16,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
 	touch $@
 
-# Debian packages that tests use; only where we may install them. A test whose part is missing says so.
+# What tests use beyond Python, only where we may install it. A test whose part is missing says so.
 system:
 	@sh tools/system-packages.sh
 
@@ -37,6 +38,14 @@ lint: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# the documentation as a site, in site/; it needs no network
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
 bench: env system
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/cells.py
@@ -47,4 +56,4 @@ bench: env system
 	$(BIN)/python benchmarks/edge.py
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist site *.egg-info

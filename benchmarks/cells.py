@@ -22,8 +22,8 @@ import numpy as np
 
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.runs.simulation import Simulation, build_simulation
-from pipeline.study.schema import Study, load_study
-from pipeline.study.toml_file import find_study
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import find_study, load_study
 
 LIMIT = 1.15
 FILE_NAME = "chula_rbc12.npz"

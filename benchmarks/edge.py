@@ -28,8 +28,10 @@ from deploy.bundle.bundle import ModelBundle
 from deploy.bundle.trust_store import TrustStore
 from deploy.export.export import export_bundle
 from deploy.imaging.images import read_image_bytes
-from deploy.inference.runtime import OUTPUT_NAMES, BundleRuntime
-from deploy.slide.reader import ImageResult, SlideReader
+from deploy.inference.onnx_session import run_session
+from deploy.inference.runtime import BundleRuntime
+from deploy.slide.image_result import ImageResult
+from deploy.slide.reader import SlideReader
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.runs.score_saved_model import load_model
 from pipeline.runs.simulation import run_simulation
@@ -97,7 +99,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
     graphs = {p: BundleRuntime(bundle, p)._session for p in ("fp32", "int8")}
     seconds = measure_seconds(
-        {"torch": run_torch} | {p: (lambda s=s: s.run(OUTPUT_NAMES, {"image": image})) for p, s in graphs.items()}
+        {"torch": run_torch} | {p: (lambda s=s: run_session(s, image)) for p, s in graphs.items()}
     )
     field = Image.fromarray(render_field(5, types=[0] * 100, num_unlabeled=0).image)
     jpegs = {f"{w} x {h}": encode_jpeg(field.resize((w, h), Image.Resampling.BICUBIC)) for w, h in CAMERA_SIZES}

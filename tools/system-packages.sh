@@ -1,5 +1,11 @@
 #!/bin/sh
-# Installs the Debian packages that tests use, when root and on Debian; otherwise says what is missing.
+# Installs what tests use beyond Python: axe-core from npm into .venv/axe, and Debian packages, when root and on Debian.
+# Says what is missing where it cannot.
+axe=.venv/axe/node_modules/axe-core/axe.min.js
+if [ ! -f "$axe" ]; then
+    { command -v npm && npm install --silent --no-fund --no-audit --prefix .venv/axe axe-core@4; } >/dev/null 2>&1
+    [ -f "$axe" ] || echo "not installed: axe-core (tests of accessibility are skipped); cure: install npm, then make system"
+fi
 packages="dataset-fashion-mnist chromium dicom3tools"
 command -v dpkg-query >/dev/null 2>&1 || { echo "not a Debian system: tests that need $packages are skipped"; exit 0; }
 missing=""

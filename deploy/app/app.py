@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from deploy.app.handlers import EdgeHandlers, SlideCountsRequest
+from deploy.app.handlers import EdgeHandlers, SlideRequest
 from deploy.app.local_only import LocalOnlyMiddleware
 from deploy.inference.runtime import BundleRuntime
 from pipeline.core.errors import HemofedError
@@ -65,9 +65,9 @@ def create_app(runtime: BundleRuntime, max_bytes: int = MAX_REQUEST_BYTES) -> Fa
                 500, f"a fault in hemofed ({error_type}); `hemofed predict` on this file shows more"
             ) from None
 
-    @app.post("/api/prevalence")
-    def post_prevalence(counts: SlideCountsRequest) -> JSONResponse:
-        return JSONResponse(handlers.assess_counts(counts))
+    @app.post("/api/slide")
+    def post_slide(request: SlideRequest) -> JSONResponse:
+        return JSONResponse(handlers.assess_slide(request))
 
     for file in sorted(WEB_FOLDER.iterdir()):
         if file.suffix in MEDIA_TYPES:

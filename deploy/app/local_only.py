@@ -9,22 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.ops.body_limit import limit_body
+from pipeline.ops.security_headers import COMMON_HEADERS, add_headers
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 SECURITY_HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
+    **COMMON_HEADERS,
 }
 
 
@@ -37,12 +34,7 @@ class LocalOnlyMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(SECURITY_HEADERS)
-            await send(message)
-
+        send_with_headers = add_headers(send, SECURITY_HEADERS)
         reason = rejection_reason(scope)
         if reason is not None:
             await JSONResponse({"error": reason}, 403)(scope, receive, send_with_headers)

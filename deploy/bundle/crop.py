@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from deploy.bundle.bundle import ModelBundle
-    from deploy.imaging.images import InputImage
+    from deploy.imaging.input_image import InputImage
 
 
 MIN_FIELD_CROPS = 2.0  # an image of at least so many crops in height and width is a field

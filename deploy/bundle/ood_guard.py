@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.probe.feature_names import NEUTRAL_MEASURES, QUALITY_MEASURES
+from models.probe.histogram_ranges import MAX_LOG2_DISTANCE, MIN_LOG2_DISTANCE
 
 OUT_OF_DISTRIBUTION = "out of distribution"
 DISTANCE_FALSE_ALARM_RATE = 0.005  # fraction of a class's validation images that the distance limit may reject
 MEASURE_FALSE_ALARM_RATE = 0.001  # fraction of all validation images that each limit of each measure may reject
 LIMIT_MARGIN = 4 / 3  # widens the limits of measures: they vary by slide, and validation covers few slides
 MIN_SAMPLES = 20  # images of a class needed for a distance limit, cells of a slide needed for its drift
-MIN_LOG2_DISTANCE, MAX_LOG2_DISTANCE = -3.0, 5.0  # range of the bins in sites/training/validation_profile.py
 MAX_DRIFT = 1.0  # a slide's mean is farther out than the images of the study's sites
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-MAX_ASINH_LOG_ODDS = 10.0  # as sites/training/evaluation.py bins scores
+from models.probe.histogram_ranges import MAX_ASINH_LOG_ODDS
+
 SAFE_SPECIFICITY, SCREENING_SPECIFICITY = 0.998, 0.98  # at 0.98 nearly every healthy slide shows more than 1 %
 MAX_CURVE_POINTS = 48  # in a bundle
 MIN_PROBABILITY = 1e-12

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +19,7 @@ from urllib.parse import quote
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
+from torch import nn
 
 from deploy.bundle.bundle import RUNTIME_NORMALIZATIONS, BundleManifest, sign_files, write_zip
 from deploy.bundle.calibration import ModelCalibration
@@ -64,6 +65,57 @@ class SyntheticCells:
     labels: NDArray[np.int64] | None
 
 
+@dataclass(frozen=True)
+class ExportSource:
+    """A run's model that can be exported."""
+
+    study: Study
+    module: nn.Module
+    header: Mapping[str, Any]  # of the saved model
+    input_shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    crop_diameters: float | None
+    rbc_diameter_px: float | None
+
+
+def check_export(
+    run_folder: RunFolder,
+    model_name: str,
+    output_folder: Path,
+    crop_and_diameter_px: tuple[float | None, float | None] = (None, None),
+) -> ExportSource:
+    """Raises if the model cannot be exported to this folder; writes nothing. The arguments are those of `export_bundle`."""
+    study = run_folder.load_study()
+    crop_diameters, rbc_diameter_px = _resolve_scale(study, crop_and_diameter_px)
+    for path in (output_folder, _zip_path(output_folder)):
+        if path.exists():
+            raise RunFolderError(f"{path} exists and is not overwritten; choose another -o, or move it")
+    if study.normalization.name not in RUNTIME_NORMALIZATIONS:
+        raise IncompatibleStudyError(
+            f"normalization {study.normalization.name!r} comes from a plugin, which edge machines lack; train without it"
+        )
+    model_kind, _, site = model_name.partition("/")
+    module, header = load_model(run_folder, f"site/{quote(site, safe='')}" if model_kind == "site" else model_name)
+    input_shape = tuple(header["shape"])
+    if len(input_shape) != 3:
+        raise IncompatibleStudyError(
+            f"{model_name} takes inputs of shape {input_shape}, but bundles are for images; export a study of images"
+        )
+    return ExportSource(
+        study=study,
+        module=module,
+        header=header,
+        input_shape=input_shape,
+        classes=tuple(header["classes"]),
+        crop_diameters=crop_diameters,
+        rbc_diameter_px=rbc_diameter_px,
+    )
+
+
+def _zip_path(output_folder: Path) -> Path:
+    return output_folder.with_name(f"{output_folder.name}.zip")
+
+
 def export_bundle(
     run_folder: RunFolder,
     model_name: str,
@@ -79,23 +131,8 @@ def export_bundle(
     `model_name`: global, cluster/2 or site/S. `crop_and_diameter_px`: side of a training image and diameter of a red cell,
     in pixels of a field, if the study's data do not define them.
     """
-    crop_diameters, rbc_diameter_px = _resolve_scale(run_folder.load_study(), crop_and_diameter_px)
-    zip_path = output_folder.with_name(f"{output_folder.name}.zip")
-    for path in (output_folder, zip_path):
-        if path.exists():
-            raise RunFolderError(f"{path} exists and is not overwritten; choose another -o, or move it")
-    study = run_folder.load_study()
-    if study.normalization.name not in RUNTIME_NORMALIZATIONS:
-        raise IncompatibleStudyError(
-            f"normalization {study.normalization.name!r} comes from a plugin, which edge machines lack; train without it"
-        )
-    model_kind, _, site = model_name.partition("/")
-    module, header = load_model(run_folder, f"site/{quote(site, safe='')}" if model_kind == "site" else model_name)
-    input_shape, classes = tuple(header["shape"]), tuple(header["classes"])
-    if len(input_shape) != 3:
-        raise IncompatibleStudyError(
-            f"{model_name} takes inputs of shape {input_shape}, but bundles are for images; export a study of images"
-        )
+    source = check_export(run_folder, model_name, output_folder, crop_and_diameter_px)
+    study, module, input_shape, classes = source.study, source.module, source.input_shape, source.classes
     profile = read_profile(run_folder.path, model_name)
     whitening, warnings = (
         profile.whitening if profile else None,
@@ -130,14 +167,14 @@ def export_bundle(
         resize=study.data.resize_filter,
         num_tta_views=8 if num_tta_views(study, input_shape) == 8 else 1,
         normalization=study.normalization.model_dump(),
-        crop_diameters=crop_diameters,
-        rbc_diameter_px=rbc_diameter_px,
+        crop_diameters=source.crop_diameters,
+        rbc_diameter_px=source.rbc_diameter_px,
         precisions=("fp32", "int8") if int8_model and int8_model.graph else ("fp32",),
         opset=OPSET,
         created=_utc_timestamp(),
         software={package: version(package) for package in ("hemofed", "torch", "onnx", "onnxruntime")},
     )
-    model_card = build_card(run_folder, model_name, header, license_text) | {
+    model_card = build_card(run_folder, model_name, source.header, license_text) | {
         "export": _export_record(manifest, max_difference, int8_model)
     }
     files = {
@@ -155,7 +192,7 @@ def export_bundle(
     return _write_bundle(
         files=sign_files(files, signing_key),
         output_folder=output_folder,
-        zip_path=zip_path,
+        zip_path=_zip_path(output_folder),
         signing_key=signing_key,
         model_card=model_card,
         calibration=calibration,

@@ -7,9 +7,9 @@ from importlib.metadata import version
 from typing import Any
 
 from deploy.bundle.calibration import ModelCalibration
+from deploy.bundle.notice import RESEARCH_USE_NOTICE
 from deploy.bundle.ood_guard import OodReference
 from deploy.bundle.operating_points import OperatingPoint
-from deploy.slide.verdict import RESEARCH_USE_NOTICE
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.records.run_results import RunResults
 from pipeline.records.scores import EvaluationScores, ModelMetrics

@@ -17,16 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deploy.inference.onnx_session import create_session
-from deploy.inference.runtime import OUTPUT_NAMES
+from deploy.inference.onnx_session import OUTPUT_NAMES, create_session, run_session
 from models.probe.feature_probe import FeatureProbe
 from pipeline.core.errors import ModelError, RunFolderError
 from pipeline.protocol.tasks import FeatureWhitening
+from sites.data.color_tables import MIN_STD
 
 OPSET = 20
 MAX_PARITY_DIFFERENCE = 1e-4
 LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # of R, G, B, as in Pillow
-MIN_STD = 1 / 255  # as sites/population/color_normalization.py
 
 
 class ExportModule(nn.Module):
@@ -104,8 +103,7 @@ def _export_program(export_module: ExportModule, sample: Tensor) -> Any:
 
 
 def run_graph(graph: bytes, images: NDArray[np.uint8]) -> tuple[NDArray[np.float32], ...]:
-    outputs: tuple[NDArray[np.float32], ...] = tuple(create_session(graph).run(None, {"image": images}))
-    return outputs
+    return run_session(create_session(graph), images)
 
 
 def max_probability_difference(

@@ -21,7 +21,7 @@ from pydicom.dataset import Dataset
 from pydicom.pixels.processing import apply_color_lut
 
 from deploy.imaging.dicom_frames import EXPORT_AGAIN_HINT, MAX_TOTAL_PIXELS, PixelLayout, open_frames
-from deploy.imaging.images import WARNINGS_LOCK, InputImage
+from deploy.imaging.input_image import WARNINGS_LOCK, InputImage, SlideIdentity
 from pipeline.core.errors import DataError
 
 OVERLAY_DERIVATION = "Cells marked by a trained model; research use only"  # Derivation Description of our overlays
@@ -108,14 +108,23 @@ def _inflate(data: bytes) -> bytes:
 
 def _iter_input_images(header: Dataset, name: str, path: Path | None) -> Iterator[InputImage]:
     layout, num_frames, frames = open_frames(header)
-    convert_frame = _frame_converter(header, layout)
+    convert_frame, identity = _frame_converter(header, layout), read_identity(header)
     for frame_number, frame in enumerate(frames, start=1):
         yield InputImage(
-            name if num_frames == 1 else f"{name}#{frame_number}",
-            convert_frame(frame, frame_number),
-            path,
-            frame_number,
+            name=name if num_frames == 1 else f"{name}#{frame_number}",
+            pixels=convert_frame(frame, frame_number),
+            dicom_path=path,
+            frame_number=frame_number,
+            identity=identity,
         )
+
+
+def read_identity(header: Dataset) -> SlideIdentity:
+    patient_id, patient_name, study_uid, accession = (
+        str(header.get(keyword) or "")
+        for keyword in ("PatientID", "PatientName", "StudyInstanceUID", "AccessionNumber")
+    )
+    return SlideIdentity.of(patient_id, patient_name, study_uid, accession)
 
 
 def _frame_converter(header: Dataset, layout: PixelLayout) -> Callable[[np.ndarray, int], np.ndarray]:

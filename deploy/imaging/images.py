@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import io
 import os
-import threading
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from deploy.imaging.input_image import WARNINGS_LOCK, InputImage
 from pipeline.core.errors import DataError
 from sites.data.images import IMAGE_SUFFIXES, decode_image_stream
 
 SAVE_AGAIN_HINT = "save it again as PNG, JPEG, TIFF, BMP or DICOM"
 MAX_FILE_BYTES = 2 * 2**30
 REPORT_FILES = ("report.html", "cells.csv")  # a folder with both holds our overlays, not fields
-# Warning filters are global to the process: two threads that set and restore them would restore the wrong ones.
-WARNINGS_LOCK = threading.RLock()
+STDIN_PATH = Path("-")
 
 # (offset, magic, what it is and the cure)
 UNSUPPORTED_FORMATS = (
@@ -51,12 +50,26 @@ DICOM_FIRST_TAGS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class InputImage:
-    name: str  # path as given, "-" for stdin, "path#3" for a frame
-    pixels: np.ndarray  # (H, W, 3) uint8 RGB
-    dicom_path: Path | None = None  # the DICOM file that results refer to; None for other formats
-    frame_number: int = 1
+def iter_image_files(paths: Sequence[Path]) -> Iterator[tuple[str, list[InputImage] | str]]:
+    """The name of each file with its images, or with the reason why it cannot be read. `-` is standard input."""
+    for path in paths:
+        if path == STDIN_PATH:
+            yield "-", _read_or_reason(path)
+            continue
+        files = list(expand_paths([path]))
+        if not files:
+            yield printable_path(path), "no such file" if not path.exists() else "no image in this folder"
+        for file in files:
+            yield printable_path(file), _read_or_reason(file)
+
+
+def _read_or_reason(path: Path) -> list[InputImage] | str:
+    try:
+        return read_image_bytes(sys.stdin.buffer.read(), "-") if path == STDIN_PATH else read_image_file(path)
+    except DataError as error:
+        return str(error)
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def read_image_file(path: Path) -> list[InputImage]:

@@ -6,7 +6,6 @@ Stored outside the bundle, which is signed: FOLDER/DIGEST-PRECISION.json.
 from __future__ import annotations
 
 import csv
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ def read_labeled_cells(
     """
     labeled_files = _list_from_csv(path) if path.is_file() else _list_from_folders(path, bundle.manifest.classes)
     classes, images, labels, skipped = bundle.manifest.classes, [], [], []
-    first_by_digest: dict[bytes, tuple[Path, str]] = {}
+    first_by_digest: dict[str, tuple[Path, str]] = {}
     for n, (file, label) in enumerate(labeled_files):
         report_progress(n, len(labeled_files))
         if label not in classes:
@@ -122,9 +121,7 @@ def read_labeled_cells(
         if is_field_image(bundle, input_image):
             skipped.append(f"{file}: a whole field; cut single cells out of it ({describe_crop(bundle)})")
             continue
-        first_file, first_label = first_by_digest.setdefault(
-            hashlib.sha256(input_image.pixels.tobytes()).digest(), (file, label)
-        )
+        first_file, first_label = first_by_digest.setdefault(input_image.pixel_digest, (file, label))
         if first_label != label:
             raise DataError(
                 f"{first_file} and {file} are the same image, once {first_label} and once {label}; correct one label"

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from deploy.bundle.bundle import ModelBundle, Precision
 from deploy.bundle.calibration import ModelCalibration, rescale_temperature
 from deploy.bundle.ood_guard import OodReference
 from deploy.bundle.operating_points import OperatingPoint, compute_log_odds
-from deploy.inference.onnx_session import create_session, load_onnxruntime
+from deploy.inference.onnx_session import OUTPUT_NAMES, create_session, load_onnxruntime, run_session
 from deploy.inference.resize import ImageBatch, resize_images
-from deploy.inference.test_time_augmentation import ModelOutputs, predict_with_tta
+from deploy.inference.test_time_augmentation import predict_with_tta
 from pipeline.core.errors import BundleError
 
 if TYPE_CHECKING:
     from deploy.inference.local_calibration import LocalCalibration
 
 BATCH_SIZE = 256
-OUTPUT_NAMES = ["probabilities", "features", "quality_measures"]  # of the ONNX graph
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,22 @@ class Predictions:
     rejection_reasons: tuple[str | None, ...]  # of the out-of-distribution guard; None: accepted
     features: NDArray[np.float32]  # (N, D), whitened
     quality_measures: NDArray[np.float32]  # (N, Q)
+
+
+class ModelInfo(BaseModel):
+    """Which model gave a result, and on what it was calibrated."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    model: str
+    title: str
+    digest: str  # of the bundle
+    signer: str
+    precision: Precision
+    calibrated_on: str
+    has_local_calibration: bool
+    classes: tuple[str, ...]
 
 
 class BundleRuntime:
@@ -95,23 +112,20 @@ class BundleRuntime:
         """Why the local calibration forbids a verdict; None if it does not."""
         return self.local_calibration.unfit_reason if self.local_calibration else None
 
-    def describe_model(self) -> dict[str, Any]:
-        """The record of the model in every result."""
-        bundle, calibrated_on = (
-            self.bundle,
-            self.calibration.measured_on + (f" ({self.local_calibration.created})" if self.local_calibration else ""),
+    @property
+    def model_info(self) -> ModelInfo:
+        bundle, local = self.bundle, self.local_calibration
+        return ModelInfo(
+            name=bundle.manifest.name,
+            model=bundle.manifest.model,
+            title=bundle.title,
+            digest=bundle.digest,
+            signer=bundle.signer,
+            precision=self.precision,
+            calibrated_on=self.calibration.measured_on + (f" ({local.created})" if local else ""),
+            has_local_calibration=local is not None,
+            classes=self.classes,
         )
-        return {
-            "name": bundle.manifest.name,
-            "model": bundle.manifest.model,
-            "title": bundle.title,
-            "digest": bundle.digest,
-            "signer": bundle.signer,
-            "precision": self.precision,
-            "calibrated_on": calibrated_on,
-            "has_local_calibration": self.local_calibration is not None,
-            "classes": list(self.classes),
-        }
 
     def predict(self, images: ImageBatch) -> Predictions:
         """(N, H, W, 3) uint8 of any size, RGB."""
@@ -120,7 +134,8 @@ class BundleRuntime:
         if not len(inputs):
             return Predictions(np.zeros((0, len(self.classes)), np.float32), (), *(np.zeros((0, 0), np.float32),) * 2)
         chunks = (inputs[start : start + BATCH_SIZE] for start in range(0, len(inputs), BATCH_SIZE))
-        parts = [predict_with_tta(self._run_session, chunk, manifest.num_tta_views) for chunk in chunks]
+        run = partial(run_session, self._session)
+        parts = [predict_with_tta(run, chunk, manifest.num_tta_views) for chunk in chunks]
         p, features, quality_measures = (np.concatenate(part) for part in zip(*parts, strict=True))
         rejection_reasons = (
             self.ood_reference.rejection_reasons(features, quality_measures) if self.ood_reference else [None] * len(p)
@@ -136,9 +151,6 @@ class BundleRuntime:
         if self.positive_index is None or operating_point is None:
             return np.zeros(len(probabilities), bool)
         return np.asarray(compute_log_odds(probabilities, self.positive_index) >= operating_point.log_odds)
-
-    def _run_session(self, images: ImageBatch) -> ModelOutputs:
-        return tuple(self._session.run(OUTPUT_NAMES, {"image": images}))
 
     def _normalize_colors(self, images: ImageBatch) -> ImageBatch:
         """Applies the study's color normalization with the local calibration's tables, or tables of these images."""

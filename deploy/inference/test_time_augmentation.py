@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from deploy.inference.onnx_session import ModelOutputs
 from deploy.inference.resize import ImageBatch
 
-ModelOutputs = tuple[NDArray[np.float32], ...]  # probabilities (N, C), features (N, D), quality_measures (N, Q)
 PROBABILITY_FLOOR = 1e-30
 
 

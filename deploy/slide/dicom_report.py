@@ -7,10 +7,9 @@ Where no standard code fits exactly, the code comes from our private scheme 99HE
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import highdicom as hd
@@ -21,8 +20,12 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.sr.codedict import codes
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from deploy.bundle.notice import RESEARCH_USE_NOTICE
 from deploy.imaging.dicom_reader import OVERLAY_DERIVATION
+from deploy.inference.runtime import ModelInfo
 from deploy.slide.dicom_sources import TYPE2_KEYWORDS, load_source_headers, wrap_source_errors
+from deploy.slide.slide_result import SlideResult
+from deploy.slide.slide_text import build_rows, format_headline
 from pipeline.core.errors import DataError
 from pipeline.core.files import write_atomically
 
@@ -38,38 +41,17 @@ CELLS_UNIT = CodedConcept("{cells}", "UCUM", "cells")
 PERCENT_UNIT = CodedConcept("%", "UCUM", "percent")
 
 
-@dataclass(frozen=True)
-class SlideFinding:
-    """Content of the structured report; the numbers are those of the slide report."""
-
-    num_cells: int
-    num_schistocytes: int  # flagged
-    prevalence: float  # corrected; fractions from 0 to 1, NaN if unknown
-    prevalence_low: float
-    prevalence_high: float
-    verdict: str  # e.g. "cannot decide"
-    model: str
-    digest: str  # of the bundle
-    software_version: str  # of hemofed
-    notice: str  # "research use only, not a medical device"
-    comments: tuple[str, ...] = ()  # warnings, operating point, exclusions
-
-    @property
-    def called_fraction(self) -> float:
-        return self.num_schistocytes / self.num_cells if self.num_cells else math.nan
-
-
 def _private_code(value: str, meaning: str) -> CodedConcept:
     return CodedConcept(value, CODING_SCHEME, meaning)
 
 
-def write_structured_report(sources: Sequence[Path], finding: SlideFinding, output_path: Path) -> Path:
+def write_structured_report(sources: Sequence[Path], slide: SlideResult, model: ModelInfo, output_path: Path) -> Path:
     """Writes one Comprehensive SR that refers to all `sources`; they must belong to one patient."""
     headers = load_source_headers(sources)
     with wrap_source_errors(sources[0]):
         report = hd.sr.ComprehensiveSR(
             evidence=headers,
-            content=_build_content(headers, finding)[0],
+            content=_build_content(headers, slide, model)[0],
             series_instance_uid=generate_uid(),
             series_number=1,
             sop_instance_uid=generate_uid(),
@@ -85,58 +67,29 @@ def write_structured_report(sources: Sequence[Path], finding: SlideFinding, outp
     return write_atomically(output_path, data)
 
 
-def _build_content(headers: Sequence[Dataset], finding: SlideFinding) -> hd.sr.MeasurementReport:
-    measurements = (
-        (_private_code("CELLS", "Red blood cells examined"), finding.num_cells, CELLS_UNIT),
-        (_private_code("CALLED", "Cells called schistocyte"), finding.num_schistocytes, CELLS_UNIT),
-        (
-            _private_code("SHARE_CALLED", "Share of cells called schistocyte"),
-            100 * finding.called_fraction,
-            PERCENT_UNIT,
-        ),
-        # meanings have at most 64 letters
-        (
-            _private_code("CORRECTED", "Share of schistocytes, corrected for the model's errors"),
-            100 * finding.prevalence,
-            PERCENT_UNIT,
-        ),
-        (
-            _private_code("CORRECTED_LOW", "Corrected share of schistocytes, lower limit, 95 %"),
-            100 * finding.prevalence_low,
-            PERCENT_UNIT,
-        ),
-        (
-            _private_code("CORRECTED_HIGH", "Corrected share of schistocytes, upper limit, 95 %"),
-            100 * finding.prevalence_high,
-            PERCENT_UNIT,
-        ),
-    )
+def _build_content(headers: Sequence[Dataset], slide: SlideResult, model: ModelInfo) -> hd.sr.MeasurementReport:
     measurement_group = hd.sr.MeasurementsAndQualitativeEvaluations(
         tracking_identifier=hd.sr.TrackingIdentifier(uid=generate_uid(), identifier="slide"),
         finding_type=SCHISTOCYTE,
         algorithm_id=hd.sr.AlgorithmIdentification(
-            name=finding.model, version=finding.software_version, parameters=[f"digest {finding.digest}"]
+            name=model.title, version=version("hemofed"), parameters=[f"digest {model.digest}"]
         ),
-        # DICOM has no NaN: leave undefined measurements out
-        measurements=[hd.sr.Measurement(n, float(f"{v:.6g}"), unit) for n, v, unit in measurements if math.isfinite(v)],
+        measurements=list(_iter_measurements(slide)),
         source_images=[hd.sr.SourceImageForMeasurementGroup(h.SOPClassUID, h.SOPInstanceUID) for h in headers],
     )
-    text_items = (
-        (CONCLUSION, finding.verdict),
-        (COMMENT, finding.notice),
-        *((COMMENT, text) for text in finding.comments),
-    )
-    for name, text in text_items:
+    rows = (f"{label}: {value}" for label, value in build_rows(slide, model))
+    comments = (RESEARCH_USE_NOTICE, *slide.reliability_warnings, *slide.notes, *rows)
+    for name, text in ((CONCLUSION, format_headline(slide)), *((COMMENT, comment) for comment in comments)):
         measurement_group[0].ContentSequence.append(
             hd.sr.TextContentItem(name, text, hd.sr.RelationshipTypeValues.CONTAINS)
         )
     device = hd.sr.ObserverContext(
         observer_type=codes.DCM.Device,
         observer_identifying_attributes=hd.sr.DeviceObserverIdentifyingAttributes(
-            uid=generate_uid(entropy_srcs=["hemofed", finding.digest]),
+            uid=generate_uid(entropy_srcs=["hemofed", model.digest]),
             name="hemofed",
             manufacturer_name="hemofed",
-            model_name=finding.model,
+            model_name=model.title,
         ),
     )
     return hd.sr.MeasurementReport(
@@ -144,6 +97,24 @@ def _build_content(headers: Sequence[Dataset], finding: SlideFinding) -> hd.sr.M
         procedure_reported=_private_code("SMEAR", "Counting of schistocytes in a blood smear by a trained model"),
         imaging_measurements=[measurement_group],
     )
+
+
+def _iter_measurements(slide: SlideResult) -> Iterator[hd.sr.Measurement]:
+    """Numbers that are unknown are left out, because DICOM has no NaN."""
+    counts, estimate = slide.counts, slide.estimate
+    for name, number, unit in (
+        (_private_code("CELLS", "Red blood cells examined"), counts.num_counted, CELLS_UNIT),
+        (_private_code("CALLED", "Cells called schistocyte"), counts.num_flagged, CELLS_UNIT),
+    ):
+        yield hd.sr.Measurement(name, float(f"{number:.6g}"), unit)
+    for code, meaning, fraction in (  # meanings have at most 64 letters
+        ("SHARE_CALLED", "Share of cells called schistocyte", counts.flagged_fraction),
+        ("CORRECTED", "Share of schistocytes, corrected for the model's errors", estimate.prevalence),
+        ("CORRECTED_LOW", "Corrected share of schistocytes, lower limit, 95 %", estimate.prevalence_low),
+        ("CORRECTED_HIGH", "Corrected share of schistocytes, upper limit, 95 %", estimate.prevalence_high),
+    ):
+        if fraction is not None:
+            yield hd.sr.Measurement(_private_code(code, meaning), float(f"{100 * fraction:.6g}"), PERCENT_UNIT)
 
 
 def _coding_scheme() -> Dataset:

@@ -13,7 +13,9 @@ import pydicom
 from pydicom.dataset import Dataset
 from pydicom.uid import UID, generate_uid
 
-from deploy.imaging.images import WARNINGS_LOCK
+from deploy.imaging.dicom_reader import read_identity
+from deploy.imaging.input_image import WARNINGS_LOCK
+from deploy.slide.session import SEVERAL_PATIENTS
 from pipeline.core.errors import DataError, HemofedError
 
 # Type 2 attributes of the patient and study modules: anonymized files lack them; an empty value means "unknown".
@@ -44,24 +46,9 @@ def load_source_headers(sources: Sequence[Path]) -> list[Dataset]:
     return headers
 
 
-def find_slide_conflicts(sources: Sequence[Path]) -> list[str]:
-    """Reasons why the DICOM files may not show one slide; raises if they belong to several patients."""
-    headers = []
-    for source in sources:
-        with wrap_source_errors(source):
-            headers.append(pydicom.dcmread(source, stop_before_pixels=True, force=True))
-
-    _require_one_patient(headers)
-    if any(
-        len({str(h.get(keyword) or "") for h in headers}) > 1 for keyword in ("StudyInstanceUID", "AccessionNumber")
-    ):
-        return ["the DICOM files belong to several studies or accessions: give those of one slide at a time"]
-    return []
-
-
 def _require_one_patient(headers: Sequence[Dataset]) -> None:
-    if len({str(h.get("PatientID") or "") or f"name {h.get('PatientName') or ''}" for h in headers}) > 1:
-        raise DataError("the DICOM files belong to several patients; give those of one slide at a time")
+    if len({read_identity(header).patient for header in headers}) > 1:
+        raise DataError(SEVERAL_PATIENTS)
 
 
 def _read_uid(header: Dataset, keyword: str) -> str:

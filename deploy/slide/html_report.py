@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.slide.verdict import (
-    RECOMMENDED_CELLS,
-    RESEARCH_USE_NOTICE,
-    SUSPICION_THRESHOLD,
-    VERDICT_ABOVE,
-    VERDICT_BELOW,
-)
+from deploy.bundle.notice import RESEARCH_USE_NOTICE
+from deploy.inference.runtime import ModelInfo
+from deploy.slide.image_result import ImageFailure
+from deploy.slide.slide_result import SlideResult
+from deploy.slide.slide_text import build_rows, format_headline, verdict_tone
 
 PAGE_STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#16212b;background:#fff}
@@ -32,84 +29,18 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}img{max-width:100%;borde
 """
 
 
-def format_percent(fraction: float | None) -> str:
-    return "–" if fraction is None else f"{100 * fraction:.2f} %"
-
-
-def build_rows(slide_record: Mapping[str, Any], model_info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The rows of the report: (label, value), the same on a terminal and on a page."""
-    positive_class, operating_point = slide_record["positive_class"] or "positive", slide_record["operating_point"]
-    reached_text = (
-        f"{RECOMMENDED_CELLS:,} were reached"
-        if slide_record["has_enough_cells"]
-        else f"{RECOMMENDED_CELLS:,} were not reached"
-    )
-    flagged_text = format_percent(slide_record["flagged_fraction"])
-    rows = [
-        ("cells found", f"{slide_record['num_found']:,}"),
-        ("counted", f"{slide_record['num_counted']:,} ({reached_text})"),
-        *((f"not counted: {reason}", f"{num_cells:,}") for reason, num_cells in slide_record["excluded"].items()),
-        (f"called {positive_class}", f"{slide_record['num_flagged']:,} ({flagged_text} of those counted)"),
-    ]
-    if operating_point:
-        rates = ", ".join(
-            _format_rate(operating_point, k) for k in ("sensitivity", "specificity") if operating_point[k] is not None
-        )
-        rows.append(
-            (
-                "operating point",
-                f"{operating_point['name'] or 'chosen'}: probability {operating_point['probability']:.4f}; {rates}",
-            )
-        )
-    if slide_record["prevalence"] is not None:
-        interval = (
-            f"{format_percent(slide_record['prevalence_low'])} to {format_percent(slide_record['prevalence_high'])}"
-        )
-        rows.append(
-            (
-                f"{positive_class} corrected for these errors",
-                f"{format_percent(slide_record['prevalence'])} (95 %: {interval})",
-            )
-        )
-    if slide_record["drift"] is not None:
-        likeness = "unlike" if slide_record["has_drifted"] else "like"
-        rows.append(
-            ("drift", f"{slide_record['drift']:.2f} (limit 1): the cells look {likeness} the validation images")
-        )
-    rows.append(("model", f"{model_info['title']}, signed by {model_info['signer']}, {model_info['precision']}"))
-    rows.append(("calibrated on", model_info["calibrated_on"]))
-    return rows
-
-
-def _format_rate(operating_point: Mapping[str, Any], rate_name: str) -> str:
-    spread = operating_point[f"{rate_name}_spread"]
-    return f"{rate_name} {operating_point[rate_name]:.4f}" + (f" (±{spread:.2g} between sites)" if spread else "")
-
-
-def format_headline(slide_record: Mapping[str, Any]) -> str:
-    if slide_record["verdict"] in (VERDICT_ABOVE, VERDICT_BELOW):
-        return f"{slide_record['verdict']} of {100 * SUSPICION_THRESHOLD:g} %: {slide_record['reason']}"
-    review_text = (
-        f"; the estimate is at or above {100 * SUSPICION_THRESHOLD:g} %: have a person look at the slide"
-        if slide_record["needs_review"]
-        else ""
-    )
-    return f"{slide_record['verdict']}: {slide_record['reason']}{review_text}"
-
-
 def render_page(
-    slide_record: Mapping[str, Any],
-    model_info: Mapping[str, Any],
+    slide: SlideResult,
+    model: ModelInfo,
     montage: NDArray[np.uint8] | None,
     overlays: Sequence[tuple[str, NDArray[np.uint8]]],
-    failures: Sequence[tuple[str, str]],
+    failures: Sequence[ImageFailure],
     num_more_overlays: int = 0,
 ) -> str:
     """`num_more_overlays`: overlays that are files next to the page instead of a part of it."""
-    tone = {VERDICT_ABOVE: "above", VERDICT_BELOW: "below"}.get(slide_record["verdict"], "open")
     rows = "".join(
-        f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>"
-        for label, value in build_rows(slide_record, model_info)
+        f"<tr><th scope='row'>{escape(label)}</th><td>{escape(value)}</td></tr>"
+        for label, value in build_rows(slide, model)
     )
     images = [("Most suspicious cells", montage)] if montage is not None else []
     images += [(f"{name}: red boxes flagged, blue counted, orange rejected, grey excluded", p) for name, p in overlays]
@@ -117,10 +48,10 @@ def render_page(
         f'<figure><img alt="{escape(name)}" src="{_encode_data_url(p)}"><figcaption>{escape(name)}</figcaption></figure>'
         for name, p in images
     )
-    failure_items = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in failures)
+    failure_items = "".join(f"<li>{escape(failure.name)}: {escape(failure.reason)}</li>" for failure in failures)
     cautions = "".join(
         f'<p class="notice">{escape(_capitalize_first(warning_text))}</p>'
-        for warning_text in (*slide_record["reliability_warnings"], *slide_record["notes"])
+        for warning_text in (*slide.reliability_warnings, *slide.notes)
     )
     more_text = (
         f"<p>{num_more_overlays} more fields: see the files overlay-*.png in this folder.</p>"
@@ -129,9 +60,9 @@ def render_page(
     )
     failure_section = f"<h2>Not read</h2><ul>{failure_items}</ul>" if failure_items else ""
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Slide report</title><style>{PAGE_STYLE}</style><h1>Slide report</h1>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Slide report</title><style>{PAGE_STYLE}</style><main><h1>Slide report</h1>'
         f'<p class="notice">{RESEARCH_USE_NOTICE.capitalize()}. A trained person must look at the cells.</p>'
-        f'<p class="verdict {tone}">{escape(_capitalize_first(format_headline(slide_record)))}</p>{cautions}<table>{rows}</table>{figures}{more_text}{failure_section}<p>{escape(creation_note())}</p></html>\n'
+        f'<p class="verdict {verdict_tone(slide)}">{escape(_capitalize_first(format_headline(slide)))}</p>{cautions}<table>{rows}</table>{figures}{more_text}{failure_section}<p>{escape(creation_note())}</p></main></html>\n'
     )
 
 

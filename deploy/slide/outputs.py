@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.imaging.images import InputImage
-from deploy.slide.html_report import build_rows, format_headline, render_page
+from deploy.imaging.input_image import InputImage
+from deploy.inference.runtime import ModelInfo
+from deploy.slide.html_report import render_page
+from deploy.slide.image_result import ImageFailure, ImageResult
 from deploy.slide.overlays import CellGallery, draw_overlay
-from deploy.slide.reader import ImageResult, SlideResult
-from deploy.slide.verdict import RESEARCH_USE_NOTICE
+from deploy.slide.slide_result import SlideResult
 from pipeline.core.errors import StudyError
 from pipeline.core.files import raise_no_space, write_atomically
 
@@ -36,132 +36,96 @@ CSV_COLUMNS = (
     "duplicate_of",
 )
 MAX_PAGE_OVERLAYS = 12  # overlays inside report.html
-MAX_DUPLICATE_NOTES = 3  # duplicate images named in the notes
 
 
-@dataclass
-class PredictSession:
-    """Results of the images read so far."""
+class SlideOutputs:
+    """Draws each image at once, so that images do not stay in memory; writes the reports at the end."""
 
-    image_results: list[ImageResult] = field(default_factory=list)
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    gallery: CellGallery = field(default_factory=CellGallery)
-    overlays: list[tuple[str, np.ndarray[Any, np.dtype[np.uint8]]]] = field(default_factory=list)
-    overlay_paths: list[Path] = field(default_factory=list)  # overlays on disk
-    first_by_digest: dict[bytes, str] = field(default_factory=dict)  # digest of pixels -> first image with them
-    # DICOM file -> (frame number, overlay)
-    dicom_overlays: dict[Path, list[tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]]] = field(default_factory=dict)
+    def __init__(self, report_folder: Path | None, dicom_folder: Path | None) -> None:
+        """A folder that is None is not written."""
+        # files of another slide must not mix with those of this one
+        for folder in filter(None, (report_folder, dicom_folder)):
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise StudyError(
+                    f"{folder} is not an empty folder; choose another one for this slide, or remove the files of an interrupted call"
+                )
+        self.report_folder, self.dicom_folder = report_folder, dicom_folder
+        self._gallery = CellGallery()
+        self._num_images = 0
+        self._page_overlays: list[tuple[str, NDArray[np.uint8]]] = []
+        self._overlay_paths: list[Path] = []
+        # DICOM file -> (frame number, overlay)
+        self._dicom_overlays: dict[Path, list[tuple[int, NDArray[np.uint8]]]] = {}
 
+    def add_image(self, image: InputImage, result: ImageResult) -> None:
+        self._num_images += 1
+        if image.dicom_path is not None:
+            self._dicom_overlays.setdefault(image.dicom_path, [])
+        if self.report_folder is None and self.dicom_folder is None:
+            return
+        if result.duplicate_of is None:
+            self._gallery.add_cells(image.pixels, result)
+        if result.kind == "field":
+            self._add_overlay(image, draw_overlay(image.pixels, result))
 
-def record_image(
-    session: PredictSession,
-    input_image: InputImage,
-    image_result: ImageResult,
-    output_folder: Path | None,
-    dicom_folder: Path | None,
-) -> None:
-    """Draws the overlay and tiles at once, so that the image does not stay in memory."""
-    session.image_results.append(image_result)
-    if input_image.dicom_path is not None:
-        session.dicom_overlays.setdefault(input_image.dicom_path, [])
-    if output_folder is None and dicom_folder is None:
-        return
-    if image_result.duplicate_of is None:
-        session.gallery.add_cells(input_image.pixels, image_result)
-    overlay_pixels = draw_overlay(input_image.pixels, image_result) if image_result.kind == "field" else None
-    if output_folder is not None and overlay_pixels is not None:
-        overlay_path = output_folder / f"overlay-{len(session.image_results):04d}.png"
-        output_folder.mkdir(parents=True, exist_ok=True)
-        with raise_no_space(overlay_path):
-            Image.fromarray(overlay_pixels).save(overlay_path)
-        session.overlay_paths.append(overlay_path)
-        if len(session.overlays) < MAX_PAGE_OVERLAYS:
-            session.overlays.append((input_image.name, overlay_pixels))
-    if input_image.dicom_path is not None and dicom_folder is not None and overlay_pixels is not None:
-        session.dicom_overlays[input_image.dicom_path].append((input_image.frame_number, overlay_pixels))
+    def _add_overlay(self, image: InputImage, overlay: NDArray[np.uint8]) -> None:
+        if self.report_folder is not None:
+            path = self.report_folder / f"overlay-{self._num_images:04d}.png"
+            self.report_folder.mkdir(parents=True, exist_ok=True)
+            with raise_no_space(path):
+                Image.fromarray(overlay).save(path)
+            self._overlay_paths.append(path)
+            if len(self._page_overlays) < MAX_PAGE_OVERLAYS:
+                self._page_overlays.append((image.name, overlay))
+        if self.dicom_folder is not None and image.dicom_path is not None:
+            self._dicom_overlays[image.dicom_path].append((image.frame_number, overlay))
 
+    def write(
+        self, slide: SlideResult, model: ModelInfo, images: Sequence[ImageResult], failures: Sequence[ImageFailure]
+    ) -> list[Path]:
+        """Returns the files of both folders."""
+        return [*self._write_report(slide, model, images, failures), *self._write_dicom(slide, model)]
 
-def write_report(
-    output_folder: Path, session: PredictSession, slide_result: SlideResult, model_info: dict[str, Any]
-) -> list[Path]:
-    montage = session.gallery.render_montage()
-    num_more_overlays = len(session.overlay_paths) - len(session.overlays)
-    html = render_page(
-        slide_result.to_dict(), model_info, montage, session.overlays, session.failures, num_more_overlays
-    )
-    paths = [
-        write_atomically(output_folder / "report.html", html.encode()),
-        write_atomically(output_folder / "cells.csv", cells_to_csv(session.image_results).encode()),
-    ]
-    if montage is not None:
-        buffer = io.BytesIO()
-        Image.fromarray(montage).save(buffer, "PNG")
-        paths.append(write_atomically(output_folder / "montage.png", buffer.getvalue()))
-    return paths + session.overlay_paths
-
-
-def write_dicom_results(
-    output_folder: Path, session: PredictSession, slide_result: SlideResult, model_info: dict[str, Any]
-) -> list[Path]:
-    from importlib.metadata import version
-
-    from deploy.slide.dicom_report import SlideFinding, write_overlay_capture, write_structured_report
-
-    if not session.dicom_overlays:
-        raise StudyError("--dicom writes results that refer to DICOM images, and none was given; leave it out")
-    estimate_record = slide_result.estimate
-    prevalence, low, high = (
-        math.nan if x is None else x
-        for x in (estimate_record.prevalence, estimate_record.prevalence_low, estimate_record.prevalence_high)
-    )  # the report leaves NaN out
-    rows = tuple(f"{label}: {value}" for label, value in build_rows(slide_result.to_dict(), model_info))
-    finding = SlideFinding(
-        num_cells=estimate_record.num_counted,
-        num_schistocytes=estimate_record.num_flagged,
-        prevalence=prevalence,
-        prevalence_low=low,
-        prevalence_high=high,
-        verdict=format_headline(slide_result.to_dict()),
-        model=model_info["title"],
-        digest=model_info["digest"],
-        software_version=version("hemofed"),
-        notice=RESEARCH_USE_NOTICE,
-        comments=(*slide_result.reliability_warnings, *slide_result.notes, *rows),
-    )
-    paths = [write_structured_report(list(session.dicom_overlays), finding, output_folder / "report.dcm")]
-    for n, (source, frames) in enumerate(session.dicom_overlays.items(), start=1):
-        paths += [
-            write_overlay_capture(
-                source, overlay_pixels, output_folder / f"overlay-{n:04d}-{frame_number}.dcm", frame_number
-            )
-            for frame_number, overlay_pixels in frames
+    def _write_report(
+        self, slide: SlideResult, model: ModelInfo, images: Sequence[ImageResult], failures: Sequence[ImageFailure]
+    ) -> list[Path]:
+        if self.report_folder is None:
+            return []
+        montage = self._gallery.render_montage()
+        html = render_page(
+            slide=slide,
+            model=model,
+            montage=montage,
+            overlays=self._page_overlays,
+            failures=failures,
+            num_more_overlays=len(self._overlay_paths) - len(self._page_overlays),
+        )
+        paths = [
+            write_atomically(self.report_folder / "report.html", html.encode()),
+            write_atomically(self.report_folder / "cells.csv", cells_to_csv(images).encode()),
         ]
-    return paths
+        if montage is not None:
+            buffer = io.BytesIO()
+            Image.fromarray(montage).save(buffer, "PNG")
+            paths.append(write_atomically(self.report_folder / "montage.png", buffer.getvalue()))
+        return paths + self._overlay_paths
+
+    def _write_dicom(self, slide: SlideResult, model: ModelInfo) -> list[Path]:
+        if self.dicom_folder is None:
+            return []
+        from deploy.slide.dicom_report import write_overlay_capture, write_structured_report
+
+        if not self._dicom_overlays:
+            raise StudyError("--dicom writes results that refer to DICOM images, and none was given; leave it out")
+        paths = [write_structured_report(list(self._dicom_overlays), slide, model, self.dicom_folder / "report.dcm")]
+        for n, (source, frames) in enumerate(self._dicom_overlays.items(), start=1):
+            for frame_number, overlay in frames:
+                path = self.dicom_folder / f"overlay-{n:04d}-{frame_number}.dcm"
+                paths.append(write_overlay_capture(source, overlay, path, frame_number))
+        return paths
 
 
-def session_notes(session: PredictSession) -> list[str]:
-    """Notes that do not affect the verdict: duplicate images, and images that could not be read."""
-    duplicates = [
-        f"{r.name} shows the same image as {r.duplicate_of} and is not counted again"
-        for r in session.image_results
-        if r.duplicate_of
-    ]
-    if len(duplicates) > MAX_DUPLICATE_NOTES:
-        duplicates = [
-            *duplicates[: MAX_DUPLICATE_NOTES - 1],
-            f"{len(duplicates) - MAX_DUPLICATE_NOTES + 1} more images are duplicates",
-        ]
-    num_failed = len(session.failures)
-    return duplicates + (
-        [
-            f"{num_failed} of {num_failed + len(session.image_results)} images could not be read: the result does not include them"
-        ]
-        if num_failed
-        else []
-    )
-
-
-def cells_to_csv(image_results: list[ImageResult]) -> str:
+def cells_to_csv(image_results: Sequence[ImageResult]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from deploy.slide.reader import ImageResult
-from deploy.slide.verdict import RESEARCH_USE_NOTICE
+from deploy.bundle.notice import RESEARCH_USE_NOTICE
+from deploy.slide.image_result import ImageResult
 
 RgbImage = NDArray[np.uint8]
 
@@ -44,10 +44,9 @@ def draw_overlay(pixels: RgbImage, image_result: ImageResult) -> RgbImage:
         draw.rectangle((x0, y0, x1 - 1, y1 - 1), outline=color, width=line_width * (2 if cell.is_flagged else 1))
         if cell.is_flagged and cell.probability is not None:
             draw.text((x0 + 2, max(0, y0 - 11)), f"{cell.probability:.2f}", fill=color, font=_load_font())
-    num_counted = sum(cell.is_counted for cell in image_result.cells)
-    num_flagged = sum(cell.is_flagged for cell in image_result.cells)
     caption = (
-        f"{num_flagged} flagged of {num_counted} counted ({len(image_result.cells)} found) - {RESEARCH_USE_NOTICE}"
+        f"{image_result.num_flagged} flagged of {image_result.num_counted} counted ({len(image_result.cells)} found)"
+        f" - {RESEARCH_USE_NOTICE}"
     )
     draw.text((4, height + 3), caption, fill="black", font=_load_font())
     return np.asarray(canvas)

@@ -2,145 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deploy.bundle.crop import is_field_image
-from deploy.bundle.ood_guard import MAX_DRIFT, OUT_OF_DISTRIBUTION
 from deploy.bundle.operating_points import OperatingPoint
 from deploy.inference.resize import ImageBatch, resize_images
 from deploy.inference.runtime import BundleRuntime, Predictions
-from deploy.slide.verdict import (
-    RECOMMENDED_CELLS,
-    RESEARCH_USE_NOTICE,
-    SUSPICION_THRESHOLD,
-    PrevalenceEstimate,
-    assess_prevalence,
-)
+from deploy.slide.image_result import EXCLUSION_REASONS, BoundingBox, CellResult, ImageResult
 from pipeline.core.errors import DataError, IncompatibleStudyError
 
 if TYPE_CHECKING:
-    from deploy.imaging.images import InputImage
+    from deploy.imaging.input_image import InputImage
     from deploy.segmentation.find_cells import CellRegion
 
-BoundingBox = tuple[int, int, int, int]
 InputType = Literal["auto", "cell", "field"]
 # a field whose red cells measure between these multiples of the training diameter has the training scale
 SCALE_TOLERANCE = (0.8, 1.25)
-MAX_UNCOUNTED_FRACTION = 0.2  # of red cells rejected or in clumps; a few are on every slide
-CELL_KEYS = ("class", "probability", "probability_class", "is_flagged", "is_counted", "exclusion_reason")
-EXCLUSION_REASONS = {
-    "white": "white cell",
-    "platelet": "platelet",
-    "clump": "cells that could not be separated",
-    "border": "cut by the edge of the image",
-    "debris": "not a cell",
-}
-
-
-@dataclass(frozen=True)
-class CellResult:
-    box: BoundingBox  # x0, y0, x1, y1 in pixels of the image
-    kind: str  # red, or another kind of region
-    label: str | None  # the class; None for regions that the model does not classify
-    probability: float | None  # of `probability_class`
-    is_flagged: bool
-    is_counted: bool
-    exclusion_reason: str | None  # None if the cell is counted
-    probability_class: str | None = None  # the positive class, or else `label`
-
-    def to_dict(self) -> dict[str, Any]:
-        fields = asdict(self)
-        return {"box": list(fields.pop("box")), "class": fields.pop("label"), **fields}
-
-
-@dataclass(frozen=True)
-class ImageResult:
-    """One image. A single cell has a box as large as its image."""
-
-    name: str
-    kind: Literal["cell", "field"]
-    image_size: tuple[int, int]  # width, height
-    cells: tuple[CellResult, ...]
-    features: NDArray[np.float32] = field(repr=False)  # of the counted ones
-    rbc_diameter_px: float | None = None  # of a red cell, in pixels
-    class_probabilities: tuple[dict[str, float], ...] = ()  # of a single cell, by class
-    duplicate_of: str | None = None  # an earlier image with the same pixels: its cells count once
-    measured_diameter_px: float | None = None  # measured in this field where a diameter was given
-
-    def to_dict(self) -> dict[str, Any]:
-        if self.kind == "cell":
-            (cell,) = self.cells
-            cell_record = cell.to_dict()
-            return {
-                "path": self.name,
-                "kind": "cell",
-                "duplicate_of": self.duplicate_of,
-                **{key: cell_record[key] for key in CELL_KEYS},
-                "class_probabilities": self.class_probabilities[0],
-            }
-        counts = Counter(cell.label for cell in self.cells if cell.is_counted)
-        return {
-            "path": self.name,
-            "kind": "field",
-            "duplicate_of": self.duplicate_of,
-            "image_size": list(self.image_size),
-            "rbc_diameter_px": self.rbc_diameter_px,
-            "counts": {str(label): n for label, n in sorted(counts.items(), key=str)},
-            "excluded": count_excluded([self]),
-            "cells": [cell.to_dict() for cell in self.cells],
-        }
-
-
-@dataclass(frozen=True)
-class SlideCounts:
-    """Counts over all images of one slide."""
-
-    num_counted: int
-    num_flagged: int
-    num_found: int  # regions: cells and everything else
-    excluded: Mapping[str, int]  # reason -> regions
-    drift: float | None
-    rbc_diameters_px: tuple[float, ...] = ()  # of a red cell, in each field
-    measured_diameters_px: tuple[float, ...] = ()  # measured in the fields where a diameter was given
-    num_single_cells: int = 0  # images of one cell
-    unfit_reason: str | None = None  # of the local calibration
-
-
-@dataclass(frozen=True)
-class SlideResult:
-    """The result of all images of one slide."""
-
-    estimate: PrevalenceEstimate
-    operating_point: OperatingPoint | None
-    num_found: int  # regions: cells and everything else
-    excluded: dict[str, int]
-    drift: float | None
-    positive_class: str | None
-    reliability_warnings: tuple[str, ...] = ()  # any of them excludes a verdict
-    notes: tuple[str, ...] = ()  # for the reader; without effect on the verdict
-
-    def to_dict(self) -> dict[str, Any]:
-        has_drifted = self.drift is not None and self.drift > MAX_DRIFT
-        return {
-            **self.estimate.to_dict(),
-            "suspicion_threshold": SUSPICION_THRESHOLD,
-            "num_found": self.num_found,
-            "excluded": self.excluded,
-            "positive_class": self.positive_class,
-            "operating_point": self.operating_point.to_dict() if self.operating_point else None,
-            "drift": self.drift,
-            "has_drifted": has_drifted,
-            "reliability_warnings": list(self.reliability_warnings),
-            "notes": list(self.notes),
-            "notice": RESEARCH_USE_NOTICE,
-        }
 
 
 @dataclass(frozen=True)
@@ -182,8 +64,9 @@ class SlideReader:
                     image_size=cell.box[2:],
                     cells=(cell,),
                     features=features,
-                    rbc_diameter_px=None,
-                    class_probabilities=(class_probabilities,),
+                    pixel_digest=input_image.pixel_digest,
+                    identity=input_image.identity,
+                    class_probabilities=class_probabilities,
                 )
             )
         return results
@@ -212,15 +95,15 @@ class SlideReader:
             next(cell_results) if region.kind == "red" else _exclude_region(region) for region in segmentation.regions
         )
         is_counted = np.array([reason is None for reason in predictions.rejection_reasons], bool)
-        height, width = image.shape[:2]
-        features = predictions.features[is_counted]
         return ImageResult(
-            input_image.name,
-            "field",
-            (width, height),
-            cells,
-            features,
-            float(rbc_diameter_px),
+            name=input_image.name,
+            kind="field",
+            image_size=(image.shape[1], image.shape[0]),
+            cells=cells,
+            features=predictions.features[is_counted],
+            pixel_digest=input_image.pixel_digest,
+            identity=input_image.identity,
+            rbc_diameter_px=float(rbc_diameter_px),
             measured_diameter_px=segmentation.measured_diameter_px or None,
         )
 
@@ -277,103 +160,3 @@ def crop_cells(image: NDArray[np.uint8], centers: Sequence[tuple[float, float]],
         raise DataError("a field one pixel wide holds no cells; give a larger image")
     padded = np.pad(image, ((half, crop_px), (half, crop_px), (0, 0)), mode="reflect")
     return np.stack([padded[round(y) : round(y) + crop_px, round(x) : round(x) + crop_px] for x, y in centers])
-
-
-def count_excluded(image_results: Sequence[ImageResult]) -> dict[str, int]:
-    """Number of excluded regions by reason, without the details after the reason's colon."""
-    reasons = Counter(
-        (c.exclusion_reason or "").partition(":")[0] for r in image_results for c in r.cells if not c.is_counted
-    )
-    return dict(sorted(reasons.items(), key=lambda item: -item[1]))
-
-
-def summarize_slide(
-    image_results: Sequence[ImageResult],
-    runtime: BundleRuntime,
-    operating_point: OperatingPoint | None,
-    notes: Sequence[str] = (),
-) -> SlideResult:
-    unique_results = [image_result for image_result in image_results if image_result.duplicate_of is None]
-    cells = [cell for image_result in unique_results for cell in image_result.cells]
-    counted_cells = [cell for cell in cells if cell.is_counted]
-    features = [r.features for r in unique_results if len(r.features)]
-    measured_fields = [r for r in unique_results if r.rbc_diameter_px is not None and r.cells]
-    slide_counts = SlideCounts(
-        num_counted=len(counted_cells),
-        num_flagged=sum(cell.is_flagged for cell in counted_cells),
-        num_found=len(cells),
-        excluded=count_excluded(unique_results),
-        drift=runtime.ood_reference.compute_drift(np.concatenate(features))
-        if runtime.ood_reference and features
-        else None,
-        rbc_diameters_px=tuple(r.rbc_diameter_px for r in measured_fields if r.rbc_diameter_px is not None),
-        measured_diameters_px=tuple(
-            r.measured_diameter_px for r in measured_fields if r.measured_diameter_px is not None
-        ),
-        num_single_cells=sum(r.kind == "cell" for r in unique_results),
-        unfit_reason=runtime.unfit_reason,
-    )
-    return build_slide_result(slide_counts, operating_point, runtime.calibration.positive_class, notes)
-
-
-def build_slide_result(
-    slide_counts: SlideCounts,
-    operating_point: OperatingPoint | None,
-    positive_class: str | None,
-    notes: Sequence[str] = (),
-) -> SlideResult:
-    reliability_warnings = tuple(find_reliability_warnings(slide_counts))
-    estimate = assess_prevalence(
-        slide_counts.num_counted, slide_counts.num_flagged, operating_point, reliability_warnings
-    )
-    return SlideResult(
-        estimate=estimate,
-        operating_point=operating_point,
-        num_found=slide_counts.num_found,
-        excluded=dict(slide_counts.excluded),
-        drift=slide_counts.drift,
-        positive_class=positive_class,
-        reliability_warnings=reliability_warnings,
-        notes=tuple(notes),
-    )
-
-
-def find_reliability_warnings(slide_counts: SlideCounts) -> Iterator[str]:
-    """Why the model's error rates may not hold on this slide."""
-    if slide_counts.unfit_reason:
-        yield f"{slide_counts.unfit_reason}: do not use this model here, or measure it again (`hemofed edge calibrate`)"
-    num_out_of_distribution, num_clumps = (
-        slide_counts.excluded.get(reason, 0) for reason in (OUT_OF_DISTRIBUTION, EXCLUSION_REASONS["clump"])
-    )
-    num_red_cells = num_out_of_distribution + slide_counts.num_counted
-    if num_out_of_distribution > MAX_UNCOUNTED_FRACTION * num_red_cells:
-        yield (
-            f"{num_out_of_distribution:,} of {num_red_cells:,} red cells look unlike the validation images and are not counted: check "
-            "stain, focus, light and magnification"
-        )
-    if num_clumps > MAX_UNCOUNTED_FRACTION * (num_clumps + slide_counts.num_counted):
-        yield (
-            f"{num_clumps:,} clumps of cells could not be separated, against {slide_counts.num_counted:,} single cells: the fields "
-            "are too crowded; take them where cells do not overlap"
-        )
-    if slide_counts.drift is not None and slide_counts.drift > MAX_DRIFT:
-        yield (
-            "on average, the counted cells look unlike the validation images: check stain, focus, light and "
-            "magnification, or measure the model here (`hemofed edge calibrate`)"
-        )
-    if slide_counts.rbc_diameters_px and max(slide_counts.rbc_diameters_px) > 1.5 * min(slide_counts.rbc_diameters_px):
-        yield "the fields differ in magnification: give those of one microscope setting, or set --rbc-diameter-px"
-    if (
-        slide_counts.measured_diameters_px
-        and not SCALE_TOLERANCE[0]
-        < median(slide_counts.measured_diameters_px) / median(slide_counts.rbc_diameters_px)
-        < SCALE_TOLERANCE[1]
-    ):
-        yield (
-            f"the cells measure about {median(slide_counts.measured_diameters_px):.0f} pixels, not {median(slide_counts.rbc_diameters_px):.0f} as given: leave --rbc-diameter-px "
-            "out, or correct it"
-        )
-    if 0 < slide_counts.num_single_cells < RECOMMENDED_CELLS:
-        yield f"{slide_counts.num_single_cells:,} images of single cells may be a selection: give whole fields, or all cells of a slide"
-    if not slide_counts.num_found:
-        yield "no cell was found: check that the image is a smear, in focus and evenly lit"

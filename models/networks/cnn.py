@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from models.networks.base import InputShape, ModelConfig, NormType, create_norm_layer, is_image_shape
+from models.networks.base import ModelConfig
+from models.networks.layers import InputShape, NormType, create_norm_layer, is_image_shape
 
 
 def conv_stage(

@@ -17,7 +17,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from models.networks.base import InputShape, ModelConfig
+from models.networks.base import ModelConfig
+from models.networks.layers import InputShape
 
 InitScheme = Literal["glorot", "torch"]
 

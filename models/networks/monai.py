@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from models.networks.base import InputShape, ModelConfig, NormType, create_group_norm, is_image_shape
+from models.networks.base import ModelConfig
+from models.networks.layers import InputShape, NormType, create_group_norm, is_image_shape
 from pipeline.core.errors import MissingExtraError
 
 

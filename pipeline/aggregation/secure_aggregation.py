@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.aggregation.exchange import RoundExchange
 from pipeline.codecs.fixed_point import QuantizationGrid, decode_fixed_point, encode_fixed_point
 from pipeline.core.errors import MessageError, QuorumNotReachedError, ReplyError
 from pipeline.core.parameters import NamedTensors
-from pipeline.protocol.messages import Aggregate, ClientUpdate, Reply, SiteId
+from pipeline.protocol.messages import (
+    ADVERTISE_TASK,
+    SHARE_TASK,
+    UNMASK_TASK,
+    Aggregate,
+    ClientUpdate,
+    Reply,
+    SiteId,
+)
 from privacy.secure_aggregation.masking import MaskedSegment
 from privacy.secure_aggregation.server import SecAggServer
-
-if TYPE_CHECKING:
-    from pipeline.aggregation.requests import RoundRequest
 
 FIXED_POINT_SCALE = 2**24  # 64-bit fixed-point numbers are multiples of 1 / FIXED_POINT_SCALE
 ENCRYPTED_SHARE_PREFIX = "encrypted_share/"
@@ -153,26 +158,27 @@ class SecureAggregationSetup:
 
 
 def run_secure_aggregation(
-    request: RoundRequest, setup: SecureAggregationSetup, payloads: Mapping[SiteId, NamedTensors]
+    exchange: RoundExchange, setup: SecureAggregationSetup, payloads: Mapping[SiteId, NamedTensors]
 ) -> Aggregate:
+    exchange.record_requested(payloads)
     public_keys = {site: key for site, key in setup.public_keys.items() if site in payloads}
     server = SecAggServer(
-        setup.round_context(request.round, request.attempt),
+        setup.round_context(exchange.round, exchange.attempt),
         public_keys,
         setup.update_layout.segments,
         setup.min_clients,
     )
     _run_phase(
-        request,
-        "advertise",
+        exchange,
+        ADVERTISE_TASK,
         {site: {} for site in payloads},
         lambda site, sums: server.receive_advertisement(site, _require_bytes(sums, "advert")),
     )
     adverts = {f"advert/{site}": bytes_to_tensor(advert) for site, advert in server.end_advertise_phase().items()}
     advertisers = [key.removeprefix("advert/") for key in adverts]
     _run_phase(
-        request,
-        "share",
+        exchange,
+        SHARE_TASK,
         dict.fromkeys(advertisers, adverts),
         lambda site, sums: server.receive_encrypted_shares(
             site,
@@ -191,7 +197,7 @@ def run_secure_aggregation(
         for site, received in server.end_share_phase().items()
     }
     _run_phase(
-        request,
+        exchange,
         "train",
         {site: {**payloads[site], **shares} for site, shares in encrypted_shares.items()},
         lambda site, sums: server.receive_masked_vectors(site, _require_masked_vectors(site, sums)),
@@ -199,8 +205,8 @@ def run_secure_aggregation(
     survivors = server.end_mask_phase()
     survivor_payload = {"survivors": bytes_to_tensor(json.dumps(survivors).encode())}
     _run_phase(
-        request,
-        "unmask",
+        exchange,
+        UNMASK_TASK,
         dict.fromkeys(survivors, survivor_payload),
         lambda site, sums: server.receive_unmask_shares(site, _require_bytes(sums, "shares")),
     )
@@ -208,31 +214,23 @@ def run_secure_aggregation(
         sums = server.unmask_sums()
     except ReplyError as error:
         raise QuorumNotReachedError(str(error)) from error
-    for site in survivors:  # a client that only failed to unmask is still part of the sum
-        request.log.failures.pop(site, None)
-    replies = [Reply(site, request.task, request.round, request.attempt, ClientUpdate(), 1.0) for site in survivors]
-    request.record_accepted(replies, payloads)
+    exchange.log.clear_failures(survivors)  # a client that only failed to unmask is still part of the sum
+    replies = [Reply(site, exchange.task, exchange.round, exchange.attempt, ClientUpdate(), 1.0) for site in survivors]
+    exchange.record_accepted(replies, payloads)
     return setup.update_layout.decode_aggregate(sums, survivors)
 
 
 def _run_phase(
-    request: RoundRequest,
+    exchange: RoundExchange,
     task: str,
     payloads: Mapping[SiteId, NamedTensors],
     handle_reply: Callable[[SiteId, NamedTensors], None],
 ) -> None:
-    for site, sums in _receive_sums(request, task, payloads):
+    for reply, _ in exchange.exchange(task, payloads):
         try:
-            handle_reply(site, sums)
+            handle_reply(reply.site, reply.update.summed)
         except ReplyError as error:
-            request.log.quarantine(site, error)
-
-
-def _receive_sums(
-    request: RoundRequest, task: str, payloads: Mapping[SiteId, NamedTensors]
-) -> Iterator[tuple[SiteId, NamedTensors]]:
-    for reply in request.exchange(task, payloads):
-        yield reply.site, reply.update.summed
+            exchange.log.quarantine(reply.site, error)
 
 
 def bytes_to_tensor(data: bytes) -> Tensor:

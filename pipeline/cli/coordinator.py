@@ -138,6 +138,19 @@ def coordinator_remove(
     remove_command(home, site, json)
 
 
+@coordinator_app.command("expect-officer")
+def coordinator_expect_officer(
+    home: HomeArgument,
+    site: Annotated[str, typer.Argument(help="Name of the site")],
+    fingerprint: Annotated[str, typer.Argument(help="Fingerprint of the officer's key, as read out by telephone")],
+    json: JsonOption = False,
+) -> None:
+    """Record the key of a site's officer: the only one with which its ledger may be opened, or continued by a new ledger."""
+    from pipeline.cli.commands.coordinator import expect_officer_command
+
+    expect_officer_command(home, site, fingerprint, json)
+
+
 @coordinator_app.command("users")
 def coordinator_users(
     home: HomeOption = None,

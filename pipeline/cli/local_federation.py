@@ -121,7 +121,7 @@ class LocalFederation:
 
 
 def _cli_command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "pipeline.cli.main", *map(str, arguments)]
+    return [sys.executable, "-P", "-m", "hemofed", *map(str, arguments)]
 
 
 def run_cli_json(*arguments: object) -> dict[str, Any]:

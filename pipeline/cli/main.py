@@ -12,12 +12,20 @@ from pipeline.cli import edge as cli_edge
 from pipeline.cli.coordinator import coordinator_app
 from pipeline.cli.options import DataOption, JsonOption, OverridesOption, QuietOption, StudyArgument
 from pipeline.cli.site import site_app
-from pipeline.core.errors import HemofedError, MissingExtraError
+from pipeline.core.errors import HemofedError
+from pipeline.core.extras import missing_extra
+
+
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
+        from importlib.metadata import version
+
+        typer.echo(version("hemofed"))
+        raise typer.Exit
+
 
 app = typer.Typer(
-    help="Train blood-smear classifiers across hospitals without moving their images.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -30,13 +38,14 @@ app.add_typer(cli_edge.edge_app, name="edge")
 demo_app = typer.Typer(help="Run demonstrations that need no preparation.", no_args_is_help=True)
 app.add_typer(demo_app, name="demo")
 
-# missing module -> extra that installs it
-EXTRA_BY_MODULE = {"torch": "train", "monai": "train", "albumentations": "train", "sklearn": "train", "scipy": "train",
-          "safetensors": "train", "matplotlib": "train", "jinja2": "train", "PIL": "edge",
-          "opacus": "privacy", "dp_accounting": "privacy", "cryptography": "edge", "reportlab": "privacy",
-          "nvflare": "hospital", "fastapi": "edge-smear", "uvicorn": "edge-smear", "sqlalchemy": "hospital",
-          "httpx": "hospital", "psutil": "hospital", "onnxruntime": "edge", "pydicom": "edge", "onnx": "export",
-          "onnxscript": "export", "cv2": "edge-smear", "highdicom": "edge-smear"}  # fmt: skip
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit")
+    ] = False,
+) -> None:
+    """Train blood-smear classifiers across hospitals without moving their images."""
 
 
 @app.command()
@@ -128,7 +137,7 @@ def evaluate(
         data=data,
         source=source,
         model=model,
-        split=split or ("all" if data else "test"),
+        split=split,
         overrides=overrides or [],
         json=json,
     )
@@ -284,19 +293,12 @@ def main() -> None:
     except OSError as error:
         _exit_with_error(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 2)
     except ModuleNotFoundError as error:
-        extra = EXTRA_BY_MODULE.get((error.name or "").partition(".")[0])
-        if extra is None:
+        missing = missing_extra(error)
+        if missing is None:
             raise
-        _exit_with_error(
-            str(MissingExtraError(f"this command needs {error.name}; install it with: pip install 'hemofed[{extra}]'")),
-            2,
-        )
+        _exit_with_error(str(missing), 2)
 
 
 def _exit_with_error(text: str, code: int) -> None:
     sys.stderr.write(f"error: {text}\n")
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

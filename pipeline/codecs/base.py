@@ -40,13 +40,17 @@ UNKNOWN_LAYOUT = VectorLayout()
 
 class Codec(Component):
     paper: ClassVar[str] = ""
-    description: ClassVar[str]  # one line for `hemofed strategies`
     supports_downlink: ClassVar[bool] = False  # suits whole models, not only differences
 
     @property
     def has_error_feedback(self) -> bool:
         """Whether the site keeps the encoding error and adds it to its next update."""
         return False
+
+    @property
+    def summary(self) -> str:
+        """The description with this codec's settings."""
+        return self.description
 
     @abstractmethod
     def encode(

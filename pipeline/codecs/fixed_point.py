@@ -70,7 +70,7 @@ class QuantizationGrid:
 
 class FixedPointCodec(Codec):
     paper: ClassVar[str] = "Bonawitz et al. 2017, doi 10.1145/3133956.3133982"
-    description: ClassVar[str] = "fixed-point integers that can be summed under masks"
+    description: ClassVar[str] = "fixed-point integers for secure aggregation"
     name: Literal["ring"] = "ring"
     max_norm: PositiveFloat
 

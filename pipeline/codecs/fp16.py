@@ -14,7 +14,7 @@ _MAX_FP16 = torch.finfo(torch.float16).max
 
 
 class Fp16Codec(Codec):
-    description: ClassVar[str] = "half precision, two bytes per number"
+    description: ClassVar[str] = "half precision, two bytes a number"
     supports_downlink: ClassVar[bool] = True
     name: Literal["fp16"] = "fp16"
 

@@ -32,7 +32,7 @@ class _VectorTile(NamedTuple):
 
 class Qsgd(Codec):
     paper: ClassVar[str] = "Alistarh et al. 2017, arXiv 1610.02132; Reisizadeh et al. 2020, arXiv 1909.13014"
-    description: ClassVar[str] = "unbiased rounding to 1, 2, 4 or 8 bits per number"
+    description: ClassVar[str] = "rounded at random to 1, 2, 4 or 8 bits a number, without bias"
     supports_downlink: ClassVar[bool] = True
     name: Literal["qsgd"] = "qsgd"
     bits: Literal[1, 2, 4, 8] = 4
@@ -56,6 +56,10 @@ class Qsgd(Codec):
                 f"{self.bits}; leave out bits or levels"
             )
         return self
+
+    @property
+    def summary(self) -> str:
+        return f"rounded at random to {self.bits} bit{'s' if self.bits != 1 else ''} a number"
 
     @property
     def _half_range(self) -> float:

@@ -17,8 +17,12 @@ from pipeline.core.parameters import ParamVector
 
 class RandK(SparsifyingCodec):
     paper: ClassVar[str] = "Stich et al. 2018, arXiv 1809.07599"
-    description: ClassVar[str] = "random coordinates; a seed is sent instead of their indices"
+    description: ClassVar[str] = "numbers at random positions, for which a seed is sent"
     name: Literal["randk"] = "randk"
+
+    @property
+    def summary(self) -> str:
+        return f"{self.share_text}, at random positions{self.feedback_text}"
 
     def encode(
         self, x: ParamVector, layout: VectorLayout, generator: torch.Generator

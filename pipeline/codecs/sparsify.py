@@ -20,6 +20,14 @@ class SparsifyingCodec(Codec):
     def has_error_feedback(self) -> bool:
         return self.error_feedback
 
+    @property
+    def share_text(self) -> str:
+        return f"{100 * self.fraction:g} % of the numbers"
+
+    @property
+    def feedback_text(self) -> str:
+        return ", with error feedback" if self.error_feedback else ""
+
     def remaining_length(self, n: int, layout: VectorLayout) -> int:
         return max(1, round(self.fraction * n)) if n else 0
 

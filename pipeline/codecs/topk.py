@@ -20,8 +20,12 @@ _THRESHOLD_SAMPLE_SIZE = 10_000
 
 class TopK(SparsifyingCodec):
     paper: ClassVar[str] = "Stich et al. 2018, arXiv 1809.07599"
-    description: ClassVar[str] = "the k largest magnitudes; error feedback keeps the rest"
+    description: ClassVar[str] = "only the largest numbers; with error feedback the rest follows later"
     name: Literal["topk"] = "topk"
+
+    @property
+    def summary(self) -> str:
+        return f"only the largest {self.share_text}{self.feedback_text}"
 
     def encode(
         self, x: ParamVector, layout: VectorLayout, generator: torch.Generator

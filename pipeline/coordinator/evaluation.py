@@ -93,7 +93,7 @@ def metric_value(metrics: MetricsBySplit, metric: str, split: Split = "val") -> 
 
 def evaluate_round(study: Study, state: Any, sites: Sequence[SiteId], request: RoundRequest) -> EvaluationResult:
     strategy, evaluate_at = study.strategy, study.evaluation.evaluate_at
-    splits = request.splits
+    splits = request.exchange.splits
     models = strategy.global_models(state)
     on_coordinator = _evaluate_on_coordinator(models, splits, request) if evaluate_at != "sites" else {}
     sums_by_view: dict[str, dict[SiteId, dict[Split, EvaluationSums]]] = {PERSONAL: {}}

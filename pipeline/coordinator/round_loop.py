@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pipeline.aggregation.client_sampling import sample_clients
-from pipeline.aggregation.requests import Engine, RequestLog, RoundRequest
+from pipeline.aggregation.exchange import Engine, RequestLog, RoundExchange
+from pipeline.aggregation.requests import RoundRequest
 from pipeline.aggregation.rules import AggregationRule
 from pipeline.coordinator.checkpoint import deserialize_state, serialize_state, shallow_fields
 from pipeline.coordinator.evaluation import EvaluationResult, evaluate_round, metric_value
@@ -39,6 +40,10 @@ class CheckpointableEngine(Engine, Protocol):
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None: ...
+
+    def epsilon_spent(self) -> Mapping[SiteId, float]:
+        """By the ledgers of the sites that train with differential privacy, over all studies on their data."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,6 @@ class RoundLoop:
         False  # below the quorum halt, to repeat the round later, instead of recording it as void
     )
     stream_aggregation: bool = False  # add replies one by one, to bound the memory
-    epsilon_by_site: Callable[[], Mapping[SiteId, float]] = dict  # that sites disclose to have spent, for the record
 
     def __post_init__(self) -> None:
         self._study_hash = self.study.hash  # reads the installed packages, so only once
@@ -181,7 +185,8 @@ class RoundLoop:
             if self.retry_below_quorum and not _exhausted_sites(request.log.failures):
                 reasons = "; ".join(f"{site}: {failure.text}" for site, failure in [*request.log.failures.items()][:3])
                 raise RunHaltedError(f"{error} ({reasons})") from error
-            state, void_reason, request.log.accepted = run_state.state, str(error), []
+            state, void_reason = run_state.state, str(error)
+            request.log.discard_accepted()
         self._check_finite(state, run_state.round)
         trained_at = time.perf_counter()
         last_accepted = dict(run_state.last_accepted) | {r.site: (r.round, r.attempt) for r in request.log.accepted}
@@ -268,7 +273,7 @@ class RoundLoop:
         fields = {
             "clusters": strategy.cluster_assignment(state),
             "dendrogram": strategy.dendrogram(state),
-            "epsilon": self.epsilon_by_site(),
+            "epsilon": self.engine.epsilon_spent(),
         }
         recorded = {name: value for name, value in fields.items() if value}
         # a repeated round adds new noise and spends budget again
@@ -297,21 +302,25 @@ class RoundLoop:
     def create_request(
         self, task: str, run_state: RunState, round_policy: RoundPolicy, splits: tuple[Split, ...] = ()
     ) -> RoundRequest:
-        visibility = self.study.strategy.visibility if task == "train" else "each"
-        return RoundRequest(
+        is_training = task == "train"
+        secure_aggregation = self.secure_aggregation if is_training else None
+        exchange = RoundExchange(
             engine=self.engine,
-            run_jobs=self.run_jobs,
             task=task,
             round=run_state.round,
             attempt=run_state.attempt,
             round_policy=round_policy,
             last_accepted=run_state.last_accepted,
             splits=splits,
-            visibility=visibility,
             compression=self.compression,
+            weighting=None if secure_aggregation else self.study.weighting,  # masked replies show no weight
+        )
+        return RoundRequest(
+            exchange=exchange,
+            run_jobs=self.run_jobs,
+            visibility=self.study.strategy.visibility if is_training else "each",
             aggregation_rule=self.aggregation_rule or self.study.aggregation,
-            weighting=self.study.weighting,
-            secure_aggregation=self.secure_aggregation if task == "train" else None,
+            secure_aggregation=secure_aggregation,
             stream_aggregation=self.stream_aggregation,
         )
 

@@ -11,6 +11,7 @@ HemofedError
 ├── MessageError               bytes that are not a message, or a message that this site does not accept
 ├── ReplyError                 a reply that must not enter the state
 ├── QuorumNotReachedError      fewer replies than the quorum
+├── TaskDeclinedError          a client's task that the site does not perform, or not in time
 ├── KeyFileError               a private key that is damaged, locked or readable by others
 ├── LedgerError                a privacy ledger that fails verification, or an entry that may not be appended
 ├── BudgetError                noise, rates or budgets that cannot be accounted for
@@ -56,6 +57,14 @@ class ReplyError(HemofedError): ...
 
 
 class QuorumNotReachedError(HemofedError): ...
+
+
+class TaskDeclinedError(HemofedError):
+    """`kind`: a `DeclineKind` of pipeline/protocol/messages.py."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class KeyFileError(HemofedError): ...

@@ -1,4 +1,4 @@
-"""Atomic file writes (temporary file, fsync, rename), and a lock for one process per folder."""
+"""Atomic file writes (temporary file, fsync, rename), free names, and a lock for one process per folder."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def write_atomically(path: Path, data: bytes) -> Path:
             finally:
                 os.close(folder)
     return path
+
+
+def free_path(path: Path) -> Path:
+    """The path, or PATH-2, PATH-3, ... if it exists."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
 
 
 @contextlib.contextmanager

@@ -10,10 +10,11 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
@@ -25,7 +26,14 @@ class Component(BaseModel):
     """Base of everything that a study file can select by `name`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    description: ClassVar[str] = ""  # in a sentence, for people who do not know machine learning
     name: str
+
+    @classmethod
+    def describe_component(cls) -> str:
+        """The description; without one the first line of the docstring, of the class or its module."""
+        docstring = cls.__doc__ or sys.modules[cls.__module__].__doc__ or "a component without a description"
+        return cls.description or docstring.strip().splitlines()[0]
 
 
 # kind -> package of the built-in components

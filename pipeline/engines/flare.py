@@ -49,11 +49,16 @@ class FlareEngine:
         halt_reason: Callable[[], str],
         min_sites: int,
         verify_proof: Callable[[SiteId, str, str], bool],
+        reported_epsilon: Mapping[SiteId, float],
     ) -> None:
-        """`verify_proof(site, nonce, proof)`: whether the proof is the site's signature of the nonce."""
+        """`verify_proof(site, nonce, proof)`: whether the proof is the site's signature of the nonce.
+
+        `last_seen` and `reported_epsilon` are views of what sites report outside of tasks.
+        """
         self._send_task, self._cancel_task = send_task, cancel_task
         self._last_seen, self._live_status = last_seen, live_status
         self._halt_reason, self._min_sites, self._verify_proof = halt_reason, min_sites, verify_proof
+        self._reported_epsilon = reported_epsilon
         self._replies: queue.Queue[tuple[SiteId, str, Shareable]] = queue.Queue()
         self._open_tasks: dict[SiteId, Task] = {}  # tasks whose late replies are accepted
         self._started_at = time.monotonic()
@@ -68,6 +73,9 @@ class FlareEngine:
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self._started_at = time.monotonic() - float(header["clock"])
+
+    def epsilon_spent(self) -> dict[SiteId, float]:
+        return dict(self._reported_epsilon)
 
     def collect_data_summaries(self) -> dict[SiteId, dict[str, Any]]:
         """Asks every site for its data summary and a proof of its key. Excludes sites that refuse or do not reply."""

@@ -32,7 +32,7 @@ from sites.worker.client_state import ClientStateStore
 from sites.worker.task_session import TaskSession
 
 if TYPE_CHECKING:
-    from sites.privacy.secure_agg_client import SecureAggClient
+    from sites.privacy.site_privacy import SitePrivacy
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class SimulatedEngine:
     clock: float = 0.0
     client_states: dict[SiteId, ClientStateStore] = field(default_factory=dict)
     late_replies: list[LateReply] = field(default_factory=list)
-    secure_agg_clients: Mapping[SiteId, SecureAggClient] = field(default_factory=dict)  # with [privacy]
+    privacy_by_site: Mapping[SiteId, SitePrivacy] = field(default_factory=dict)  # with [privacy]
 
     def exchange(
         self, encoded_messages: Mapping[SiteId, bytes], round_policy: RoundPolicy
@@ -89,7 +89,7 @@ class SimulatedEngine:
         clients = [s for s in self.sites if s in encoded_messages]
         messages = {s: deserialize_message(encoded_messages[s], self.compression.decode_downlink) for s in clients}
         if any(m.task in SECURE_AGGREGATION_TASKS for m in messages.values()):
-            yield from ((s, serialize_reply(self.secure_agg_clients[s].handle_message(messages[s]))) for s in clients)
+            yield from ((s, serialize_reply(self._answer_secure_aggregation(messages[s], s))) for s in clients)
             return
         training_clients = [s for s in clients if messages[s].task == "train"]
         round_number = max((m.round for m in messages.values()), default=0)
@@ -101,14 +101,13 @@ class SimulatedEngine:
         # a site whose late reply arrives in this round was busy until now
         occupied_sites = busy_sites | {late_reply.site for late_reply in arrived_replies}
         speeds = self.speed_model.sample_speeds(training_clients, round_number)
-        waits_for_all = round_policy.late_updates == "keep" and round_policy.partial_updates == "drop"
         sessions = []
         for site in clients:
             message = messages[site]
             if site in training_clients:
                 if site in occupied_sites or not self.speed_model.is_available(site, round_number):
                     continue
-                message = replace(message, deadline=None) if waits_for_all else message
+                message = replace(message, deadline=None) if round_policy.waits_for_all else message
             sessions.append(self._open_session(site, message, speeds.get(site, 1.0)))
         self._advance_sessions(sessions)
         yield from ((late_reply.site, late_reply.encoded_reply) for late_reply in arrived_replies)
@@ -118,6 +117,19 @@ class SimulatedEngine:
             for s in clients
             if s in busy_sites
         )
+
+    def _answer_secure_aggregation(self, message: Message, site: SiteId) -> Reply | Declined:
+        masker = self.privacy_by_site[site].update_masker
+        assert masker is not None  # the coordinator has the same study
+        return masker.handle_message(message)
+
+    def epsilon_spent(self) -> dict[SiteId, float]:
+        """By the ledger of each site that trains with differential privacy."""
+        return {
+            site: privacy.budget_guard.epsilon_spent
+            for site, privacy in self.privacy_by_site.items()
+            if privacy.budget_guard is not None
+        }
 
     def _open_session(self, site: SiteId, message: Message, speed: float) -> TaskSession:
         client_state = self.client_states.setdefault(site, ClientStateStore())
@@ -130,7 +142,7 @@ class SimulatedEngine:
             weighting=self.weighting,
             steps_per_second=speed,
             compression=self.compression,
-            secure_agg_client=self.secure_agg_clients.get(site),
+            privacy=self.privacy_by_site.get(site),
         )
 
     def _advance_sessions(self, sessions: Sequence[TaskSession]) -> None:

@@ -1,1 +1,1 @@
-"""Operations: child processes, JSON logs, encrypted archives, certificates, limits on request bodies."""
+"""Operations: child processes, JSON logs, encrypted archives, certificates, request limits, security headers."""

@@ -1,4 +1,8 @@
-"""A service's log: JSON lines in a file that rotates by size; secrets are redacted."""
+"""A service's log: JSON lines in a file that rotates by size; secrets are redacted.
+
+Not logging.handlers.RotatingFileHandler: it keeps the file open, so a second process would go on writing to the backup
+after a rotation, it creates files that others can read, and a full disk makes it print a traceback for every line.
+"""
 
 from __future__ import annotations
 

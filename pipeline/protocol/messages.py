@@ -35,7 +35,8 @@ DeclineKind = Literal[
     "other",  # a kind that this version does not know
 ]
 DECLINE_KINDS: frozenset[str] = frozenset(get_args(DeclineKind))
-SECURE_AGGREGATION_TASKS = frozenset({"advertise", "share", "unmask"})  # exchanges before and after the training
+ADVERTISE_TASK, SHARE_TASK, UNMASK_TASK = "advertise", "share", "unmask"  # of secure aggregation, around the training
+SECURE_AGGREGATION_TASKS = frozenset({ADVERTISE_TASK, SHARE_TASK, UNMASK_TASK})
 FailureKind = Literal[DeclineKind, "quarantined", "no_reply"]
 
 
@@ -115,6 +116,18 @@ class RoundPolicy:
     quorum: int = 1  # replies without which the round is void
     partial_updates: Literal["drop", "keep"] = "keep"  # of work that the deadline cut short
     late_updates: Literal["drop", "keep"] = "drop"  # that arrive in a later round
+
+    @property
+    def accepts_partial(self) -> bool:
+        return self.partial_updates == "keep"
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether clients finish their work after the deadline, because a late update counts and a partial one does not."""
+        return self.late_updates == "keep" and not self.accepts_partial
+
+    def accepts_work(self, work: LocalWork | None) -> bool:
+        return work is None or not work.is_partial or self.accepts_partial
 
 
 # a client's half of an algorithm: yields local jobs, receives their results, returns the update and the next client state

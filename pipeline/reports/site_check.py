@@ -149,10 +149,10 @@ def _add_outliers_section(page: HtmlPage, check: DataCheck) -> None:
         ]
         truncation_note = f" The first {MAX_OUTLIER_TILES} are shown." if len(outliers.rows) > MAX_OUTLIER_TILES else ""
         title = f"{outliers.kind.capitalize()}: {format_count(len(outliers.rows), 'image')}"
-        page.add_figure(
+        page.add_gallery(
+            title,
             render_gallery(title, tiles, OUTLIER_TILE_PIXELS),
             f"{outliers.description.capitalize()}.{truncation_note}",
-            wide=True,
         )
 
 
@@ -168,10 +168,10 @@ def _add_duplicates_section(page: HtmlPage, check: DataCheck) -> None:
         if duplicate_sets:
             tiles = [_duplicate_tile(check, duplicate_rows) for duplicate_rows in duplicate_sets[:MAX_OUTLIER_TILES]]
             shown = "all are" if len(duplicate_sets) <= MAX_OUTLIER_TILES else f"the first {MAX_OUTLIER_TILES} are"
-            page.add_figure(
+            page.add_gallery(
+                title,
                 render_gallery(title, tiles, OUTLIER_TILE_PIXELS),
                 f"{len(duplicate_sets):,} found; {shown} shown.",
-                wide=True,
             )
 
 
@@ -234,9 +234,8 @@ def _add_class_galleries(page: HtmlPage, check: DataCheck, seed: int) -> None:
         ]
         tiles = [GalleryTile([_image_pixels(check, int(row))], check.example_names[int(row)]) for row in np.sort(rows)]
         caption = f"{len(rows):,} of {(labels == class_index).sum():,} images."
-        page.add_figure(
-            render_gallery(check.class_counts.classes[class_index], tiles, CLASS_TILE_PIXELS), caption, wide=True
-        )
+        class_name = check.class_counts.classes[class_index]
+        page.add_gallery(class_name, render_gallery(class_name, tiles, CLASS_TILE_PIXELS), caption)
     if len(present_classes) > MAX_CLASS_GALLERIES:
         page.add_text(f"{len(present_classes) - MAX_CLASS_GALLERIES:,} more classes are not shown.")
 

@@ -20,8 +20,7 @@ from pipeline.protocol.tasks import Split
 from pipeline.records.round_record import RoundRecord
 from pipeline.records.run_results import RunResults
 from pipeline.records.scores import EvaluatedAt, ModelMetrics
-from pipeline.study.schema import load_study
-from pipeline.study.toml_file import find_study
+from pipeline.study.toml_file import find_study, load_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

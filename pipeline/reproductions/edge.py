@@ -1,4 +1,4 @@
-"""From real cells to slides: bundles of `bedside`, each on the fold that it never saw, and slides drawn from that fold."""
+"""From real cells to slides: bundles of the study `edge`, each on the fold that it never saw, and slides drawn from that fold."""
 
 from __future__ import annotations
 

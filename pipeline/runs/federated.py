@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-import torch
 from pydantic import ValidationError
 
 from pipeline.aggregation.rules import AggregationRule
 from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
-from pipeline.coordinator.metrics import PositiveClass
 from pipeline.coordinator.results import write_results
 from pipeline.coordinator.round_loop import CheckpointableEngine, RoundLoop
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import IncompatibleStudyError, ReplyError, RunHaltedError
 from pipeline.protocol.messages import SiteId
-from pipeline.protocol.tasks import JobResult, LocalJob
 from pipeline.records.data_summary import SiteDataSummary
 from pipeline.records.live_status import LiveStatusWriter
 from pipeline.records.privacy_record import PrivacyRecord
@@ -25,21 +22,13 @@ from pipeline.records.run_control import requested_state
 from pipeline.records.run_results import RunResults
 from pipeline.records.sites_record import SitesRecord
 from pipeline.reports.run.report import write_report
+from pipeline.runs.assembly import build_round_loop
 from pipeline.study.offer import StudyOffer
 from pipeline.study.run_spec import RunSpec
 from pipeline.study.schema import Study
-from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_public_federated_data
-from sites.training.base import TrainRequest
-from sites.training.select_trainer import (
-    make_trainer,
-    make_trainer_context,
-    make_training_config,
-    select_device,
-    select_num_threads,
-    select_trainer_kind,
-)
-
-EpsilonCallback = Callable[[], Mapping[SiteId, float]]
+from sites.population.simulated_sites import FederatedDataset, load_public_federated_data
+from sites.training.select_trainer import make_training_config, select_device
+from sites.training.setup import set_up_training
 
 
 class RemoteEngine(CheckpointableEngine, Protocol):
@@ -68,13 +57,9 @@ def _simulation_only_settings(study: Study) -> Iterator[str]:
 
 
 def run_federated(
-    folder: RunFolder,
-    offer: StudyOffer,
-    engine: RemoteEngine,
-    live_status: LiveStatusWriter,
-    epsilon_by_site: EpsilonCallback,
+    folder: RunFolder, offer: StudyOffer, engine: RemoteEngine, live_status: LiveStatusWriter
 ) -> RunResults:
-    """Starts or resumes the run. `epsilon_by_site`: what the sites report to have spent."""
+    """Starts or resumes the run."""
     study = folder.load_study()
     data_summaries = {site: _read_summary(site, sent) for site, sent in engine.collect_data_summaries().items()}
     shape, classes = _agree_on_data_format(data_summaries)
@@ -86,7 +71,6 @@ def run_federated(
         offer=offer,
         engine=engine,
         dataset=dataset,
-        epsilon_by_site=epsilon_by_site,
         live_status=live_status,
     )
     if folder.has_checkpoint:
@@ -144,18 +128,10 @@ def _create_round_loop(
     offer: StudyOffer,
     engine: RemoteEngine,
     dataset: FederatedDataset,
-    epsilon_by_site: EpsilonCallback,
     live_status: LiveStatusWriter,
 ) -> RoundLoop:
-    study, training_config = run_spec.study, make_training_config(run_spec.study, run_spec.lr)
-    trainer_context = make_trainer_context(run_spec, dataset, training_config)
-    num_threads = select_num_threads(study.num_threads, trainer_context)
-    torch.set_num_threads(num_threads)
-    trainer_kind = select_trainer_kind(study.trainer, trainer_context, num_threads)
-    trainer = make_trainer(trainer_kind, trainer_context)
-
-    def run_local(jobs: Sequence[LocalJob], round_number: int) -> list[JobResult]:
-        return trainer.run([TrainRequest(COORDINATOR, round_number, index, job) for index, job in enumerate(jobs)])
+    training = set_up_training(run_spec, dataset, make_training_config(run_spec.study, run_spec.lr))
+    aggregation_rule, secure_aggregation = _setup_privacy(run_spec, offer)
 
     def on_round_end(record: RoundRecord) -> None:
         """Writes the live status; halts the run here, after a checkpoint, if requested."""
@@ -164,33 +140,16 @@ def _create_round_loop(
         if (desired_state := requested_state(folder.path)) != "run":
             raise RunHaltedError(desired_state)
 
-    environment = {
-        "trainer": trainer_kind,
-        "threads": num_threads,
-        "device": dataset.pool.device.type,
-        "torch": torch.__version__,
-    }
-    aggregation_rule, secure_aggregation = _setup_privacy(run_spec, offer)
-    class_name = study.evaluation.positive_class
-    positive_class = PositiveClass(
-        None if class_name is None else dataset.classes.index(class_name), study.evaluation.target_specificity
-    )
-    return RoundLoop(
-        study=study,
-        context=run_spec.context,
+    return build_round_loop(
+        run_spec,
         sites=tuple(offer.site_keys),
         engine=engine,
-        run_jobs=run_local,
+        training=training,
         folder=folder,
-        positive_class=positive_class,
-        environment=environment,
-        compression=run_spec.compression,
+        on_round_end=on_round_end,
         aggregation_rule=aggregation_rule,
         secure_aggregation=secure_aggregation,
-        on_round_end=on_round_end,
-        retry_below_quorum=True,
-        stream_aggregation=True,
-        epsilon_by_site=epsilon_by_site,
+        across_hospitals=True,
     )
 
 

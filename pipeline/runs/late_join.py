@@ -25,9 +25,11 @@ from pipeline.records.sites_record import SitesRecord
 from pipeline.runs.simulation import Simulation, build_simulation, run_simulation
 from pipeline.strategies.local_only import LocalOnly
 from pipeline.study.run_spec import model_header
-from pipeline.study.schema import Study, load_study
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import load_study
 from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
 from sites.training.base import TrainRequest
+from sites.training.select_trainer import restored_num_threads
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class LateJoiner:
     num_rounds: int  # of local training
 
 
+@restored_num_threads()
 def join_run(folder: RunFolder, late_joiner: LateJoiner) -> JoinResults:
     """The results and the model are saved in joined/NAME of the run folder."""
     if not folder.is_finished:

@@ -28,22 +28,17 @@ from privacy.ledger.records import LedgerBudget
 from privacy.secure_aggregation.shamir import reconstruction_threshold
 from sites.governance.home import SiteHome
 from sites.population.simulated_sites import FederatedDataset
-from sites.privacy.budget_guard import BudgetGuard
 from sites.privacy.plan import (
     PrivacyPlan,
     build_privacy_plan,
     create_secure_aggregation,
-    exclude_withdrawn,
     max_participations,
-    record_data,
     resolve_privacy_unit,
-    restore_committed_plan,
-    select_clipping_mode,
     values_by_site,
 )
-from sites.privacy.secure_agg_client import SecureAggClient
-from sites.training.base import Trainer, TrainerContext, TrainingConfig
-from sites.training.select_trainer import TrainerKind, make_trainer
+from sites.privacy.setup import RunPrivacy, set_up_site_privacy
+from sites.privacy.site_privacy import SitePrivacy
+from sites.training.base import TrainingConfig
 
 UNLIMITED_EPSILON = 1e6  # budget of a simulated site without epsilon: its spending is only recorded
 
@@ -52,26 +47,10 @@ UNLIMITED_EPSILON = 1e6  # budget of a simulated site without epsilon: its spend
 class PrivacySetup:
     dataset: FederatedDataset  # without withdrawn units
     privacy_plans: Mapping[SiteId, PrivacyPlan] = field(default_factory=dict)
-    secure_agg_clients: Mapping[SiteId, SecureAggClient] = field(default_factory=dict)
+    privacy_by_site: Mapping[SiteId, SitePrivacy] = field(default_factory=dict)
     secure_aggregation: SecureAggregationSetup | None = None
     aggregation_rule: AggregationRule | None = None
     privacy_record: PrivacyRecord = field(default_factory=PrivacyRecord)
-
-    def epsilon_by_site(self) -> dict[SiteId, float]:
-        """Spent at each site so far, over all studies on its data."""
-        if not self.privacy_plans:
-            return {}
-        charges_by_site = {
-            site: secure_agg_client.home.ledger.list_charges()
-            for site, secure_agg_client in self.secure_agg_clients.items()
-        }
-        return {site: charges[-1].total_epsilon if charges else 0.0 for site, charges in charges_by_site.items()}
-
-    def create_trainer(self, trainer_kind: TrainerKind, trainer_context: TrainerContext, study: Study) -> Trainer:
-        dp_params = {site: privacy_plan.dp_sgd_params for site, privacy_plan in self.privacy_plans.items()}
-        return make_trainer(
-            trainer_kind, trainer_context, dp_params, select_clipping_mode(study, trainer_context, self.privacy_plans)
-        )
 
 
 def build_privacy_plans(
@@ -113,33 +92,32 @@ def setup_privacy(
         )
     locations = SiteHomes.locate(run_path, homes_folder)
     site_homes = _open_site_homes(study, dataset, locations)
-    dataset = exclude_withdrawn(dataset, site_homes)
-    for site, home in site_homes.items():
-        record_data(home, dataset, site)
-    privacy_plans = {
-        site: restore_committed_plan(privacy_plan, site_homes[site], study.hash)
-        for site, privacy_plan in build_privacy_plans(study, dataset, dry_run_rounds, training_config).items()
-    }
     public_keys = {site: keys.public_bytes(home.agent_key) for site, home in site_homes.items()}
-    secure_aggregation = create_secure_aggregation(study, public_keys, dry_run_rounds, study.hash)
     coordinator_key, signer = open_countersigner(locations.coordinator_folder)
-    secure_agg_clients = {}
+    run_privacy = RunPrivacy(
+        study=study,
+        run_digest=study.hash,
+        sites=dataset.sites,
+        dry_run_rounds=dry_run_rounds,
+        training_config=training_config,
+        secure_aggregation=create_secure_aggregation(study, public_keys, dry_run_rounds, study.hash),
+        countersign=signer.countersign,
+        coordinator_key=coordinator_key,
+    )
+    privacy_by_site: dict[SiteId, SitePrivacy] = {}
     for site, home in site_homes.items():
-        privacy_plan = privacy_plans.get(site)
-        guard = (
-            None
-            if privacy_plan is None
-            else BudgetGuard(home, privacy_plan, study.name, study.hash, signer.countersign, coordinator_key)
-        )
-        secure_agg_clients[site] = SecureAggClient(site, home, guard, secure_aggregation, study.weighting)
-    privacy_record = describe_privacy(study, dataset.sites, _records_of(privacy_plans), secure_aggregation)
+        dataset, privacy_by_site[site] = set_up_site_privacy(run_privacy, home, site, dataset)
+    privacy_plans = {
+        site: privacy.privacy_plan for site, privacy in privacy_by_site.items() if privacy.privacy_plan is not None
+    }
+    privacy_record = describe_privacy(study, dataset.sites, _records_of(privacy_plans), run_privacy.secure_aggregation)
     return PrivacySetup(
-        dataset,
-        privacy_plans,
-        secure_agg_clients,
-        secure_aggregation,
-        create_client_level_dp(privacy_record),
-        privacy_record,
+        dataset=dataset,
+        privacy_plans=privacy_plans,
+        privacy_by_site=privacy_by_site,
+        secure_aggregation=run_privacy.secure_aggregation,
+        aggregation_rule=create_client_level_dp(privacy_record),
+        privacy_record=privacy_record,
     )
 
 

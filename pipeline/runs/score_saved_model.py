@@ -40,12 +40,15 @@ class SavedModelScores(FrozenRecord):
         return {**fields.pop("metrics"), **fields}
 
 
+def list_models(folder: RunFolder) -> list[str]:
+    """Names of the saved models: global, cluster/NAME, site/NAME."""
+    models = folder.path / "models"
+    return sorted(str(p.relative_to(models).with_suffix("")) for p in models.rglob("*.safetensors"))
+
+
 def load_model(folder: RunFolder, model_name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     path = folder.path / "models" / f"{model_name}.safetensors"
-    model_names = sorted(
-        str(p.relative_to(folder.path / "models").with_suffix(""))
-        for p in (folder.path / "models").rglob("*.safetensors")
-    )
+    model_names = list_models(folder)
     if model_name not in model_names:
         raise RunFolderError(
             f"{folder.path} has no model {model_name!r}; "
@@ -71,11 +74,13 @@ def score_saved_model(
     data_path: Path | None,
     source_name: str | None,
     model_name: str,
-    split: str,
+    split: str | None,
     overrides: Mapping[str, Any],
 ) -> SavedModelScores:
+    """`split` None: all examples of other data, the test examples of the run's."""
     study = folder.load_study()
     module, header = load_model(folder, model_name)
+    split = split or ("all" if data_path else "test")
     data = _build_source(study.data, source_name, data_path, header, overrides, split == "all").load(
         data_path, study.seed
     )

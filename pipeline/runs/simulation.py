@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from pipeline.coordinator.bootstrap import (
     bootstrap_metrics,
     confidence_intervals,
 )
-from pipeline.coordinator.metrics import PositiveClass
 from pipeline.coordinator.results import write_results
 from pipeline.coordinator.round_loop import RoundLoop, RunState
 from pipeline.coordinator.run_folder import RunFolder
@@ -28,29 +27,21 @@ from pipeline.core.errors import HemofedError, RunFolderError
 from pipeline.core.files import exclusive_lock
 from pipeline.core.parameters import ModelState
 from pipeline.engines.simulated import ClientSpeedModel, SimulatedEngine
-from pipeline.protocol.tasks import JobResult, LocalJob
 from pipeline.records.round_record import RoundRecord
 from pipeline.records.run_results import BootstrapIntervals, PairedResamples, RunResults
 from pipeline.records.scores import headline_metric
 from pipeline.records.site_homes import SiteHomesRecord
 from pipeline.records.sites_record import SitesRecord
 from pipeline.reports.run.contact_sheets import write_contact_sheets
-from pipeline.strategies.dry_run import DryRunRound
+from pipeline.runs.assembly import build_round_loop
 from pipeline.study.run_spec import RunSpec, model_header
 from pipeline.study.schema import Study
 from pipeline.study.validation import validate_study
 from sites.population.simulated_sites import COORDINATOR, FederatedDataset, load_federated_data
-from sites.training.base import TrainerContext, TrainingConfig, TrainRequest
+from sites.training.base import TrainerContext
 from sites.training.evaluation import compute_logits, score_bins
-from sites.training.select_trainer import (
-    TrainerKind,
-    make_trainer,
-    make_trainer_context,
-    make_training_config,
-    select_device,
-    select_num_threads,
-    select_trainer_kind,
-)
+from sites.training.select_trainer import make_training_config, restored_num_threads, select_device
+from sites.training.setup import TrainingSetup, set_up_training
 
 if TYPE_CHECKING:
     from pipeline.runs.privacy_setup import PrivacySetup
@@ -80,93 +71,56 @@ def build_simulation(
 ) -> Simulation:
     """`recorded_environment`: trainer, threads etc. of the checkpoint that is resumed. `dataset`: if loaded already.
     `homes_folder`: of the simulated sites' ledgers, if not in the run folder. `is_dry_run`: nothing is written."""
-    device = select_device(study)
-    dataset = dataset or load_federated_data(study, data_path, device)
+    dataset = dataset or load_federated_data(study, data_path, select_device(study))
     run_spec = RunSpec(study, dataset.shape, dataset.classes, len(dataset.sites))
     training_config = make_training_config(study, run_spec.lr)
     validate_study(study, run_spec.parameter_spec, dataset, run_spec.dry_run_rounds)
-    privacy_setup = _setup_privacy(
-        study, dataset, run_spec.dry_run_rounds, training_config, None if is_dry_run else folder.path, homes_folder
+    privacy_setup, dp_sgd = None, None
+    if run_spec.dry_run_rounds:
+        from pipeline.runs.privacy_setup import setup_privacy  # opacus and cryptography are optional
+        from sites.privacy.plan import dp_sgd_training
+
+        run_path = None if is_dry_run else folder.path
+        privacy_setup = setup_privacy(study, dataset, run_spec.dry_run_rounds, training_config, run_path, homes_folder)
+        dataset, dp_sgd = privacy_setup.dataset, dp_sgd_training(study, privacy_setup.privacy_plans)
+    training = set_up_training(
+        run_spec, dataset, training_config, dp_sgd=dp_sgd, recorded_environment=recorded_environment
     )
-    dataset = privacy_setup.dataset if privacy_setup else dataset
-    trainer_context = make_trainer_context(run_spec, dataset, training_config)
-    num_threads = (
-        recorded_environment["threads"]
-        if recorded_environment
-        else select_num_threads(study.num_threads, trainer_context)
-    )
-    torch.set_num_threads(num_threads)
-    trainer_kind: TrainerKind = (
-        recorded_environment["trainer"]
-        if recorded_environment
-        else select_trainer_kind(
-            study.trainer, trainer_context, num_threads, bool(privacy_setup and privacy_setup.privacy_plans)
-        )
-    )
-    trainer = (
-        privacy_setup.create_trainer(trainer_kind, trainer_context, study)
-        if privacy_setup
-        else make_trainer(trainer_kind, trainer_context)
-    )
-    context, compression = run_spec.context, run_spec.compression
+    _check_same_environment(folder, training, recorded_environment)
     engine = SimulatedEngine(
         sites=dataset.sites,
-        trainer=trainer,
+        trainer=training.trainer,
         strategy=study.strategy,
-        context=context,
+        context=run_spec.context,
         weighting=study.weighting,
         speed_model=_client_speed_model(study, dataset),
-        compression=compression,
+        compression=run_spec.compression,
+        privacy_by_site=privacy_setup.privacy_by_site if privacy_setup else {},
     )
-    if privacy_setup:
-        engine.secure_agg_clients = privacy_setup.secure_agg_clients
-
-    def run_local(jobs: Sequence[LocalJob], round_number: int) -> list[JobResult]:
-        return trainer.run([TrainRequest(COORDINATOR, round_number, index, job) for index, job in enumerate(jobs)])
-
-    environment = {"trainer": trainer_kind, "threads": num_threads, "device": device.type, "torch": torch.__version__}
-    for key, recorded in (recorded_environment or {}).items():
-        if environment[key] != recorded:
-            raise RunFolderError(
-                f"{folder.path} was started with {key} {recorded}, here it is {environment[key]}: it cannot resume bit for bit"
-            )
-    positive_class = _positive_class(study, dataset)
-    aggregation_rule, secure_aggregation = (
-        (privacy_setup.aggregation_rule, privacy_setup.secure_aggregation) if privacy_setup else (None, None)
-    )
-    round_loop = RoundLoop(
-        study=study,
-        context=context,
+    round_loop = build_round_loop(
+        run_spec,
         sites=dataset.sites,
         engine=engine,
-        run_jobs=run_local,
+        training=training,
         folder=folder,
-        positive_class=positive_class,
-        environment=environment,
-        compression=compression,
-        aggregation_rule=aggregation_rule,
-        secure_aggregation=secure_aggregation,
         on_round_end=on_round_end,
-        epsilon_by_site=privacy_setup.epsilon_by_site if privacy_setup else dict,
+        aggregation_rule=privacy_setup.aggregation_rule if privacy_setup else None,
+        secure_aggregation=privacy_setup.secure_aggregation if privacy_setup else None,
     )
-    return Simulation(round_loop, engine, dataset, trainer_context, study.model, privacy_setup)
+    return Simulation(round_loop, engine, dataset, training.context, study.model, privacy_setup)
 
 
-def _setup_privacy(
-    study: Study,
-    dataset: FederatedDataset,
-    dry_run_rounds: Sequence[DryRunRound],
-    training_config: TrainingConfig,
-    run_path: Path | None,
-    homes_folder: Path | None,
-) -> PrivacySetup | None:
-    if not dry_run_rounds:
-        return None
-    from pipeline.runs.privacy_setup import setup_privacy  # opacus and cryptography are optional
-
-    return setup_privacy(study, dataset, dry_run_rounds, training_config, run_path, homes_folder)
+def _check_same_environment(
+    folder: RunFolder, training: TrainingSetup, recorded_environment: Mapping[str, Any] | None
+) -> None:
+    for key, recorded in (recorded_environment or {}).items():
+        if training.environment[key] != recorded:
+            raise RunFolderError(
+                f"{folder.path} was started with {key} {recorded}, here it is {training.environment[key]}: it cannot resume bit for bit"
+            )
 
 
+@restored_num_threads()
 def run_simulation(
     study: Study,
     folder: RunFolder,
@@ -316,13 +270,6 @@ def _check_any_round_counted(folder: RunFolder) -> None:
 def dry_run_study(study: Study, data_path: Path | None) -> Simulation:
     """Loads the data, builds the model and validates the study without running it."""
     return build_simulation(study, RunFolder(Path()), data_path, None, lambda record: None, is_dry_run=True)
-
-
-def _positive_class(study: Study, dataset: FederatedDataset) -> PositiveClass:
-    class_name = study.evaluation.positive_class
-    return PositiveClass(
-        None if class_name is None else dataset.classes.index(class_name), study.evaluation.target_specificity
-    )
 
 
 def _client_speed_model(study: Study, dataset: FederatedDataset) -> ClientSpeedModel:

@@ -31,6 +31,7 @@ class PartialSharingStrategy(Strategy):
 
     personalized: ClassVar[bool] = True
     result_in_client_states: ClassVar[bool] = True
+    update_text: ClassVar[str] = "the change of every weight that does not stay at the site"
     personal_roles: tuple[ParameterRole, ...]  # of body, head and norm; the head is the last layer
 
     def run_round(

@@ -153,6 +153,8 @@ class Strategy(Component):
     tasks: ClassVar[frozenset[str]] = frozenset(CLIENT_METHODS)  # what a client may be asked to do
     server_state_text: ClassVar[str] = "the model"  # in words: what the coordinator keeps between rounds
     client_state_text: ClassVar[str] = "nothing"  # in words: what a client keeps between rounds
+    # in words: what a client sends besides normalization statistics, training loss and work; "": nothing
+    update_text: ClassVar[str] = "the change of every weight"
 
     @property
     def visibility(self) -> Visibility:

@@ -15,6 +15,8 @@ from pipeline.strategies.base import ClientRequests, GlobalModelState, Strategy,
 
 
 class CentralizedTraining(Strategy):
+    description: ClassVar[str] = "pools the images of all sites: in simulations only, never in hospitals"
+    update_text: ClassVar[str] = ""
     requires_pooled_data: ClassVar[bool] = True
     tasks: ClassVar[frozenset[str]] = frozenset({"evaluate", "profile", "profile_personal"})
     name: Literal["centralized"] = "centralized"

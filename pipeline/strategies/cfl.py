@@ -38,6 +38,7 @@ class CflState(ClusterState):
 
 
 class Cfl(ClusteredStrategy):
+    description: ClassVar[str] = "sites are clustered by how their changes differ, and each cluster has a model"
     paper: ClassVar[str] = "Sattler et al. 2020, arXiv 1910.01991"
     state_type: ClassVar[type] = CflState
     server_state_text: ClassVar[str] = "a model per cluster, the cluster of each site, each site's last delta"

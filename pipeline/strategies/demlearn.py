@@ -50,6 +50,7 @@ class DemLearnState(ClusterState):
 
 
 class DemLearn(ClusteredStrategy):
+    description: ClassVar[str] = "sites are clustered into a tree by their models, and each cluster has a model"
     paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2007.03278"
     state_type: ClassVar[type] = DemLearnState
     personalized: ClassVar[bool] = True

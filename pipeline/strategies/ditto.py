@@ -19,6 +19,7 @@ from pipeline.strategies.base import ModelTask, Strategy, StrategyContext, make_
 
 
 class Ditto(Strategy):
+    description: ClassVar[str] = "besides the global model every site trains its own model, which stays at the site"
     paper: ClassVar[str] = "Li et al. 2021, arXiv 2012.04221"
     personalized: ClassVar[bool] = True
     result_in_client_states: ClassVar[bool] = True

@@ -15,5 +15,8 @@ from pipeline.strategies.base import Strategy
 
 
 class FedAvg(Strategy):
+    description: ClassVar[str] = (
+        "every site trains the global model on its own images, and the coordinator averages the changes"
+    )
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
     name: Literal["fedavg"] = "fedavg"

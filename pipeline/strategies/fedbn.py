@@ -18,6 +18,9 @@ from pipeline.strategies.base import LocalTrainingConfig
 
 
 class FedBn(PartialSharingStrategy):
+    description: ClassVar[str] = (
+        "the global model is averaged, except for the layers that adapt to a site's images, which stay at the site"
+    )
     paper: ClassVar[str] = "Li et al. 2021, arXiv 2102.07623"
     client_state_text: ClassVar[str] = "its normalization layers and their statistics"
     name: Literal["fedbn"] = "fedbn"

@@ -31,6 +31,8 @@ from pipeline.strategies.base import (
 
 
 class FedNova(Strategy):
+    description: ClassVar[str] = "like plain averaging, corrected for sites that do more steps than others"
+    update_text: ClassVar[str] = "the mean direction of the site's steps, and how many they were"
     paper: ClassVar[str] = "Wang et al. 2020, arXiv 2007.07481"
     partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
     name: Literal["fednova"] = "fednova"

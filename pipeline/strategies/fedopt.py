@@ -37,6 +37,7 @@ class FedOptState(GlobalModelState):
 
 
 class FedOpt(Strategy):
+    description: ClassVar[str] = "like plain averaging, with a smoother step at the coordinator"
     paper: ClassVar[str] = "Reddi et al. 2021, arXiv 2003.00295"
     state_type: ClassVar[type] = FedOptState
     server_state_text: ClassVar[str] = "the model, the first and second moments of its deltas"

@@ -21,6 +21,7 @@ from pipeline.strategies.base import Strategy, StrategyContext, make_update
 
 
 class FedPaq(Strategy):
+    description: ClassVar[str] = "like plain averaging, but the changes are rounded before they are sent"
     paper: ClassVar[str] = "Reisizadeh et al. 2020, arXiv 1909.13014"
     name: Literal["fedpaq"] = "fedpaq"
     tau: PositiveInt = 10  # local steps a round, instead of local.epochs or local.steps

@@ -15,6 +15,7 @@ from pipeline.strategies._partial_sharing import PartialSharingStrategy
 
 
 class FedPer(PartialSharingStrategy):
+    description: ClassVar[str] = "the global model is averaged, except for its last layer, which stays at the site"
     paper: ClassVar[str] = "Arivazhagan et al. 2019, arXiv 1912.00818"
     client_state_text: ClassVar[str] = "its head"
     name: Literal["fedper"] = "fedper"

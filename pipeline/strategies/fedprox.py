@@ -18,6 +18,9 @@ from pipeline.strategies.base import Strategy, StrategyContext, train_with_proxi
 
 
 class FedProx(Strategy):
+    description: ClassVar[str] = (
+        "like plain averaging, but sites stay closer to the global model, and may do part of the training"
+    )
     paper: ClassVar[str] = "Li et al. 2020, arXiv 1812.06127"
     partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
     name: Literal["fedprox"] = "fedprox"

@@ -24,6 +24,7 @@ ALL_ROLES: frozenset[ParameterRole] = frozenset(("body", "head", "norm"))
 
 
 class FedRep(PartialSharingStrategy):
+    description: ClassVar[str] = "the global model is averaged, except for its last layer, which stays at the site"
     paper: ClassVar[str] = "Collins et al. 2021, arXiv 2102.07078"
     client_state_text: ClassVar[str] = "its head"
     name: Literal["fedrep"] = "fedrep"

@@ -20,6 +20,10 @@ from pipeline.strategies.base import LocalTrainingConfig, Strategy, StrategyCont
 
 
 class FedSgd(Strategy):
+    description: ClassVar[str] = (
+        "every site sends the direction in which the global model should move, computed over all its images"
+    )
+    update_text: ClassVar[str] = "the gradient over all training images"
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
     full_batch_only: ClassVar[bool] = True
     name: Literal["fedsgd"] = "fedsgd"

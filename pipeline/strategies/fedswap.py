@@ -57,6 +57,7 @@ class FedSwapState(GlobalModelState):
 
 
 class FedSwap(Strategy):
+    description: ClassVar[str] = "between two averages, sites' models go to other sites, which continue their training"
     paper: ClassVar[str] = "Chiu et al. 2020, IEEE Internet of Things Journal 7(10) (random swap)"
     state_type: ClassVar[type] = FedSwapState
     server_state_text: ClassVar[str] = "the last aggregated model, each site's delta from it"

@@ -19,6 +19,7 @@ from pipeline.strategies.base import ModelTask, Strategy, StrategyContext, recei
 
 
 class FineTune(Strategy):
+    description: ClassVar[str] = "the global model is averaged; at the end every site continues its training for itself"
     paper: ClassVar[str] = "Wang et al. 2019, arXiv 1910.10252"
     personalized: ClassVar[bool] = True
     name: Literal["finetune"] = "finetune"

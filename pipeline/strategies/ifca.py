@@ -32,6 +32,9 @@ class IfcaState(ClusterState):
 
 
 class Ifca(ClusteredStrategy):
+    description: ClassVar[str] = (
+        "there are several models; each site trains the one that fits its images best, and reports which"
+    )
     paper: ClassVar[str] = "Ghosh et al. 2020, arXiv 2006.04088"
     state_type: ClassVar[type] = IfcaState
     name: Literal["ifca"] = "ifca"

@@ -24,6 +24,8 @@ from pipeline.strategies.base import (
 
 
 class LocalOnly(Strategy):
+    description: ClassVar[str] = "every site trains alone; its model stays at the site"
+    update_text: ClassVar[str] = ""
     partial_updates: ClassVar[Literal["drop", "keep"]] = "keep"
     result_in_client_states: ClassVar[bool] = True
     server_state_text: ClassVar[str] = "the initial model"

@@ -21,6 +21,9 @@ from pipeline.strategies.base import ModelTask, Strategy, StrategyContext, make_
 
 
 class PerFedAvg(Strategy):
+    description: ClassVar[str] = (
+        "the sites train a starting point from which each site gets its own model in a few steps"
+    )
     paper: ClassVar[str] = "Fallah et al. 2020, arXiv 2002.07948"
     personalized: ClassVar[bool] = True
     name: Literal["perfedavg"] = "perfedavg"

@@ -30,6 +30,9 @@ from pipeline.strategies.base import (
 
 
 class PFedMe(Strategy):
+    description: ClassVar[str] = (
+        "besides the global model every site trains its own model, which stays close to the global one"
+    )
     paper: ClassVar[str] = "Dinh et al. 2020, arXiv 2006.08848"
     personalized: ClassVar[bool] = True
     result_in_client_states: ClassVar[bool] = True

@@ -25,6 +25,10 @@ MIN_LOSS = 1e-10  # F_k^(q-1) is infinite at F_k = 0 if q < 1
 
 
 class QFedAvg(Strategy):
+    description: ClassVar[str] = "like plain averaging, but sites where the model performs badly count more"
+    update_text: ClassVar[str] = (
+        "the change of every weight, scaled by the training loss, and a number that depends on this loss and on the length of the change"
+    )
     paper: ClassVar[str] = "Li et al. 2020, arXiv 1905.10497"
     name: Literal["qfedavg"] = "qfedavg"
     q: float = Field(0.1, ge=0)  # fairness: 0 is FedAvg, large values approach minimax fairness

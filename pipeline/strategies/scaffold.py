@@ -38,6 +38,8 @@ class ScaffoldState(GlobalModelState):
 
 
 class Scaffold(Strategy):
+    description: ClassVar[str] = "like plain averaging, with an additional correction for differences between sites"
+    update_text: ClassVar[str] = "the change of every weight and of the site's control variate"
     paper: ClassVar[str] = "Karimireddy et al. 2020, arXiv 1910.06378"
     state_type: ClassVar[type] = ScaffoldState
     bypasses_aggregation_rule: ClassVar[bool] = True

@@ -46,6 +46,7 @@ class SimilarityClusteringState(ClusterState):
 
 
 class SimilarityClustering(ClusteredStrategy):
+    description: ClassVar[str] = "sites are clustered by how similar their models are, and each cluster has a model"
     paper: ClassVar[str] = (
         "Briggs et al. 2020, arXiv 2004.11791 (by weights); Kornblith et al. 2019, arXiv 1905.00414 (CKA)"
     )

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -23,7 +22,6 @@ from pydantic import (
 
 from pipeline.aggregation.rules import AggregationRule
 from pipeline.codecs.base import Codec, CodecChain
-from pipeline.core.errors import StudyError
 from pipeline.core.parameters import ParameterRole
 from pipeline.core.registry import Component, ComponentChoice, plugin_versions
 from pipeline.protocol.messages import RoundPolicy
@@ -233,28 +231,3 @@ class Study(StudySection):
         ]
         study_dict["software"] = {"hemofed": version("hemofed"), **plugin_versions(components)}
         return hashlib.sha256(json.dumps(study_dict, sort_keys=True).encode()).hexdigest()
-
-
-def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """A relative data.path starts at the study file's folder, in an override at the working directory; a run stores it absolute."""
-    from pipeline.study.toml_file import parse_study
-
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise StudyError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
-        ) from error
-    study = parse_study(text, str(path), overrides or {})
-
-    def base_folder(section: str) -> Path:
-        return Path.cwd() if {section, f"{section}.path"} & set(overrides or {}) else path.parent
-
-    public = study.public.model_copy(update={"data": _resolve_data_path(study.public.data, base_folder("public.data"))})
-    return study.model_copy(update={"data": _resolve_data_path(study.data, base_folder("data")), "public": public})
-
-
-def _resolve_data_path(source: DataSource | None, base_folder: Path) -> DataSource | None:
-    if source is None or source.path is None or source.path.is_absolute():
-        return source
-    return source.model_copy(update={"path": (base_folder / source.path).resolve()})

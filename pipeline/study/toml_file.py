@@ -1,12 +1,16 @@
-"""Reads and writes study files; errors name the key, its line and the valid choices."""
+"""Reads and writes study files; errors name the key, its line and the valid choices.
+
+Not tomli-w for writing: it breaks every list over several lines, and a resolved study should be as short as the original.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,6 +18,9 @@ from pipeline.core.errors import IncompatibleStudyError, StudyError
 from pipeline.core.registry import registered_components, suggest_names
 from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study
+
+if TYPE_CHECKING:
+    from sites.data.base import DataSource
 
 PACKAGED_STUDIES = Path(__file__).parent / "packaged"
 # section of a study file -> kind of component in the registry
@@ -53,11 +60,53 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
+def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    """A relative data.path starts at the study file's folder, in an override at the working directory; a run stores it absolute."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise StudyError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
+    given = overrides or {}
+    return _resolve_data_paths(parse_study(text, str(path), given), path.parent, given)
+
+
+def make_study(values: Study | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Study:
+    """A study from the tables of a study file, or from another study. A relative data.path starts at the working directory."""
+    tables = values.to_dict() if isinstance(values, Study) else values
+    raw = {
+        key: value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else deepcopy(value)
+        for key, value in tables.items()
+    }
+    given = overrides or {}
+    return _resolve_data_paths(build_study(raw, "the study", given), Path.cwd(), given)
+
+
+def _resolve_data_paths(study: Study, folder: Path, overrides: Mapping[str, Any]) -> Study:
+    def base_folder(section: str) -> Path:
+        return Path.cwd() if {section, f"{section}.path"} & set(overrides) else folder
+
+    public = study.public.model_copy(update={"data": _resolve_data_path(study.public.data, base_folder("public.data"))})
+    return study.model_copy(update={"data": _resolve_data_path(study.data, base_folder("data")), "public": public})
+
+
+def _resolve_data_path(source: DataSource | None, base_folder: Path) -> DataSource | None:
+    if source is None or source.path is None or source.path.is_absolute():
+        return source
+    return source.model_copy(update={"path": (base_folder / source.path).resolve()})
+
+
 def parse_study(text: str, source: str, overrides: Mapping[str, Any]) -> Study:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{source}: not valid TOML: {error}") from error
+    return build_study(raw, source, overrides, text)
+
+
+def build_study(raw: dict[str, Any], source: str, overrides: Mapping[str, Any], text: str = "") -> Study:
+    """`raw`: the tables of a study file, to which the overrides are added. `text`: the file, for line numbers."""
     for dotted, value in overrides.items():
         _apply_override(raw, dotted, value)
     try:

@@ -145,7 +145,7 @@ def needs_exclusive_use(planned: PlannedSpending, budget: FilterBudget) -> bool:
 
 
 def _compute_spent(charges: Sequence[tuple[str, DpEvent]], budget: FilterBudget) -> PrivacySpent:
-    events = merge_events(event for _, event in charges)
+    events = merge_events([event for _, event in charges])
     if len({study_hash for study_hash, _ in charges}) <= 1:
         return compute_privacy_spent(events, budget.delta)
     return PrivacySpent(_filter_epsilon(events, budget), budget.delta, RDP_FILTER)

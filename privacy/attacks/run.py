@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +33,17 @@ from privacy.attacks.canaries import (
 )
 from privacy.attacks.inversion_figure import make_inversion_figure
 from privacy.attacks.membership import average_by_unit, compute_losses, evaluate_membership
+from privacy.audit.attack_findings import (
+    ATTACKS_FILE,
+    AttackFindings,
+    CanaryFinding,
+    InversionCase,
+    InversionFinding,
+    MembershipFinding,
+)
 from sites.data.pool import ExamplePool
 from sites.training.base import Trainer, TrainerContext, TrainRequest
+from sites.training.select_trainer import restored_num_threads
 from sites.training.sequential import SequentialTrainer
 
 NUM_CANARIES = 200
@@ -46,20 +54,21 @@ INVERSION_STEPS = 600  # of the search for an image
 DEFAULT_DP_PARAMS = (1.0, 1.0)  # max_grad_norm and noise multiplier of the figure, if the run has none
 
 
-def attack_run(folder: RunFolder, data_folder: Path | None) -> dict[str, Any]:
+@restored_num_threads()
+def attack_run(folder: RunFolder, data_folder: Path | None) -> AttackFindings:
     if not folder.is_finished:
         raise RunFolderError(f"{folder.path} is not finished; continue it with `hemofed run --resume {folder.path}`")
     if not (folder.path / "models" / "global.safetensors").is_file():
         raise RunFolderError(f"{folder.path} has no global model to attack; its sites keep their own models")
     study = folder.load_study()
     simulation = dry_run_study(study, data_folder)
-    results = {
-        "membership": _attack_membership(simulation, _load_final_model(simulation, folder)),
-        "canaries": _audit_canaries(simulation),
-        "inversion": _attack_inversion(simulation, folder),
-    }
-    folder.write_json("attacks.json", results)
-    return results
+    findings = AttackFindings(
+        membership=_attack_membership(simulation, _load_final_model(simulation, folder)),
+        canaries=_audit_canaries(simulation),
+        inversion=_attack_inversion(simulation, folder),
+    )
+    folder.write_json(ATTACKS_FILE, findings.model_dump(mode="json"))
+    return findings
 
 
 def _load_final_model(simulation: Simulation, folder: RunFolder) -> nn.Module:
@@ -69,7 +78,7 @@ def _load_final_model(simulation: Simulation, folder: RunFolder) -> nn.Module:
     return module
 
 
-def _attack_membership(simulation: Simulation, module: nn.Module) -> dict[str, Any]:
+def _attack_membership(simulation: Simulation, module: nn.Module) -> MembershipFinding:
     dataset, pool = simulation.dataset, simulation.dataset.pool
     loss_sides = []
     for split in ("train", "test"):
@@ -90,17 +99,17 @@ def _attack_membership(simulation: Simulation, module: nn.Module) -> dict[str, A
         )
     result = evaluate_membership(member_losses, nonmember_losses, unit=unit)
     outcome = "succeeds" if result.auc_low > 0.5 else "does no better than chance"
-    return {
-        "auc": result.auc,
-        "auc_low": result.auc_low,
-        "auc_high": result.auc_high,
-        "unit": unit,
-        "num_members": result.num_members,
-        "num_nonmembers": result.num_nonmembers,
-        "advantage": result.advantage,
-        "summary": f"Guessing from the final model's loss whether a {unit} was in the training data {outcome}: AUC {result.auc:.3f} "
+    return MembershipFinding(
+        auc=result.auc,
+        auc_low=result.auc_low,
+        auc_high=result.auc_high,
+        unit=unit,
+        num_members=result.num_members,
+        num_nonmembers=result.num_nonmembers,
+        advantage=result.advantage,
+        summary=f"Guessing from the final model's loss whether a {unit} was in the training data {outcome}: AUC {result.auc:.3f} "
         f"(95 % interval {result.auc_low:.3f} to {result.auc_high:.3f}; 0.5 is chance, 1 certainty).",
-    }
+    )
 
 
 @dataclass(frozen=True)
@@ -119,17 +128,16 @@ class CanaryTraining:
         )
         trainer: Trainer = SequentialTrainer(context)
         if privacy_plan is not None:
-            from sites.privacy.plan import select_clipping_mode
+            from sites.privacy.plan import dp_sgd_training
             from sites.training.dp_sgd import DpSgdTrainer
 
             assert self.simulation.privacy_setup is not None
             dp_params = replace(
                 privacy_plan.dp_sgd_params, num_units=privacy_plan.dp_sgd_params.num_units + NUM_CANARIES // 2
             )  # the expected number: it must not depend on the coins
-            mode = select_clipping_mode(
-                self.simulation.round_loop.study, context, self.simulation.privacy_setup.privacy_plans
-            )
-            trainer = DpSgdTrainer(context, {self.site: dp_params}, mode)
+            dp_sgd = dp_sgd_training(self.simulation.round_loop.study, self.simulation.privacy_setup.privacy_plans)
+            assert dp_sgd is not None
+            trainer = DpSgdTrainer(context, {self.site: dp_params}, dp_sgd.resolve_clipping(context.make_model()))
             num_rounds, steps = privacy_plan.max_rounds, privacy_plan.steps_per_round
         local, round_weights, weights = self.simulation.round_loop.study.local, [], self.initial_weights
         stats = context.spec.read_state(context.make_model()).norm_stats
@@ -162,7 +170,7 @@ class CanaryTraining:
         )
 
 
-def _audit_canaries(simulation: Simulation) -> dict[str, Any]:
+def _audit_canaries(simulation: Simulation) -> CanaryFinding:
     dataset = simulation.dataset
     privacy_plans = simulation.privacy_setup.privacy_plans if simulation.privacy_setup else {}
     site = max(
@@ -190,18 +198,18 @@ def _audit_canaries(simulation: Simulation) -> dict[str, Any]:
         result = audit_canaries(CanaryTraining(simulation, site, canaries, initial_weights), score, NUM_CANARIES, delta)
     finally:
         torch.set_num_threads(num_threads)
-    return {
-        "epsilon_low": result.epsilon_lower_bound,
-        "confidence": result.confidence,
-        "epsilon_promised": promised_epsilon,
-        "delta": delta,
-        "num_canaries": result.num_canaries,
-        "num_guesses": result.num_guesses,
-        "num_correct": result.num_correct,
-        "max_epsilon_low": result.max_epsilon_lower_bound,
-        "site": site,
-        "summary": _describe_canary_audit(result, promised_epsilon, site),
-    }
+    return CanaryFinding(
+        epsilon_low=result.epsilon_lower_bound,
+        confidence=result.confidence,
+        epsilon_promised=promised_epsilon,
+        delta=delta,
+        num_canaries=result.num_canaries,
+        num_guesses=result.num_guesses,
+        num_correct=result.num_correct,
+        max_epsilon_low=result.max_epsilon_lower_bound,
+        site=site,
+        summary=_describe_canary_audit(result, promised_epsilon, site),
+    )
 
 
 def _describe_canary_audit(result: CanaryAudit, promised_epsilon: float | None, site: SiteId) -> str:
@@ -221,7 +229,7 @@ def _describe_canary_audit(result: CanaryAudit, promised_epsilon: float | None, 
     )
 
 
-def _attack_inversion(simulation: Simulation, folder: RunFolder) -> dict[str, Any] | None:
+def _attack_inversion(simulation: Simulation, folder: RunFolder) -> InversionFinding | None:
     dataset, pool = simulation.dataset, simulation.dataset.pool
     if len(dataset.shape) != 3:
         return None  # points are not images
@@ -246,16 +254,15 @@ def _attack_inversion(simulation: Simulation, folder: RunFolder) -> dict[str, An
         steps=INVERSION_STEPS,
     )
     write_atomically(folder.path / "attacks" / "inversion.png", figure.to_png())
-    cases = [
-        {"name": f.title, "ssim": f.similarity.ssim, "psnr": f.similarity.psnr, "route": f.route}
+    cases = tuple(
+        InversionCase(name=f.title, ssim=f.similarity.ssim, psnr=f.similarity.psnr, route=f.route)
         for f in figure.reconstructions
-    ]
-    similarity_by_name = {case["name"]: float(str(case["ssim"])) for case in cases}
-    return {
-        "image": "attacks/inversion.png",
-        "cases": cases,
-        "summary": "The attack reconstructs an image from the update of one step on it, at the model before training. "
+    )
+    return InversionFinding(
+        image="attacks/inversion.png",
+        cases=cases,
+        summary="The attack reconstructs an image from the update of one step on it, at the model before training. "
         "Similarity to the original (SSIM, 1 is identical): "
-        + "; ".join(f"{name}: {value:.2f}" for name, value in similarity_by_name.items())
+        + "; ".join(f"{case.name}: {case.ssim:.2f}" for case in cases)
         + ". The mean image is known without an attack.",
-    }
+    )

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
@@ -19,6 +18,7 @@ from dp_accounting.rdp import RdpAccountant
 from pipeline.core.errors import BudgetError
 from privacy.accounting.accountant import RDP_ORDERS, DpEvent, compute_epsilon, merge_events
 from privacy.accounting.privacy_filter import FilterBudget, PlannedSpending, compute_spent
+from privacy.audit.facts import EpsilonByAccountant, RecomputedEpsilon
 from privacy.ledger.entry import LedgerEntry
 from privacy.ledger.records import CarriedCharges, LedgerBudget, PrivacyCharge, StudyCommitment
 from privacy.ledger.summary import list_charges
@@ -44,43 +44,51 @@ def dp_accounting_epsilon(events: Iterable[DpEvent], delta: float) -> float:
         return float(accountant.get_epsilon(delta))
 
 
-def epsilon_by_accountant(events: Sequence[DpEvent], delta: float) -> dict[str, float]:
-    """Epsilon by Rényi divergences, privacy loss distributions, and dp_accounting's Rényi accountant."""
-    return {
-        "rdp": compute_epsilon(events, delta, "rdp"),
-        "pld": compute_epsilon(events, delta, "pld"),
-        "dp_accounting": dp_accounting_epsilon(events, delta),
-    }
+def epsilon_by_accountant(events: Sequence[DpEvent], delta: float) -> EpsilonByAccountant:
+    return EpsilonByAccountant(
+        rdp=compute_epsilon(events, delta, "rdp"),
+        pld=compute_epsilon(events, delta, "pld"),
+        dp_accounting=dp_accounting_epsilon(events, delta),
+    )
 
 
 def recompute_epsilon(
     entries: Sequence[LedgerEntry], initial_budget: LedgerBudget, current_budget: LedgerBudget, ledger_epsilon: float
-) -> dict[str, Any]:
+) -> RecomputedEpsilon:
     """`initial_budget`: of the `opened` record; `ledger_epsilon`: the epsilon that the ledger states."""
     charges = list_charges(entries)
     events = dp_events_of(charges)
-    result: dict[str, Any] = epsilon_by_accountant(events, current_budget.delta)
+    by_accountant = epsilon_by_accountant(events, current_budget.delta)
     history = [(charge.study_hash, event) for charge, event in zip(charges, events, strict=True)]
-    problems = []
+    problems: list[str] = []
+    recomputed = None
     try:
         recomputed = compute_spent(
             history,
             planned_spending_by_study(entries),
             FilterBudget(current_budget.epsilon, current_budget.delta, initial_budget.epsilon),
         )
-        result |= {"epsilon": recomputed.epsilon, "accountant": recomputed.accountant}
         if not are_epsilons_equal(recomputed.epsilon, ledger_epsilon, SAME_RULE_TOLERANCE):
             problems.append(
                 f"the ledger states epsilon {ledger_epsilon:.4f}, but its charges add up to {recomputed.epsilon:.4f}"
             )
     except BudgetError as error:
-        result |= {"epsilon": None, "accountant": None}
         problems.append(str(error))
-    if not are_epsilons_equal(result["rdp"], result["dp_accounting"], OTHER_ACCOUNTANT_TOLERANCE):
+    if not do_implementations_agree(by_accountant):
         problems.append(
-            f"two implementations give different results: epsilon {result['rdp']:.4f} by Opacus, {result['dp_accounting']:.4f} by dp_accounting"
+            f"two implementations give different results: epsilon {by_accountant.rdp:.4f} by Opacus, "
+            f"{by_accountant.dp_accounting:.4f} by dp_accounting"
         )
-    return result | {"problems": problems}
+    return RecomputedEpsilon(
+        by_accountant=by_accountant,
+        epsilon=recomputed and recomputed.epsilon,
+        accountant=recomputed and recomputed.accountant,
+        problems=tuple(problems),
+    )
+
+
+def do_implementations_agree(by_accountant: EpsilonByAccountant) -> bool:
+    return are_epsilons_equal(by_accountant.rdp, by_accountant.dp_accounting, OTHER_ACCOUNTANT_TOLERANCE)
 
 
 def are_epsilons_equal(epsilon: float, other_epsilon: float, tolerance: float) -> bool:

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pipeline.core.files import write_atomically
 from pipeline.reports.document.html import write_html
 from pipeline.reports.document.pdf import write_pdf
 from privacy.audit.document.report import build_report
+from privacy.audit.facts import AuditFacts
 
 
-def write_audit(facts: Mapping[str, Any], run_folder: Path, out_folder: Path) -> list[Path]:
+def write_audit(facts: AuditFacts, run_folder: Path, out_folder: Path) -> list[Path]:
     """Returns the three paths. `run_folder` holds the images of attacks."""
     out_folder.mkdir(parents=True, exist_ok=True)
     document = build_report(facts, run_folder)
-    facts_json = json.dumps(to_finite_json(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    facts_json = json.dumps(facts.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return [
         write_html(document, out_folder / "audit.html"),
         write_pdf(document, out_folder / "audit.pdf"),
         write_atomically(out_folder / "audit.json", facts_json.encode()),
     ]
-
-
-def to_finite_json(value: Any) -> Any:
-    """Replaces infinities and NaN by None, because JSON has neither."""
-    if isinstance(value, Mapping):
-        return {str(key): to_finite_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_finite_json(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -151,7 +151,8 @@ class LedgerCountersigner:
             if self._officer_fingerprints is not None and not is_expected_officer:
                 raise LedgerError(
                     f"{_ledger_name(request)}: its officer's key is {fingerprint_of(opening.officer_key)}, which is not the expected "
-                    "one; compare the fingerprint with the officer by telephone, and add it to the expected ones"
+                    "one; compare the fingerprint with the officer by telephone, and record it with `hemofed coordinator "
+                    "expect-officer`"
                 )
             return
         last_receipt, previous_ledger = remembered.receipt, opening.previous_ledger
@@ -165,7 +166,7 @@ class LedgerCountersigner:
             raise LedgerError(
                 f"{_ledger_name(request)}: the new ledger's officer has key {fingerprint_of(opening.officer_key)}, the old one's "
                 f"{fingerprint_of(remembered.keys.officer_key)}; if the old key is lost, compare the new fingerprint with the "
-                "officer by telephone, and add it to the expected ones"
+                "officer by telephone, and record it with `hemofed coordinator expect-officer`"
             )
 
     def _sign_receipt(self, request: ReceiptRequest) -> LedgerReceipt:

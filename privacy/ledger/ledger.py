@@ -173,6 +173,12 @@ class Ledger:
     def list_charges(self) -> list[PrivacyCharge]:
         return list_charges(self._entries)
 
+    @property
+    def epsilon_spent(self) -> float:
+        """Of the data set, by all studies so far."""
+        charges = self.list_charges()
+        return charges[-1].total_epsilon if charges else 0.0
+
     def digests(self, since_index: int = 0) -> list[str]:
         return [entry.digest for entry in self._entries[since_index:]]
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.core.errors import LedgerError
 from privacy.ledger.entry import LedgerEntry, LedgerPosition
-from privacy.ledger.records import CarriedCharges, LedgerReceipt, PreviousLedger, PrivacyCharge, StudyCommitment
+from privacy.ledger.records import CarriedCharges, LedgerReceipt, PreviousLedger, PrivacyCharge
 from privacy.ledger.signatures import fingerprint_of
 from privacy.ledger.validation import LedgerState
-
-if TYPE_CHECKING:  # the accountants (dp_accounting, scipy) take seconds to import; reading a ledger does not need them
-    from privacy.accounting.accountant import DpEvent
-    from privacy.accounting.privacy_filter import FilterBudget, PlannedSpending
-    from privacy.ledger.ledger import Ledger
 
 
 def list_charges(entries: Sequence[LedgerEntry]) -> list[PrivacyCharge]:
@@ -91,41 +86,3 @@ def _list_readable_charges(entries: Sequence[LedgerEntry]) -> list[PrivacyCharge
         return list_charges(entries)
     except LedgerError:
         return []
-
-
-def filter_budget(ledger: Ledger) -> FilterBudget:
-    from privacy.accounting.privacy_filter import FilterBudget
-
-    return FilterBudget(ledger.budget.epsilon, ledger.budget.delta, initial_epsilon=ledger.state.opening.budget.epsilon)
-
-
-def planned_spending(ledger: Ledger) -> dict[str, PlannedSpending]:
-    """The planned spending of each study hash.
-
-    A study that an earlier ledger carried over is planned as what it has charged there.
-    """
-    from privacy.accounting.privacy_filter import PlannedSpending
-
-    planned: dict[str, PlannedSpending] = {}
-    charges = ledger.list_charges()
-    for study_hash in {charge.study_hash for charge in charges}:
-        study_charges = [charge for charge in charges if charge.study_hash == study_hash]
-        planned[study_hash] = PlannedSpending(
-            study_hash,
-            study_charges[0].noise_multiplier,
-            study_charges[0].sampling_rate,
-            max(c.steps for c in study_charges),
-            len(study_charges),
-        )
-    for entry in ledger.entries(StudyCommitment.kind):
-        if isinstance(c := entry.record, StudyCommitment):
-            planned[c.study_hash] = PlannedSpending(
-                c.study_hash, c.noise_multiplier, c.sampling_rate, c.steps_per_round, c.max_participations
-            )
-    return planned
-
-
-def charge_history(ledger: Ledger) -> list[tuple[str, DpEvent]]:
-    from privacy.accounting.accountant import DpEvent
-
-    return [(c.study_hash, DpEvent(c.noise_multiplier, c.sampling_rate, c.steps)) for c in ledger.list_charges()]

@@ -54,8 +54,9 @@ from privacy.secure_aggregation.shamir import (
     SHARE_BYTES,
     SharesByPosition,
     are_on_one_polynomial,
-    reconstruct_secret,
+    candidate_secrets,
     reconstruction_threshold,
+    wrong_positions,
 )
 
 
@@ -188,18 +189,33 @@ class SecAggServer:
         """The seed of a survivor or the mask key of a dropout; it must match the advertisement."""
         positions = {site: position for position, site in enumerate(sorted(self._advertisements), start=1)}
         shares = {positions[site]: site_shares[name] for site, site_shares in sorted(self._revealed_shares.items())}
-        reconstructed = reconstruct_secret(
-            shares, self._threshold, lambda secret: self._matches_advertisement(name, secret)
-        )
+        reconstructed = self._find_advertised_secret(name, shares)
         if reconstructed is None:
             raise ReplyError(self._unmask_failure(name, shares))
-        secret, wrong_positions = reconstructed
-        if wrong_positions:
-            senders = ", ".join(site for site, position in positions.items() if position in wrong_positions)
+        secret, wrong = reconstructed
+        if wrong:
+            senders = ", ".join(site for site, position in positions.items() if position in wrong)
             self.share_warnings.append(
                 f"most likely {senders} sent a wrong share of {name}'s secret, or received a wrong one from {name}"
             )
         return secret
+
+    def _find_advertised_secret(self, name: str, shares: SharesByPosition) -> tuple[bytes, list[int]] | None:
+        """The advertised secret, and the positions of wrong shares; None if not found.
+
+        Wrong shares may cancel out at 0, so the search prefers the polynomial with the fewest wrong positions; with at
+        most half of the spare shares wrong it is unique.
+        """
+        best: tuple[bytes, list[int]] | None = None
+        for secret, trusted_shares in candidate_secrets(shares, self._threshold):
+            if not self._matches_advertisement(name, secret):
+                continue
+            wrong = wrong_positions(shares, trusted_shares)
+            if best is None or len(wrong) < len(best[1]):
+                best = secret, wrong
+            if len(wrong) <= (len(shares) - self._threshold) // 2:
+                break
+        return best
 
     def _matches_advertisement(self, name: str, secret: bytes) -> bool:
         advertisement = self._advertisements[name][0]

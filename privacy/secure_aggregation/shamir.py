@@ -7,7 +7,7 @@ Python's integer arithmetic is not constant-time, but only the site's own machin
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, islice
 
@@ -50,28 +50,22 @@ def interpolate(shares: SharesByPosition, position: int = 0) -> int:
     return sum(w * y for w, y in zip(_lagrange_weights(tuple(shares), position), shares.values(), strict=True)) % PRIME
 
 
-def reconstruct_secret(
-    shares: SharesByPosition, t: int, is_right_secret: Callable[[bytes], bool]
-) -> tuple[bytes, list[int]] | None:
-    """The secret that satisfies `is_right_secret`, and the positions of shares off its polynomial; None if not found.
+def candidate_secrets(shares: SharesByPosition, t: int) -> Iterator[tuple[bytes, SharesByPosition]]:
+    """Secrets that t of the shares reconstruct, with those shares; the caller knows which secret is right.
 
-    Tries all shares first and then omits more and more of them while t remain. Wrong shares may cancel out at 0, so the
-    search prefers the polynomial with the fewest wrong positions; with at most half of the spare shares wrong it is
-    unique.
+    Tries the first t shares, and then omits more and more of them while t remain.
     """
     subsets_to_omit = (omitted for r in range(len(shares) - t + 1) for omitted in combinations(shares, r))
-    best: tuple[bytes, list[int]] | None = None
     for omitted in islice(subsets_to_omit, MAX_REBUILD_TRIES):
         trusted_shares = dict(islice(((position, y) for position, y in shares.items() if position not in omitted), t))
         secret_number = interpolate(trusted_shares)
-        if secret_number < 2 ** (8 * SECRET_BYTES) and is_right_secret(secret := secret_number.to_bytes(SECRET_BYTES)):
-            wrong_positions = [position for position, y in shares.items() if interpolate(trusted_shares, position) != y]
-            best = min(
-                best or (secret, wrong_positions), (secret, wrong_positions), key=lambda candidate: len(candidate[1])
-            )
-            if len(wrong_positions) <= (len(shares) - t) // 2:
-                break
-    return best
+        if secret_number < 2 ** (8 * SECRET_BYTES):
+            yield secret_number.to_bytes(SECRET_BYTES), trusted_shares
+
+
+def wrong_positions(shares: SharesByPosition, trusted_shares: SharesByPosition) -> list[int]:
+    """Positions of the shares that are off the polynomial of the trusted ones."""
+    return [position for position, y in shares.items() if interpolate(trusted_shares, position) != y]
 
 
 def are_on_one_polynomial(shares: SharesByPosition, t: int) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
 from pipeline.aggregation.client_sampling import num_sampled_clients
+from pipeline.study.disclosures import Disclosure, list_disclosures
 from pipeline.study.offer import StudyOffer
 from pipeline.study.privacy import PrivacyConfig
 from pipeline.study.schema import Study
 from privacy.ledger.signatures import fingerprint_of
-from sites.governance.disclosures import Disclosure, describe_coordinator_view, list_disclosures
 from sites.governance.home import SiteHome
 from sites.governance.offers import find_incompatibility, offered_study, requested_epsilon, site_name
 
@@ -21,29 +20,10 @@ NEVER_LEAVES_TEXT = (
     "Images, names, labels of single images, files and this site's stored state of a run never leave this machine. A model "
     "that is trained for this site alone never leaves it either."
 )
-STRATEGY_DESCRIPTIONS = {
-    "fedavg": "every site trains the global model on its own images, and the coordinator averages the changes",
-    "fedprox": "like plain averaging, but sites stay closer to the global model, and may do part of the training",
-    "fedpaq": "like plain averaging, but the changes are rounded before they are sent",
-    "fedsgd": "every site sends the direction in which the global model should move, computed over all its images",
-    "fedopt": "like plain averaging, with a smoother step at the coordinator",
-    "fednova": "like plain averaging, corrected for sites that do more steps than others",
-    "scaffold": "like plain averaging, with an additional correction for differences between sites",
-    "qfedavg": "like plain averaging, but sites where the model performs badly count more",
-    "fedbn": "the global model is averaged, except for the layers that adapt to a site's images, which stay at the site",
-    "fedper": "the global model is averaged, except for its last layer, which stays at the site",
-    "fedrep": "the global model is averaged, except for its last layer, which stays at the site",
-    "finetune": "the global model is averaged; at the end every site continues its training for itself",
-    "perfedavg": "the sites train a starting point from which each site gets its own model in a few steps",
-    "pfedme": "besides the global model every site trains its own model, which stays close to the global one",
-    "ditto": "besides the global model every site trains its own model, which stays at the site",
-    "ifca": "there are several models; each site trains the one that fits its images best, and reports which",
-    "cfl": "sites are clustered by how their changes differ, and each cluster has a model",
-    "similarity_clustering": "sites are clustered by how similar their models are, and each cluster has a model",
-    "demlearn": "sites are clustered into a tree by their models, and each cluster has a model",
-    "fedswap": "between two averages, sites' models go to other sites, which continue their training",
-    "local_only": "every site trains alone; only scores leave the site",
-    "centralized": "pools the images of all sites: in simulations only, never in hospitals",
+VISIBILITY_TEXT = {
+    "totals": "It needs only sums over sites, but without secure aggregation it receives every site's update and adds them up itself.",
+    "groups": "It receives every site's update, and learns the cluster of each site.",
+    "each": "It receives, compares and keeps every site's own update.",
 }
 
 
@@ -69,14 +49,14 @@ def summarize_study(offer: StudyOffer, home: SiteHome, num_weights: int | None =
         paragraphs=(*description, _privacy_paragraph(study), NEVER_LEAVES_TEXT),
         warnings=tuple(_iter_warnings(offer, study, home, study_epsilon, spent_epsilon)),
         facts=tuple(_iter_facts(offer, study, home, study_epsilon, spent_epsilon)),
-        disclosures=tuple(list_disclosures(study, num_weights)),
+        disclosures=list_disclosures(study, num_weights),
     )
 
 
 def total_spent_epsilon(home: SiteHome) -> float:
     """Epsilon spent by all studies on the data set."""
     from privacy.accounting.privacy_filter import compute_spent
-    from privacy.ledger.summary import charge_history, filter_budget, planned_spending
+    from privacy.ledger.spending import charge_history, filter_budget, planned_spending
 
     ledger = home.ledger
     charges = ledger.list_charges()
@@ -117,14 +97,14 @@ def _iter_facts(
 ) -> Iterator[tuple[str, str]]:
     ledger_state, site = home.ledger.state, site_name(home)
     yield "Task", _describe_task(study)
-    yield "Strategy", f"{study.strategy.name}: {_describe_strategy(study)}"
+    yield "Strategy", f"{study.strategy.name}: {study.strategy.describe_component()}"
     num_sites = len(offer.site_keys)
     num_sampled = num_sampled_clients(num_sites, study.client_sampling.fraction)
     yield (
         "Rounds",
         f"at most {study.rounds}, in each {'all' if num_sampled == num_sites else num_sampled} of {num_sites} sites",
     )
-    yield "The coordinator sees", describe_coordinator_view(offer, study)
+    yield "The coordinator sees", _describe_coordinator_view(offer, study)
     if study.privacy.dp_sgd:
         dp_sgd = study.privacy.dp_sgd
         privacy_unit = ledger_state.opening.privacy_unit if dp_sgd.privacy_unit == "auto" else dp_sgd.privacy_unit
@@ -181,8 +161,14 @@ def _describe_task(study: Study) -> str:
     return f"classifies images of {source.name}: {classes_text or 'classes as in the data'}{positive_text}; model {study.model.name}"
 
 
-def _describe_strategy(study: Study) -> str:
-    """For a plugin: the first line of its module's docstring."""
-    strategy = study.strategy
-    docstring = (sys.modules[type(strategy).__module__].__doc__ or "a strategy without a description").strip()
-    return STRATEGY_DESCRIPTIONS.get(strategy.name) or docstring.splitlines()[0]
+def _describe_coordinator_view(offer: StudyOffer, study: Study) -> str:
+    """Whether the coordinator sees single updates or only their sum."""
+    if study.privacy.secure_aggregation:
+        from privacy.secure_aggregation.shamir import reconstruction_threshold
+
+        num_sampled = num_sampled_clients(len(offer.site_keys), study.client_sampling.fraction)
+        return f"The sum of updates over at least {reconstruction_threshold(num_sampled)} sites, and no single update; scores of every site."
+    visibility = (
+        "each" if "each" in (study.strategy.visibility, study.aggregation.visibility) else study.strategy.visibility
+    )
+    return VISIBILITY_TEXT[visibility]

@@ -25,8 +25,8 @@ from privacy.secure_aggregation.shamir import reconstruction_threshold
 from sites.data.pool import SplitIndices
 from sites.governance.home import SiteHome
 from sites.population.simulated_sites import FederatedDataset
-from sites.training.base import StepBudget, TrainerContext, TrainingConfig
-from sites.training.unit_clipping import ClippingMode, DpSgdParams, select_clipping
+from sites.training.base import StepBudget, TrainingConfig
+from sites.training.unit_clipping import DpSgdParams, DpSgdTraining
 
 
 @dataclass(frozen=True)
@@ -201,18 +201,16 @@ def create_secure_aggregation(
     )
 
 
-def exclude_withdrawn(dataset: FederatedDataset, homes: Mapping[SiteId, SiteHome]) -> FederatedDataset:
-    """Removes withdrawn units from the training, validation and test splits of their sites."""
+def exclude_withdrawn(dataset: FederatedDataset, site: SiteId, home: SiteHome) -> FederatedDataset:
+    """Removes withdrawn units from the training, validation and test splits of the site."""
     unit_ids = dataset.pool.unit_ids
-    if unit_ids is None or not any(home.withdrawn_units for home in homes.values()):
+    if unit_ids is None or not home.withdrawn_units:
         return dataset
-    split_indices = dict(dataset.split_indices)
-    for site, home in homes.items():
-        is_retained = torch.tensor(home.retained_mask(dataset.unit_names), device=unit_ids.device)
-        indices = split_indices[site]
-        train, val, test = (rows[is_retained[unit_ids[rows]]] for rows in (indices.train, indices.val, indices.test))
-        split_indices[site] = replace(indices, train=train, val=val, test=test)
-    return replace(dataset, split_indices=split_indices)
+    is_retained = torch.tensor(home.retained_mask(dataset.unit_names), device=unit_ids.device)
+    indices = dataset.split_indices[site]
+    train, val, test = (rows[is_retained[unit_ids[rows]]] for rows in (indices.train, indices.val, indices.test))
+    retained = replace(indices, train=train, val=val, test=test)
+    return replace(dataset, split_indices={**dataset.split_indices, site: retained})
 
 
 def record_data(home: SiteHome, dataset: FederatedDataset, site: SiteId) -> None:
@@ -236,13 +234,14 @@ def max_participations(study: Study, sites: Sequence[SiteId], site: SiteId) -> i
     return max(1, num_rounds)
 
 
-def select_clipping_mode(
-    study: Study, trainer_context: TrainerContext, privacy_plans: Mapping[SiteId, PrivacyPlan]
-) -> ClippingMode:
-    """The study's clipping mode; "auto" depends on the model and the mean number of examples per unit."""
-    dp_sgd = study.privacy.dp_sgd
-    if dp_sgd is not None and dp_sgd.clipping != "auto":
-        return dp_sgd.clipping
+def dp_sgd_training(study: Study, privacy_plans: Mapping[SiteId, PrivacyPlan]) -> DpSgdTraining | None:
+    """None without privacy plans."""
+    if study.privacy.dp_sgd is None or not privacy_plans:
+        return None
     num_examples = sum(privacy_plan.num_examples for privacy_plan in privacy_plans.values())
     num_units = sum(privacy_plan.dp_sgd_params.num_units for privacy_plan in privacy_plans.values())
-    return select_clipping(trainer_context.make_model(), num_examples / max(num_units, 1))
+    return DpSgdTraining(
+        params_by_site={site: privacy_plan.dp_sgd_params for site, privacy_plan in privacy_plans.items()},
+        clipping=study.privacy.dp_sgd.clipping,
+        examples_per_unit=num_examples / max(num_units, 1),
+    )

@@ -1,60 +1,67 @@
-"""Sets up a study's `[privacy]` at one real site: its privacy plan, budget guard and secure-aggregation client."""
+"""Sets up a study's `[privacy]` at one site, real or simulated: its privacy plan, budget guard and update masker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from pipeline.aggregation.secure_aggregation import SecureAggregationSetup
 from pipeline.protocol.messages import SiteId
-from pipeline.study.offer import StudyOffer
-from pipeline.study.run_spec import RunSpec
-from privacy.ledger.receipts import ReceiptRequest
-from privacy.ledger.records import LedgerReceipt
+from pipeline.strategies.dry_run import DryRunRound
+from pipeline.study.schema import Study
 from sites.governance.home import SiteHome
 from sites.population.simulated_sites import FederatedDataset
-from sites.privacy.budget_guard import BudgetGuard
-from sites.privacy.plan import (
-    PrivacyPlan,
-    build_privacy_plan,
-    create_secure_aggregation,
-    exclude_withdrawn,
-    record_data,
-    restore_committed_plan,
-)
-from sites.privacy.secure_agg_client import SecureAggClient
+from sites.privacy.budget_guard import BudgetGuard, CountersignFn
+from sites.privacy.plan import build_privacy_plan, exclude_withdrawn, record_data, restore_committed_plan
+from sites.privacy.site_privacy import SitePrivacy
+from sites.privacy.update_masking import UpdateMasker
 from sites.training.base import TrainingConfig
 
 
-def setup_site_privacy(
-    home_path: Path,
-    site: SiteId,
-    offer: StudyOffer,
-    run_spec: RunSpec,
-    dataset: FederatedDataset,
-    training_config: TrainingConfig,
-    countersign: Callable[[ReceiptRequest], LedgerReceipt],
-) -> tuple[FederatedDataset, SecureAggClient, PrivacyPlan | None]:
-    """The data set without withdrawn units, the client, and the plan if the study has DP-SGD.
+@dataclass(frozen=True)
+class RunPrivacy:
+    """What all sites of a run have in common.
 
-    A plan belongs to one run (the offer's digest): a second run of the same study is charged again.
+    run_digest: the study's hash in a simulation, the offer's digest across hospitals. A plan belongs to one run: a second
+    run of the same study is charged again.
     """
-    study, home = run_spec.study, SiteHome.open(home_path)
-    dataset = exclude_withdrawn(dataset, {site: home})
+
+    study: Study
+    run_digest: str
+    sites: Sequence[SiteId]  # all, in the study's order
+    dry_run_rounds: Sequence[DryRunRound]
+    training_config: TrainingConfig
+    secure_aggregation: SecureAggregationSetup | None
+    countersign: CountersignFn
+    coordinator_key: str  # public key, hex
+
+
+def set_up_site_privacy(
+    run_privacy: RunPrivacy, home: SiteHome, site: SiteId, dataset: FederatedDataset
+) -> tuple[FederatedDataset, SitePrivacy]:
+    """The data set without the site's withdrawn units, and the privacy of the site's task sessions."""
+    study = run_privacy.study
+    dataset = exclude_withdrawn(dataset, site, home)
     record_data(home, dataset, site)
-    dp_sgd = study.privacy.dp_sgd
-    privacy_plan, budget_guard = None, None
-    if dp_sgd is not None:
+    budget_guard = None
+    if study.privacy.dp_sgd is not None:
         new_plan = build_privacy_plan(
             study=study,
-            dp_sgd=dp_sgd,
+            dp_sgd=study.privacy.dp_sgd,
             dataset=dataset,
             site=site,
-            sites=list(offer.site_keys),
-            dry_run_rounds=run_spec.dry_run_rounds,
-            training_config=training_config,
+            sites=run_privacy.sites,
+            dry_run_rounds=run_privacy.dry_run_rounds,
+            training_config=run_privacy.training_config,
         )
-        privacy_plan = restore_committed_plan(new_plan, home, offer.digest)
-        budget_guard = BudgetGuard(home, privacy_plan, study.name, offer.digest, countersign, offer.coordinator_key)
-    public_keys = {name: bytes.fromhex(key) for name, key in offer.site_keys.items()}
-    secure_aggregation = create_secure_aggregation(study, public_keys, run_spec.dry_run_rounds, offer.digest)
-    return dataset, SecureAggClient(site, home, budget_guard, secure_aggregation, study.weighting), privacy_plan
+        budget_guard = BudgetGuard(
+            home=home,
+            privacy_plan=restore_committed_plan(new_plan, home, run_privacy.run_digest),
+            study_name=study.name,
+            study_hash=run_privacy.run_digest,
+            countersign=run_privacy.countersign,
+            coordinator_key=run_privacy.coordinator_key,
+        )
+    secure_aggregation = run_privacy.secure_aggregation
+    masker = UpdateMasker(site, home, secure_aggregation, study.weighting) if secure_aggregation is not None else None
+    return dataset, SitePrivacy(budget_guard, masker)

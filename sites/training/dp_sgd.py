@@ -28,7 +28,7 @@ from privacy.dpsgd.secure_rng import SecureRandom
 from sites.data.pool import SplitIndices
 from sites.training.base import StepBudget, TrainerContext, TrainRequest
 from sites.training.sequential import SequentialTrainer, split_regularizer
-from sites.training.unit_clipping import CLIPPING_METHODS, ClippingMode, DpSgdParams, UnitLoss
+from sites.training.unit_clipping import CLIPPING_METHODS, ClippingMode, DpSgdParams, UnitLoss, ignored_hook_warnings
 
 
 class DpSgdTrainer:
@@ -48,7 +48,8 @@ class DpSgdTrainer:
         self._unit_rows: dict[SiteId, list[Tensor]] = {}
 
     def run(self, requests: Sequence[TrainRequest]) -> list[JobResult]:
-        return [self.run_request(request) for request in requests]
+        with ignored_hook_warnings():
+            return [self.run_request(request) for request in requests]
 
     def run_request(self, request: TrainRequest) -> JobResult:
         job = request.job

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.probe.histogram_ranges import MAX_ASINH_LOG_ODDS
 from pipeline.protocol.tasks import CALIBRATION_BINS, SCORE_BINS, EvaluationSums
 from sites.data.pool import ExamplePool
 
 EXAMPLES_PER_PASS = 1000  # batch size of evaluation and of full gradients
-# bins are uniform in asinh(log-odds): fine around p = 1/2, while the log-odds of over-confident models (+-10,000) differ
-MAX_ASINH_LOG_ODDS = 10.0
 
 
 def evaluate(module: nn.Module, pool: ExamplePool, index: Tensor, num_classes: int) -> EvaluationSums:

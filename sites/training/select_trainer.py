@@ -7,13 +7,13 @@ site is slightly faster. On a GPU every model that can be stacked is stacked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from pipeline.core.errors import IncompatibleStudyError
-from pipeline.protocol.messages import SiteId
 from pipeline.study.run_spec import RunSpec
 from pipeline.study.schema import Study
 from sites.population.simulated_sites import FederatedDataset
@@ -23,7 +23,8 @@ from sites.training.sequential import SequentialTrainer, has_dropout
 from sites.training.stacked_mlp import StackedMlpGradients
 
 if TYPE_CHECKING:
-    from sites.training.unit_clipping import ClippingMode, DpSgdParams
+    from sites.training.dp_sgd import DpSgdTrainer
+    from sites.training.unit_clipping import DpSgdTraining
 
 TrainerKind = Literal["sequential", "stacked", "threaded"]
 
@@ -91,32 +92,39 @@ def select_num_threads(requested: int | None, context: TrainerContext) -> int:
     return requested or (1 if is_small else os.cpu_count() or 1)
 
 
+@contextmanager
+def restored_num_threads() -> Iterator[None]:
+    """Restores torch's number of threads, which a study sets for the whole process."""
+    num_threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def make_trainer(
-    kind: TrainerKind,
-    context: TrainerContext,
-    dp_params: Mapping[SiteId, DpSgdParams] | None = None,
-    clipping_mode: ClippingMode = "per_unit",
+    kind: TrainerKind, context: TrainerContext, num_threads: int, dp_sgd: DpSgdTraining | None = None
 ) -> Trainer:
-    """`dp_params`: of the sites that train with DP-SGD, clipped by `clipping_mode`."""
-    if dp_params:
-        from sites.training.dp_sgd import DpSgdTrainer
-
-        if kind == "threaded":
-            from sites.training.threaded import ThreadedTrainer
-
-            return ThreadedTrainer(
-                context,
-                torch.get_num_threads(),
-                lambda thread_context: DpSgdTrainer(thread_context, dp_params, clipping_mode),
-            )
-        return DpSgdTrainer(context, dp_params, clipping_mode)
-    if kind == "stacked":
+    if kind == "stacked" and dp_sgd is None:
         from sites.training.stacked import StackedTrainer
 
         # on a GPU all sites are one stack
-        return StackedTrainer(context, torch.get_num_threads() if context.pool.device.type == "cpu" else 1)
+        return StackedTrainer(context, num_threads if context.pool.device.type == "cpu" else 1)
     if kind == "threaded":
         from sites.training.threaded import ThreadedTrainer
 
-        return ThreadedTrainer(context, torch.get_num_threads())
-    return SequentialTrainer(context)
+        trainers = [_make_single_trainer(context, dp_sgd) for _ in range(num_threads)]
+        if dp_sgd is None:
+            return ThreadedTrainer(trainers, context)
+        from sites.training.unit_clipping import ignored_hook_warnings
+
+        return ThreadedTrainer(trainers, context, ignored_hook_warnings)
+    return _make_single_trainer(context, dp_sgd)
+
+
+def _make_single_trainer(context: TrainerContext, dp_sgd: DpSgdTraining | None) -> SequentialTrainer | DpSgdTrainer:
+    if dp_sgd is None:
+        return SequentialTrainer(context)
+    from sites.training.dp_sgd import DpSgdTrainer
+
+    return DpSgdTrainer(context, dp_sgd.params_by_site, dp_sgd.resolve_clipping(context.make_model()))

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,14 +27,11 @@ from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientCli
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from torch import Tensor, nn
 
+from pipeline.protocol.messages import SiteId
 from privacy.dpsgd.optimizer import GhostOptimizer, UnitOptimizer
 from privacy.dpsgd.secure_rng import SecureRandom
 from sites.training.base import TrainerContext
 from sites.training.sequential import example_losses
-
-# Opacus hooks the first layer, whose input (the images) needs no gradient. Not in `catch_warnings`: trainers run in
-# threads, which share the filters
-warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
 ClippingMode = Literal["per_unit", "grad_sample", "ghost"]
 DpOptimizer = UnitOptimizer | GhostOptimizer
@@ -41,6 +39,14 @@ UnitBatch = Sequence[Tensor]  # the pool rows (n_u,) of each unit u
 MAX_GRAD_SAMPLE_FLOATS = 1 << 24  # size of the per-sample gradients in memory at once
 MAX_EXAMPLES_PER_PASS = 256  # in passes without per-sample gradients
 PER_UNIT_MIN_EXAMPLES = 6  # from this mean number of examples per unit on, per_unit is fastest
+
+
+@contextmanager
+def ignored_hook_warnings() -> Iterator[None]:
+    """Opacus hooks the first layer, whose input (the images) needs no gradient. Enter it in one thread only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        yield
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,18 @@ class DpSgdParams:
             "loss_reduction": "mean",
             "expected_batch_size": self.sampling_rate * self.num_units,
         }
+
+
+@dataclass(frozen=True)
+class DpSgdTraining:
+    """How sites train with DP-SGD: the parameters of each site, and the clipping mode for all."""
+
+    params_by_site: Mapping[SiteId, DpSgdParams]
+    clipping: ClippingMode | Literal["auto"]
+    examples_per_unit: float  # the mean over all sites' units
+
+    def resolve_clipping(self, module: nn.Module) -> ClippingMode:
+        return select_clipping(module, self.examples_per_unit) if self.clipping == "auto" else self.clipping
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from models.probe.feature_names import QUALITY_MEASURES
 from models.probe.feature_probe import FeatureProbe
+from models.probe.histogram_ranges import MAX_LOG2_DISTANCE, MIN_LOG2_DISTANCE
 from pipeline.protocol.tasks import (
     DISTANCE_BINS,
     IMAGE_MEASURE_BINS,
@@ -23,9 +24,6 @@ from pipeline.protocol.tasks import (
 )
 from sites.data.pool import ExamplePool
 from sites.training.evaluation import EXAMPLES_PER_PASS, empty_sums, score_logits
-
-# distance bins are uniform in log2 from 1/8 to 32; 1 is the root mean square distance of the validation images
-MIN_LOG2_DISTANCE, MAX_LOG2_DISTANCE = -3.0, 5.0
 
 
 def compute_profile(

@@ -155,9 +155,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         aux_request = Shareable({JSON_TEXT_KEY: request.model_dump_json()})
         ledger = self._policy.home.ledger
         ledger.refresh()  # another handle appended the charge
-        spent_events = ledger.list_charges()
-        if spent_events:
-            aux_request["epsilon"] = float(spent_events[-1].total_epsilon)
+        if epsilon := ledger.epsilon_spent:
+            aux_request["epsilon"] = epsilon
         engine = self._fl_context.get_engine()
         replies = engine.send_aux_request(None, RECEIPT_TOPIC, aux_request, RECEIPT_TIMEOUT_SECONDS, self._fl_context)
         for reply in replies.values():

@@ -23,22 +23,15 @@ from sites.governance.settings import SiteSettings
 from sites.population.own_site import load_own_data
 from sites.population.simulated_sites import FederatedDataset
 from sites.training.base import Trainer, TrainRequest
-from sites.training.select_trainer import (
-    make_trainer,
-    make_trainer_context,
-    make_training_config,
-    select_device,
-    select_num_threads,
-    select_trainer_kind,
-)
+from sites.training.select_trainer import make_training_config, select_device
+from sites.training.setup import set_up_training
 from sites.worker.client_state import ClientStateStore
 from sites.worker.task_session import TaskSession
 
 if TYPE_CHECKING:
     from privacy.ledger.receipts import ReceiptRequest
     from privacy.ledger.records import LedgerReceipt
-    from sites.privacy.plan import PrivacyPlan
-    from sites.privacy.secure_agg_client import SecureAggClient
+    from sites.privacy.site_privacy import SitePrivacy
 
 CLIENT_STATE_FORMAT = 2
 DEADLINE_SPEED_FACTOR = 0.8  # fraction of the measured speed for deadlines; the rest is for the transfer
@@ -55,8 +48,7 @@ class RunWorker:
     dataset: FederatedDataset
     trainer: Trainer
     state_file: Path  # of the client state
-    secure_agg_client: SecureAggClient | None = None
-    privacy_plan: PrivacyPlan | None = None
+    privacy: SitePrivacy | None = None
     steps_per_second: float | None = None  # None: not measured yet
     is_speed_measured: bool = False
     state_store: ClientStateStore = field(default_factory=ClientStateStore)
@@ -64,6 +56,7 @@ class RunWorker:
     def describe_site(self) -> SiteDataSummary:
         """The summary that the coordinator needs before the first round, without data of single examples."""
         site_indices = self.dataset.split_indices[self.site]
+        privacy_plan = self.privacy.privacy_plan if self.privacy else None
         return SiteDataSummary(
             classes=list(self.dataset.classes),
             shape=list(self.dataset.shape),
@@ -72,16 +65,17 @@ class RunWorker:
                 "val": len(site_indices.val),
                 "test": len(site_indices.test),
             },
-            privacy_plan=self.privacy_plan.to_record() if self.privacy_plan else None,
+            privacy_plan=privacy_plan.to_record() if privacy_plan else None,
         )
 
     def answer_message(self, payload: bytes) -> bytes:
         message = deserialize_message(payload, self.run_spec.compression.decode_downlink)
         if message.task in SECURE_AGGREGATION_TASKS:
-            if self.secure_agg_client is None:
+            masker = self.privacy.update_masker if self.privacy else None
+            if masker is None:
                 text = "this study has no secure aggregation"
                 return serialize_reply(Declined(self.site, message.task, message.round, "secure_aggregation", text))
-            return serialize_reply(self.secure_agg_client.handle_message(message))
+            return serialize_reply(masker.handle_message(message))
         started_at = time.perf_counter()
         session = self._open_session(message)
         while session.job is not None:
@@ -98,10 +92,7 @@ class RunWorker:
         return session.encode_reply()
 
     def _open_session(self, message: Message) -> TaskSession:
-        waits_for_all = (
-            self.study.round_policy.late_updates == "keep" and self.study.round_policy.partial_updates == "drop"
-        )
-        if waits_for_all or self.steps_per_second is None:
+        if self.study.round_policy.waits_for_all or self.steps_per_second is None:
             message = replace(message, deadline=None)
         planned_speed = (self.steps_per_second or 1.0) * (DEADLINE_SPEED_FACTOR if self.is_speed_measured else 1.0)
         study, run_spec = self.study, self.run_spec
@@ -114,7 +105,7 @@ class RunWorker:
             weighting=study.weighting,
             steps_per_second=planned_speed,
             compression=run_spec.compression,
-            secure_agg_client=self.secure_agg_client,
+            privacy=self.privacy,
         )
 
     def _save_personal_model(self, round_number: int) -> None:
@@ -196,34 +187,13 @@ def open_run_worker(
     run_spec = RunSpec(study, dataset.shape, dataset.classes, len(offer.site_keys))
     training_config = make_training_config(study, run_spec.lr)
     validate_study(study, run_spec.parameter_spec, dataset, run_spec.dry_run_rounds, len(offer.site_keys))
-    secure_agg_client, privacy_plan = None, None
+    privacy, dp_sgd = None, None
     if run_spec.dry_run_rounds:
-        from sites.privacy.setup import setup_site_privacy
+        from sites.privacy.plan import dp_sgd_training  # opacus and cryptography are optional
 
-        dataset, secure_agg_client, privacy_plan = setup_site_privacy(
-            home_path=home,
-            site=site,
-            offer=offer,
-            run_spec=run_spec,
-            dataset=dataset,
-            training_config=training_config,
-            countersign=countersign,
-        )
-    context = make_trainer_context(run_spec, dataset, training_config)
-    num_threads = min(select_num_threads(study.num_threads, context), settings.limits.max_cores or 1024)
-    torch.set_num_threads(num_threads)
-    trainer_kind = select_trainer_kind(study.trainer, context, num_threads, privacy_plan is not None)
-    if privacy_plan is not None:
-        from sites.privacy.plan import select_clipping_mode
-
-        trainer = make_trainer(
-            trainer_kind,
-            context,
-            {site: privacy_plan.dp_sgd_params},
-            select_clipping_mode(study, context, {site: privacy_plan}),
-        )
-    else:
-        trainer = make_trainer(trainer_kind, context)
+        dataset, privacy = _set_up_privacy(home, site, offer, run_spec, dataset, countersign)
+        dp_sgd = dp_sgd_training(study, {site: privacy.privacy_plan}) if privacy.privacy_plan else None
+    training = set_up_training(run_spec, dataset, training_config, dp_sgd=dp_sgd, max_threads=settings.limits.max_cores)
     steps_per_second, is_speed_measured = settings.steps_per_second, settings.steps_per_second is None
     if settings.simulated_site is not None and settings.steps_per_second is None:
         steps_per_second, is_speed_measured = _simulated_speed(study, list(offer.site_keys), site), False
@@ -233,15 +203,41 @@ def open_run_worker(
         study=study,
         run_spec=run_spec,
         dataset=dataset,
-        trainer=trainer,
+        trainer=training.trainer,
         state_file=home / "runs" / offer.run / "client_state.safetensors",
-        secure_agg_client=secure_agg_client,
-        privacy_plan=privacy_plan,
+        privacy=privacy,
         steps_per_second=steps_per_second,
         is_speed_measured=is_speed_measured,
     )
     worker.restore_state()
     return worker
+
+
+def _set_up_privacy(
+    home: Path,
+    site: SiteId,
+    offer: StudyOffer,
+    run_spec: RunSpec,
+    dataset: FederatedDataset,
+    countersign: Callable[[ReceiptRequest], LedgerReceipt],
+) -> tuple[FederatedDataset, SitePrivacy]:
+    from sites.governance.home import SiteHome
+    from sites.privacy.plan import create_secure_aggregation
+    from sites.privacy.setup import RunPrivacy, set_up_site_privacy
+
+    study, rounds = run_spec.study, run_spec.dry_run_rounds
+    public_keys = {name: bytes.fromhex(key) for name, key in offer.site_keys.items()}
+    run_privacy = RunPrivacy(
+        study=study,
+        run_digest=offer.digest,
+        sites=tuple(offer.site_keys),
+        dry_run_rounds=rounds,
+        training_config=make_training_config(study, run_spec.lr),
+        secure_aggregation=create_secure_aggregation(study, public_keys, rounds, offer.digest),
+        countersign=countersign,
+        coordinator_key=offer.coordinator_key,
+    )
+    return set_up_site_privacy(run_privacy, SiteHome.open(home), site, dataset)
 
 
 def _simulated_speed(study: Study, sites: list[SiteId], site: SiteId) -> float:

@@ -12,6 +12,7 @@ from pipeline.runs.simulation import run_simulation
 from pipeline.study.schema import Study
 from privacy.accounting.accountant import DpEvent, compute_epsilon
 from privacy.attacks.run import attack_run
+from privacy.audit.attack_findings import AttackFindings
 from privacy.ledger.ledger import Ledger
 from tests.support.markers import REAL_CELLS, needs_real_cells
 
@@ -25,7 +26,7 @@ STUDY: dict[str, Any] = {
 }
 
 
-def run_and_attack(tmp_path: Path, **sections: Any) -> dict[str, Any]:
+def run_and_attack(tmp_path: Path, **sections: Any) -> AttackFindings:
     study = Study.model_validate(STUDY | sections)
     folder = RunFolder.create(tmp_path / "run", study)
     run_simulation(study, folder)
@@ -42,9 +43,9 @@ def test_attacks_succeed_on_an_unprotected_overfitted_model(tmp_path: Path) -> N
         local={"optimizer": "adam", "lr": 0.002, "batch_size": 10, "epochs": 10},
         evaluation={"evaluate_at": "sites", "splits": []},
     )
-    assert report["membership"]["auc"] > 0.7
-    assert report["canaries"]["epsilon_low"] > 1.5
-    ssim = {case["name"]: case["ssim"] for case in report["inversion"]["cases"]}
+    assert report.membership.auc > 0.7
+    assert report.canaries.epsilon_low > 1.5
+    ssim = {case.name: case.ssim for case in report.inversion.cases}
     assert ssim["unprotected"] > 0.85
     assert ssim["unprotected"] > ssim["mean image"] + 0.05
     assert max(value for name, value in ssim.items() if "noise" in name or "sum" in name) < ssim["mean image"]
@@ -55,16 +56,15 @@ def test_attack_evidence_stays_below_the_promised_epsilon(tmp_path: Path) -> Non
     report = run_and_attack(
         tmp_path, rounds=4, local={"lr": 0.5, "batch_size": 50, "epochs": 1}, privacy={"dp_sgd": {"epsilon": 8.0}}
     )
-    assert report["canaries"]["epsilon_low"] < report["canaries"]["epsilon_promised"] <= 8.0
-    assert report["membership"]["auc_low"] < 0.5
+    assert report.canaries.epsilon_low < report.canaries.epsilon_promised <= 8.0
+    assert report.membership.auc_low < 0.5
 
 
 @needs_real_cells
 @pytest.mark.parametrize("budget", [8.0, 5.0])
 def test_smear_private_study_holds_its_epsilon_budget_for_every_group(tmp_path: Path, budget: float) -> None:
     """The packaged study on real cells, without warm-up: a budget of 8 is spent to the last step, 5 ends the run early."""
-    from pipeline.study.schema import load_study
-    from pipeline.study.toml_file import find_study
+    from pipeline.study.toml_file import find_study, load_study
 
     study = load_study(
         find_study("smear-private"),

@@ -34,14 +34,15 @@ from pydantic.fields import FieldInfo
 from pipeline.cli.main import app
 from pipeline.core.registry import COMPONENT_PACKAGES, registered_components
 from pipeline.study.privacy import PrivacyConfig
-from pipeline.study.schema import Study, StudySection, load_study
-from pipeline.study.toml_file import _toml_value
+from pipeline.study.schema import Study, StudySection
+from pipeline.study.toml_file import _toml_value, load_study
 from tests.end_to_end.docs_shell import DocsShell, open_docs_shell
 from tests.support.markers import FASHION_MNIST, REAL_CELLS
+from tools.write_cli_reference import render_reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES_WITH_LINKS = [*PAGES, ROOT / "CHANGELOG.md"]
+PAGES_WITH_LINKS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 PACKAGE_BY_KEY = {
     "data": "data",
     "partition": "partitions",
@@ -270,6 +271,11 @@ def test_index_links_to_every_page() -> None:
         assert page.name == "index.md" or f"]({page.name})" in index, f"docs/index.md does not link to {page.name}"
 
 
+def test_command_reference_is_current() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    assert page == render_reference(), "run .venv/bin/python tools/write_cli_reference.py"
+
+
 # docs/study-file.md: `## [section]`, below it `### component`, and rows "| `key` | type | default | meaning |"
 
 
@@ -350,6 +356,15 @@ def test_strategy_and_codec_entries_say_when_to_use_them(name: str) -> None:
         f"the section of {name} has no **Use it**: when does it help?"
     )
     assert re.search(r"\*\*Not\b", entry), f"the section of {name} has no **Not**: when does it not help?"
+
+
+def test_strategies_and_codecs_are_described_as_in_the_code() -> None:
+    table = (ROOT / "docs" / "strategies.md").read_text("utf-8")
+    for name, cls in registered_components("strategies").items():
+        assert re.search(rf"^\| \[`{name}`\]\([^)]*\) \| {re.escape(cls.description)} \|", table, re.MULTILINE), name
+    for name, cls in registered_components("codecs").items():
+        sentence = f"{cls.description[0].upper()}{cls.description[1:]}."
+        assert sentence in read_entry(name).splitlines(), f"docs/compression.md, {name}: {sentence}"
 
 
 @pytest.mark.parametrize("name", sorted(registered_components("aggregation_rules")))

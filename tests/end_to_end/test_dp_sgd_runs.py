@@ -219,16 +219,14 @@ def test_dp_sgd_never_takes_more_steps_than_its_plan(moons, tmp_path):
     """The same plan on a site that now has more examples, or a strategy that requests more than in its dry run."""
     study = moons(rounds=1, privacy=make_dp_sgd_section())
     simulation = make_simulation(study, RunFolder.create(tmp_path / "run", study))
-    guard = simulation.engine.secure_agg_clients["site-01"].budget_guard
+    guard = simulation.engine.privacy_by_site["site-01"].budget_guard
     # 32 examples in batches of 8 would be 4 steps
     guard.privacy_plan = replace(guard.privacy_plan, steps_per_round=2)
     round_loop = simulation.round_loop
     initial_state = simulation.trainer_context.spec.read_state(simulation.trainer_context.make_model())
     state = study.strategy.init_state(initial_state, round_loop.context)
-    request = replace(
-        round_loop.create_request("train", round_loop.start_run(initial_state), RoundPolicy(partial_updates="keep")),
-        round=1,
-    )
+    run_state = replace(round_loop.start_run(initial_state), round=1)
+    request = round_loop.create_request("train", run_state, RoundPolicy(partial_updates="keep"))
     aggregate = request.aggregate({"site-01": study.strategy.train_payload(state, "site-01")})
     assert aggregate.work_by_client["site-01"].steps_done == 2
     assert [charge.steps for charge in guard.home.ledger.list_charges()] == [2]

@@ -15,6 +15,7 @@ from pipeline.core.errors import MessageError, QuorumNotReachedError
 from pipeline.protocol.messages import Message, RoundPolicy, SiteId
 from pipeline.protocol.serialization import deserialize_message
 from pipeline.runs.simulation import Simulation
+from tests.support.federation import make_round_request
 from tests.support.studies import (
     final_weights,
     make_dp_sgd_section,
@@ -55,19 +56,15 @@ def aggregate_once(
     simulation: Simulation, dropouts_by_task: Mapping[str, set[SiteId]], attempt: int = 0, round_number: int = 1
 ) -> tuple[Any, RoundRequest]:
     round_loop = simulation.round_loop
-    request = RoundRequest(
-        engine=DroppingEngine(simulation.engine, dropouts_by_task),
+    request = make_round_request(
+        DroppingEngine(simulation.engine, dropouts_by_task),
         run_jobs=round_loop.run_jobs,
-        task="train",
-        round=round_number,
+        round_number=round_number,
         attempt=attempt,
         round_policy=RoundPolicy(quorum=0),
-        last_accepted={},
-        splits=(),
         visibility="totals",
         compression=round_loop.compression,
         aggregation_rule=round_loop.study.aggregation,
-        weighting=round_loop.study.weighting,
         secure_aggregation=round_loop.secure_aggregation,
     )
     strategy, trainer_context = round_loop.study.strategy, simulation.trainer_context
@@ -113,11 +110,11 @@ def test_secagg_refuses_a_second_attempt_of_an_unmasked_round(moons, tmp_path):
 def test_secagg_step_belongs_to_its_round_attempt(moons, tmp_path):
     _, study = make_secagg_studies(moons, sites={"count": 4})
     simulation = make_simulation(study, RunFolder.create(tmp_path / "run", study))
-    client = simulation.engine.secure_agg_clients["site-01"]
+    client = simulation.engine.privacy_by_site["site-01"].update_masker
     client.handle_message(Message("advertise", 5, {}))
     with pytest.raises(MessageError, match=r"does not take part in .* 4, attempt 0"):
         client._current_secagg_client(Message("unmask", 4, {}))
-    restarted = make_simulation(study, RunFolder.open(tmp_path / "run")).engine.secure_agg_clients["site-01"]
+    restarted = make_simulation(study, RunFolder.open(tmp_path / "run")).engine.privacy_by_site["site-01"].update_masker
     answer = restarted.handle_message(Message("unmask", 5, {}))
     assert answer.kind == "secure_aggregation"  # type: ignore[union-attr]
     assert "restarted and counts as a dropout" in answer.text  # type: ignore[union-attr]

@@ -17,8 +17,8 @@ from pipeline.records.run_results import RunResults
 from pipeline.runs.baselines import build_baseline_studies, run_baselines
 from pipeline.runs.score_saved_model import score_saved_model
 from pipeline.runs.simulation import dry_run_study, run_simulation
-from pipeline.study.schema import Study, load_study
-from pipeline.study.toml_file import PACKAGED_STUDIES, find_study
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import PACKAGED_STUDIES, find_study, load_study
 from tests.support.markers import REAL_CELLS, needs_real_cells
 from tests.support.studies import final_weights
 

@@ -34,9 +34,12 @@ def test_wheel_contents(wheel):
         "sites/worker/task_session.py",
         "models/networks/cnn.py",
         "privacy/__init__.py",
+        "hemofed/strategies.py",
+        "hemofed/py.typed",
+        "sites/py.typed",
         "deploy/__init__.py",
     } <= names
-    assert not [n for n in names if n.startswith(("tests/", "benchmarks/", "docs/"))]
+    assert not [n for n in names if n.startswith(("tests/", "benchmarks/", "docs/", "examples/"))]
 
 
 def test_wheel_without_extras_names_the_missing_extra(clean_env, tmp_path):

@@ -23,7 +23,7 @@ def test_strategies_import_no_network_code(file):
     assert not {name for name in imported(file) if name.startswith("torch.nn")}
 
 
-@pytest.mark.parametrize("room", ["pipeline", "sites", "models", "privacy", "deploy"])
+@pytest.mark.parametrize("room", ["hemofed", "pipeline", "sites", "models", "privacy", "deploy"])
 def test_nothing_is_unpickled(room):
     for file in (ROOT / room).rglob("*.py"):
         assert not imported(file) & {"pickle", "dill", "cloudpickle", "joblib", "shelve"}, file

@@ -37,7 +37,7 @@ batch_size = 20
 [evaluation]
 evaluate_at = "sites"
 """
-COMMAND = [sys.executable, "-m", "pipeline.cli.main", "demo", "hospitals", "--study", "tiny.toml"]
+COMMAND = [sys.executable, "-m", "hemofed", "demo", "hospitals", "--study", "tiny.toml"]
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.aggregation.exchange import RoundExchange
+from pipeline.aggregation.requests import RoundRequest
 from pipeline.core.parameters import ModelState, ParameterSpec
+from pipeline.protocol.compression import NO_COMPRESSION
 from pipeline.protocol.messages import Aggregate, ClientTask, ClientUpdate, Message, Reply, RoundPolicy, SiteId
 from pipeline.protocol.serialization import serialize_reply
 from pipeline.protocol.tasks import ActivationsResult, JobResult, LocalJob
@@ -144,3 +147,28 @@ def run_round(
     ]
     requests = FakeRequests(*replies, late=late, activations=activations)
     return strategy.run_round(state, list(sites or sorted(deltas)), requests, context)
+
+
+def make_round_request(
+    engine,
+    *,
+    round_number=1,
+    attempt=0,
+    round_policy=None,
+    last_accepted=None,
+    compression=NO_COMPRESSION,
+    weighting=None,
+    run_jobs=None,
+    **settings,
+):
+    exchange = RoundExchange(
+        engine=engine,
+        task="train",
+        round=round_number,
+        attempt=attempt,
+        round_policy=round_policy or RoundPolicy(),
+        last_accepted=last_accepted or {},
+        compression=compression,
+        weighting=weighting,
+    )
+    return RoundRequest(exchange=exchange, run_jobs=run_jobs, **settings)

@@ -10,8 +10,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pipeline.study.offer import StudyOffer, create_offer
-from pipeline.study.schema import Study, load_study
-from pipeline.study.toml_file import find_study
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import find_study, load_study
 from privacy.ledger.keys import generate_key, public_hex, save_key
 from privacy.ledger.records import LedgerBudget
 from sites.governance.approvals import approve_offer

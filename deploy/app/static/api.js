@@ -20,11 +20,12 @@ export const fetchModel = () => request("/api/model");
 export const readImages = async (file, includePixels) =>
   (await request(`/api/images?name=${encodeURIComponent(file.name)}&include_pixels=${includePixels}`, { method: "POST", body: file })).images;
 
-export const fetchPrevalence = (counts) =>
-  request("/api/prevalence", {
+/** The slide's result from the summaries of its images. */
+export const fetchSlide = (slide) =>
+  request("/api/slide", {
     method: "POST",
     headers: { "content-type": "application/json" },
-    body: JSON.stringify(counts),
+    body: JSON.stringify(slide),
   });
 
 /** The bytes of a data URL; the content policy lets the page fetch nothing but the service. */

@@ -1,4 +1,4 @@
-// The state of a cell at an operating point. The page counts cells, the service computes statistics.
+// The state of a cell at an operating point. The page counts flagged cells, the service computes the slide's result.
 
 import { capitalize, formatProbability } from "./dom.js";
 
@@ -35,20 +35,15 @@ export function describeCell(cell, point, model) {
   return `${capitalize(cellClass(cell, point, model))}: probability of ${probabilityClass} ${formatProbability(cell.probability)}${limit}`;
 }
 
-export function countCells(images, point, model) {
-  const counts = { num_found: 0, num_counted: 0, num_flagged: 0, excluded: {}, classes: {} };
+export const countFlagged = (image, point) => image.cells.filter((cell) => cellState(cell, point) === "flagged").length;
+
+/** Counted cells by class. */
+export function countClasses(images, point, model) {
+  const counts = {};
   for (const cell of images.flatMap((image) => image.cells)) {
-    counts.num_found += 1;
-    if (!cell.is_counted) {
-      const reason = cell.exclusion_reason.split(":")[0];
-      counts.excluded[reason] = (counts.excluded[reason] ?? 0) + 1;
-      continue;
-    }
-    counts.num_counted += 1;
-    if (cellState(cell, point) === "flagged") counts.num_flagged += 1;
+    if (!cell.is_counted) continue;
     const name = cellClass(cell, point, model);
-    counts.classes[name] = (counts.classes[name] ?? 0) + 1;
+    counts[name] = (counts[name] ?? 0) + 1;
   }
-  counts.excluded = Object.fromEntries(Object.entries(counts.excluded).sort((a, b) => b[1] - a[1]));
   return counts;
 }

@@ -9,7 +9,7 @@ export class Fields {
   constructor(model, onChange) {
     this.model = model;
     this.onChange = onChange; // called after every step
-    this.all = []; // {id, name, file, state: waiting | reading | done | failed, error, canRetry, digest, image, source, thumbnail, tiles}
+    this.all = []; // {id, name, file, state: waiting | reading | done | failed, error, canRetry, sha256, duplicateOf, image, source, thumbnail, tiles}
     this.isReading = false;
   }
 
@@ -63,16 +63,14 @@ export class Fields {
     const { file } = field;
     const maxBytes = this.model.max_bytes;
     if (file.size > maxBytes) throw new Error(`larger than ${maxBytes / 1e6} MB; cut it into fields, or use \`hemofed predict\``);
-    const digest = await sha256(file);
-    const twin = this.all.find((other) => other !== field && other.digest === digest && other.state === "done");
-    if (twin) throw new Error(`the same image as ${twin.name}; its cells would be counted twice`);
+    field.sha256 = await sha256(file);
     let images = await readImages(file, false);
     if (!(await isDrawable(images, file))) images = await readImages(file, true);
-    return Promise.all(images.map((image, n) => this.createField(field, image, digest, n)));
+    return Promise.all(images.map((image, n) => this.createField(field, image, n)));
   }
 
-  async createField(template, image, digest, n) {
-    const field = { ...template, id: n ? ++lastId : template.id, name: image.path, digest };
+  async createField(template, image, n) {
+    const field = { ...template, id: n ? ++lastId : template.id, name: image.path };
     if (image.error) return { ...field, state: "failed", error: image.error.replace(`${image.path}: `, "") };
     const source = image.data_url ? blobFromDataUrl(image.data_url) : template.file;
     const bitmap = await createImageBitmap(source);
@@ -82,7 +80,7 @@ export class Fields {
   }
 }
 
-const NEW_FIELD = { state: "waiting", error: null, canRetry: false, digest: null, image: null, source: null, thumbnail: null, tiles: [] };
+const NEW_FIELD = { state: "waiting", error: null, canRetry: false, sha256: null, duplicateOf: null, image: null, source: null, thumbnail: null, tiles: [] };
 
 /** Whether the browser draws the file with the same size as the service read it. */
 async function isDrawable(images, file) {

@@ -1,6 +1,6 @@
 // The list of images, with counts, progress and errors.
 
-import { countCells } from "./cells.js";
+import { countFlagged } from "./cells.js";
 import { byId, formatCount, h } from "./dom.js";
 
 export function showList(fields, shown, point, model, actions) {
@@ -22,13 +22,11 @@ function listItem(field, isCurrent, point, model, actions) {
   );
   const name = h("span", { class: "name", title: field.name }, field.name);
   if (field.state === "done") {
-    const { num_counted: counted, num_flagged: flagged } = countCells([field.image], point, model);
-    const text = model.positive_class === null ? `${formatCount(counted)} counted` : `⚑ ${formatCount(flagged)} of ${formatCount(counted)}`;
     const open = h(
       "button",
       { type: "button", class: "pick", id: `open-${field.id}`, "aria-current": isCurrent ? "true" : null, onclick: () => actions.open(field) },
       field.thumbnail,
-      h("span", null, name, h("span", { class: "counts", title: "flagged of counted" }, text, h("span", { class: "sr" }, " flagged"))),
+      h("span", null, name, countsOf(field, point, model)),
     );
     return h("li", { class: "done" }, open, remove);
   }
@@ -39,4 +37,11 @@ function listItem(field, isCurrent, point, model, actions) {
   const isReading = field.state === "reading";
   const state = isReading ? h("progress", { "aria-label": `Reading ${field.name}` }) : h("span", { class: "counts" }, "waiting");
   return h("li", { class: "busy" }, h("div", null, name, state), remove);
+}
+
+function countsOf(field, point, model) {
+  if (field.duplicateOf !== null) return h("span", { class: "counts" }, `same image as ${field.duplicateOf}: not counted again`);
+  const counted = formatCount(field.image.summary.num_counted);
+  const text = model.positive_class === null ? `${counted} counted` : `⚑ ${formatCount(countFlagged(field.image, point))} of ${counted}`;
+  return h("span", { class: "counts", title: "flagged of counted" }, text, h("span", { class: "sr" }, " flagged"));
 }

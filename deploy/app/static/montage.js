@@ -20,11 +20,12 @@ export function showMontage(fields, point, model, openCell) {
 function tileButton({ field, index, canvas }, point, model, openCell) {
   const cell = field.image.cells[index];
   const isFlagged = cellState(cell, point) === "flagged";
-  const label = `${isFlagged ? "flagged, " : ""}probability ${formatProbability(cell.probability)}, in ${field.name}`;
+  const shown = model.positive_class === null ? cell.class : cell.probability.toFixed(2);
+  const details = `${isFlagged ? "flagged, " : ""}probability ${formatProbability(cell.probability)}, in ${field.name}`;
   return h(
     "button",
-    { type: "button", class: isFlagged ? "tile flagged" : "tile", "aria-label": label, title: label, onclick: () => openCell(field, index) },
+    { type: "button", class: isFlagged ? "tile flagged" : "tile", "aria-label": `${shown}: ${details}`, title: details, onclick: () => openCell(field, index) },
     canvas,
-    h("span", null, isFlagged ? `⚑ ${cell.probability.toFixed(2)}` : model.positive_class === null ? cell.class : cell.probability.toFixed(2)),
+    h("span", null, isFlagged ? `⚑ ${shown}` : shown),
   );
 }

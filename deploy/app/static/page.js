@@ -1,14 +1,14 @@
 // The page: a slide's images, the field that is shown, the operating point, and the slide's result.
 
-import { fetchModel, fetchPrevalence } from "./api.js";
-import { CELL_STATES, countCells } from "./cells.js";
+import { fetchModel, fetchSlide } from "./api.js";
+import { CELL_STATES, countClasses, countFlagged } from "./cells.js";
 import { ZOOM_STEP, addControls } from "./controls.js";
 import { byId, capitalize, h } from "./dom.js";
 import { Fields } from "./fields.js";
 import { showList } from "./list.js";
 import { showMontage } from "./montage.js";
 import { saveResult } from "./saving.js";
-import { showCounts, showSlide } from "./slide.js";
+import { showCounts, showNoResult, showSlide } from "./slide.js";
 import { Slider } from "./slider.js";
 import { Viewer } from "./viewer.js";
 
@@ -24,7 +24,7 @@ class Page {
     this.model = model;
     this.shown = null;
     this.slide = null;
-    this.lastRequest = 0; // number of the latest prevalence request: late answers to earlier ones are dropped
+    this.lastRequest = 0; // number of the latest request for the result: late answers to earlier ones are dropped
     this.hiddenStates = new Set();
     this.fields = new Fields(model, () => this.refresh());
     this.viewer = new Viewer(model, this.hiddenStates);
@@ -71,13 +71,19 @@ class Page {
     byId("waiting").textContent = fields.isReading ? "Reading the first image …" : "None of these images could be read";
     byId("choose").hidden = fields.all.length === 0;
     byId("restart").hidden = fields.all.length === 0;
+    this.showImages();
+    this.updateResult(done);
+  }
+
+  showImages() {
+    const { model, fields, slider } = this;
     showList(fields.all, this.shown, slider.point, model, {
       open: (field) => this.openField(field),
       remove: (field) => this.fields.remove(field),
       retry: (field) => this.fields.retry(field),
     });
-    showMontage(done, slider.point, model, (field, index) => this.openField(field, index));
-    this.updateResult(done);
+    const counted = fields.done.filter((field) => field.duplicateOf === null);
+    showMontage(counted, slider.point, model, (field, index) => this.openField(field, index));
   }
 
   /** Marks the result as outdated until the service has answered. */
@@ -95,40 +101,50 @@ class Page {
 
   async showResult(done, requestNumber) {
     const { model, slider } = this;
-    const allCounts = countCells(done.map((field) => field.image), slider.point, model);
-    if (!done.length || model.positive_class === null) {
+    if (!done.length) {
       this.slide = null;
-      return done.length ? showCounts(allCounts, model, this.notes()) : showSlide(null, model);
+      showError(null);
+      return showNoResult("No cells yet", "Add images to see the result.");
     }
-    const { classes: _, ...counts } = allCounts;
-    const request = {
-      ...counts,
-      log_odds: slider.point?.log_odds ?? null,
-      feature_means: done.map((field) => field.image.feature_mean).filter(Boolean),
-      rbc_diameters_px: done.map((field) => field.image.rbc_diameter_px).filter(Boolean),
-      num_single_cells: done.filter((field) => field.image.kind === "cell").length,
-    };
     try {
-      const slide = await fetchPrevalence(request);
+      const slide = await fetchSlide(this.slideRequest(done));
       if (requestNumber !== this.lastRequest) return;
       this.slide = slide;
-      showSlide(slide, model, this.notes());
+      this.markDuplicates(done, slide.duplicate_of);
+      if (model.positive_class === null) {
+        const counted = done.filter((field) => field.duplicateOf === null).map((field) => field.image);
+        showCounts(slide, countClasses(counted, slider.point, model), model, this.notes());
+      } else showSlide(slide, model, this.notes());
       showError(null);
     } catch (error) {
       if (requestNumber !== this.lastRequest) return;
+      this.slide = null; // the shown result belongs to other images
       showError(capitalize(error.message));
-      showSlide((this.slide = null), model); // the shown result belongs to other counts
+      showNoResult("No result", capitalize(error.message));
     }
   }
 
-  /** Warns if the result does not cover all images. */
+  slideRequest(done) {
+    const { point } = this.slider;
+    const failed = this.fields.all.filter((field) => field.state === "failed");
+    return {
+      images: done.map(({ image }) => ({ ...image.summary, num_flagged: countFlagged(image, point) })),
+      failures: failed.map((field) => ({ name: field.name, reason: field.error })),
+      log_odds: point?.log_odds ?? null,
+    };
+  }
+
+  /** The service says which images show the same pixels as an earlier one. */
+  markDuplicates(done, duplicateOf) {
+    const hasChanged = done.some((field, n) => field.duplicateOf !== duplicateOf[n]);
+    done.forEach((field, n) => (field.duplicateOf = duplicateOf[n]));
+    if (hasChanged) this.showImages();
+  }
+
+  /** Warns while images are still to be read. */
   notes() {
-    const countIn = (...states) => this.fields.all.filter((field) => states.includes(field.state)).length;
-    const [numPending, numFailed] = [countIn("waiting", "reading"), countIn("failed")];
-    return [
-      numPending ? `incomplete: ${numPending} of ${this.fields.all.length} images are still to be read` : null,
-      numFailed ? `${numFailed} of ${this.fields.all.length} images could not be read: the result does not include ${numFailed === 1 ? "it" : "them"}` : null,
-    ].filter(Boolean);
+    const numPending = this.fields.all.filter((field) => field.state === "waiting" || field.state === "reading").length;
+    return numPending ? [`incomplete: ${numPending} of ${this.fields.all.length} images are still to be read`] : [];
   }
 
   /** The title changes only when the new image is drawn, so that title and cells always belong together. */

@@ -8,25 +8,29 @@ const WIDTH = 320;
 // a square root scale shows both 1 % and 50 %
 const toX = (fraction) => 10 + Math.sqrt(fraction) * (WIDTH - 24);
 
+export function showNoResult(title, text) {
+  byId("result").hidden = true;
+  showVerdict("", "", title, text);
+}
+
 /** `notes`: warnings of the page itself. */
-export function showSlide(slide, model, notes = []) {
-  byId("result").hidden = slide === null;
-  if (slide === null) return showVerdict("", "", "No cells yet", "Add images to see the result.");
+export function showSlide(slide, model, notes) {
+  byId("result").hidden = false;
   const [verdict, ...reason] = slide.headline.split(": ");
   showVerdict(slide.tone, MARKS[slide.tone], capitalize(verdict), capitalize(reason.join(": ")));
-  showWarnings([...notes, ...slide.warnings]);
+  showWarnings([...notes, ...slide.reliability_warnings, ...slide.notes]);
   byId("interval").replaceChildren(...(slide.prevalence_low === null ? [] : [intervalFigure(slide, model)]));
   byId("cell-count").replaceChildren(cellCountBar(slide.num_counted, slide.has_enough_cells, model));
   byId("rows").replaceChildren(...slide.rows.map(([label, value]) => tableRow(label, value)));
 }
 
 /** Without a positive class there are counts but no verdict. */
-export function showCounts(counts, model, notes) {
+export function showCounts(slide, classCounts, model, notes) {
   byId("result").hidden = false;
-  showWarnings(notes);
-  showVerdict("open", "", `${formatCount(counts.num_counted)} cells counted`, "This model has no positive class: no verdict.");
-  const rows = [...Object.entries(counts.classes), ...Object.entries(counts.excluded).map(([reason, n]) => [`not counted: ${reason}`, n])];
-  byId("cell-count").replaceChildren(cellCountBar(counts.num_counted, counts.num_counted >= model.recommended_cells, model));
+  showWarnings([...notes, ...slide.notes]);
+  showVerdict("open", "", `${formatCount(slide.num_counted)} cells counted`, "This model has no positive class: no verdict.");
+  const rows = [...Object.entries(classCounts), ...Object.entries(slide.excluded).map(([reason, n]) => [`not counted: ${reason}`, n])];
+  byId("cell-count").replaceChildren(cellCountBar(slide.num_counted, slide.has_enough_cells, model));
   byId("rows").replaceChildren(...rows.map(([label, n]) => tableRow(label, formatCount(n))));
 }
 

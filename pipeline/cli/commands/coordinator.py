@@ -25,6 +25,7 @@ from pipeline.ops.encrypted_archive import is_encrypted
 from pipeline.reports.document.formatting import UNDEFINED_TEXT, format_bytes, format_count, format_score
 from pipeline.service.runtime.client import ApiClient, connect
 from pipeline.service.runtime.run_states import TERMINAL_STATES
+from pipeline.service.storage.expected_officers import expect_officer
 from pipeline.service.storage.home import CoordinatorHome
 
 RECONNECT_SECONDS = 2.0
@@ -63,8 +64,7 @@ def run_command(
     json: bool,
 ) -> None:
     """Reads the study before sending it, so that errors name the line of the file; the service reads it again."""
-    from pipeline.study.schema import load_study
-    from pipeline.study.toml_file import find_study, parse_override, to_toml
+    from pipeline.study.toml_file import find_study, load_study, parse_override, to_toml
 
     resolved_study = load_study(find_study(study), dict(map(parse_override, overrides)))
     with connect(home) as client:
@@ -247,6 +247,14 @@ def _connection_state(site: Mapping[str, Any]) -> str:
 
 def _format_time(iso: str | None) -> str:
     return UNDEFINED_TEXT if iso is None else iso[:19].replace("T", " ")
+
+
+def expect_officer_command(home: Path, site: str, fingerprint: str, json: bool) -> None:
+    recorded = expect_officer(CoordinatorHome.open(home), site, fingerprint)
+    if json:
+        print_json({"site": site, "officer": recorded})
+        return
+    console.print(f"{site}: a new ledger is countersigned if its officer has key {recorded}", soft_wrap=True)
 
 
 def backup_command(home: Path, file: Path, encrypt: bool, json: bool) -> None:

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.cli.commands.run import free_path
 from pipeline.cli.output import console
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import HemofedError, RunFolderError
+from pipeline.core.files import free_path
 from pipeline.records.run_results import RunResults
 from pipeline.records.sites_record import SitesRecord
 
@@ -59,6 +59,6 @@ def _newest_run(runs: Path) -> Path:
 def _run_hemofed(env: dict[str, str], *arguments: object) -> None:
     argv = [str(argument) for argument in arguments]
     console.print(f"\n$ hemofed {shlex.join(argv)}", style="bold", soft_wrap=True)
-    completed = subprocess.run([sys.executable, "-m", "pipeline.cli.main", *argv], env=env, check=False)
+    completed = subprocess.run([sys.executable, "-P", "-m", "hemofed", *argv], env=env, check=False)
     if completed.returncode:
         raise HemofedError(f"hemofed {argv[0]} failed with exit code {completed.returncode}; see the output above")

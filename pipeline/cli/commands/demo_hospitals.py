@@ -13,8 +13,7 @@ from pipeline.cli.local_federation import LocalFederation, run_cli_json
 from pipeline.cli.output import console, print_json
 from pipeline.core.errors import ServiceError
 from pipeline.runs.federated import validate_federated_study
-from pipeline.study.schema import load_study
-from pipeline.study.toml_file import find_study, parse_override
+from pipeline.study.toml_file import find_study, load_study, parse_override
 
 DEMO_SITES = ("site-01", "site-02", "site-03")
 

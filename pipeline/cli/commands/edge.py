@@ -7,6 +7,7 @@ from typing import Any
 
 from deploy.bundle.bundle import ModelBundle, Precision
 from deploy.bundle.crop import describe_crop
+from deploy.bundle.notice import RESEARCH_USE_NOTICE
 from deploy.bundle.ood_guard import MAX_DRIFT
 from deploy.bundle.trust_store import TrustStore, read_public_key
 from deploy.inference.local_calibration import (
@@ -17,7 +18,6 @@ from deploy.inference.local_calibration import (
     save_local_calibration,
 )
 from deploy.inference.runtime import BundleRuntime
-from deploy.slide.verdict import RESEARCH_USE_NOTICE
 from pipeline.cli.output import build_table, console, print_json, stderr_console
 from privacy.ledger.keys import fingerprint
 

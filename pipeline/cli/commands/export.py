@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from platformdirs import user_data_path
-
-from deploy.export.export import LICENSE_NOT_STATED, ExportResult, export_bundle
+from deploy.export.export import LICENSE_NOT_STATED, ExportResult, check_export, export_bundle
 from deploy.export.model_card import format_rate
+from deploy.export.signing_key import load_signing_key
 from pipeline.cli.output import build_table, console, print_json, stderr_console
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import StudyError
-from privacy.ledger import keys
 
 
 def export_command(
@@ -31,10 +28,12 @@ def export_command(
     if model and site:
         raise StudyError("--model and --site exclude each other; give one of them")
     model_name = f"site/{site}" if site else model or "global"
-    signing_key = load_signing_key(key)
+    run_folder = RunFolder.open(run)
+    check_export(run_folder, model_name, out, field_scale)  # before a key is created
+    signing_key = load_signing_key(key, _tell_about_new_key)
     with stderr_console.status("exporting") as status:
         exported = export_bundle(
-            run_folder=RunFolder.open(run),
+            run_folder=run_folder,
             model_name=model_name,
             output_folder=out,
             signing_key=signing_key,
@@ -69,15 +68,8 @@ def _ignore_status(text: str) -> None:
     return None
 
 
-def load_signing_key(path: Path | None) -> Ed25519PrivateKey:
-    """Without a path: the user's own key, which is created at first use."""
-    if path is not None:
-        return keys.load_key(path)
-    default_path = user_data_path("hemofed") / "signing.pem"
-    if not default_path.exists():
-        keys.save_key(keys.generate_key(), default_path)
-        stderr_console.print(f"created a key to sign bundles: {default_path}; keep a copy of it", soft_wrap=True)
-    return keys.load_key(default_path)
+def _tell_about_new_key(path: Path) -> None:
+    stderr_console.print(f"created a key to sign bundles: {path}; keep a copy of it", soft_wrap=True)
 
 
 def _export_to_dict(exported: ExportResult) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def _format_cell(column: str, value: object) -> str:
 
 
 def evaluate_command(
-    run: Path, data: Path | None, source: str | None, model: str, split: str, overrides: list[str], json: bool
+    run: Path, data: Path | None, source: str | None, model: str, split: str | None, overrides: list[str], json: bool
 ) -> None:
     from pipeline.runs.score_saved_model import score_saved_model
 
@@ -61,7 +60,7 @@ def evaluate_command(
         for metric in METRIC_LABELS
         if metric in metrics.model_fields_set
     ]
-    console.print(build_table([f"{model} on {results.data}", split], rows))
+    console.print(build_table([f"{model} on {results.data}", results.split], rows))
     if metrics.confusion is not None and len(results.classes) <= 12:
         console.print(
             build_table(
@@ -109,7 +108,6 @@ def _describe_strategies() -> list[dict[str, Any]]:
     rows = []
     for name, cls in registered_components("strategies").items():
         assert issubclass(cls, Strategy)
-        doc_lines = (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()
         strategy = cls(name=name)
         rows.append(
             {
@@ -122,17 +120,16 @@ def _describe_strategies() -> list[dict[str, Any]]:
                 "result_in_client_states": cls.result_in_client_states,
                 "personalized": cls.personalized,
                 "settings": _default_settings(cls),
-                "description": doc_lines[0] if doc_lines else "",
+                "description": cls.describe_component(),
             }
         )
     return rows
 
 
 def _describe_components(kind: str) -> list[dict[str, Any]]:
-    """Rows of codecs or aggregation rules, with their `description` or the first line of their docstring."""
+    """Rows of codecs or aggregation rules."""
     rows = []
     for name, cls in registered_components(kind).items():
-        summary = getattr(cls, "description", None) or (cls.__doc__ or "").strip().splitlines()[0]
         rows.append(
             {
                 "name": name,
@@ -140,7 +137,7 @@ def _describe_components(kind: str) -> list[dict[str, Any]]:
                 "visibility": getattr(cls, "visibility", None),
                 "downward": getattr(cls, "supports_downlink", None),
                 "settings": _default_settings(cls),
-                "description": summary,
+                "description": cls.describe_component(),
             }
         )
     return rows

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from pipeline.cli.output import SCORE_DIGITS, RoundProgressTable, build_table, console, print_json
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import StudyError
+from pipeline.core.files import free_path
 from pipeline.reports.document.formatting import format_bytes, format_score
 from pipeline.study.privacy import PrivacyConfig
-from pipeline.study.schema import Study, load_study
-from pipeline.study.toml_file import find_study, parse_override
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import find_study, load_study, parse_override
 
 if TYPE_CHECKING:
     from pipeline.records.run_results import RunResults
@@ -60,32 +61,18 @@ def run_and_report(
     quiet: bool,
     site_homes: Path | None = None,
 ) -> RunResults:
-    """Runs the study and its baselines. After Ctrl-C, prints how to resume. A report is written before the baselines too.
-
-    `run_baselines` None: local-only for personalized studies, because their gain is measured against each site alone.
-    """
-    from pipeline.reports.run.report import write_report
-    from pipeline.runs.simulation import run_simulation
+    """Runs the study and its baselines; after Ctrl-C, prints how to resume."""
+    from pipeline.runs.run_study import run_study
 
     try:
-        with RoundProgressTable(study.name, study.rounds, quiet) as progress_table:
-            results = run_simulation(study, folder, data, progress_table, homes_folder=site_homes)
-        write_report(folder.path)
-        baseline_names = None if run_baselines else {"local_only"}
-        should_run_baselines = study.strategy.personalized if run_baselines is None else run_baselines
-        if should_run_baselines and not results.baselines.keys() >= (baseline_names or {"local_only", "centralized"}):
-            from pipeline.runs.baselines import run_baselines as train_baselines
-
-            baselines = train_baselines(
-                study,
-                folder,
-                data,
-                lambda s: RoundProgressTable(s.name.removeprefix(f"{study.name}-"), s.rounds, quiet),
-                baseline_names,
-            )
-            results = results.model_copy(update={"baselines": baselines})
-            results.write(folder.path)
-            write_report(folder.path)
+        return run_study(
+            study,
+            folder,
+            data,
+            lambda s: RoundProgressTable(s.name.removeprefix(f"{study.name}-"), s.rounds, quiet),
+            run_baselines,
+            site_homes,
+        )
     except KeyboardInterrupt:
         finished_rounds = [record.round for record in folder.load_rounds()]
         resume_options = (f" --data {shlex.quote(str(data))}" if data else "") + (
@@ -98,7 +85,6 @@ def run_and_report(
             f"Continue with: hemofed run --resume {shlex.quote(str(folder.path))}{resume_options}\n"
         )
         raise
-    return results
 
 
 def print_results(results: RunResults, folder: RunFolder) -> None:
@@ -165,11 +151,3 @@ def _print_privacy_spent(folder: RunFolder) -> None:
         )
     for line in few_sites_warnings(study, len(SitesRecord.read(folder.path).sites)):
         console.print(line, style="yellow", soft_wrap=True)
-
-
-def free_path(path: Path) -> Path:
-    """The path, or PATH-2, PATH-3, ... if it exists."""
-    candidate, number = path, 2
-    while candidate.exists():
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate

@@ -11,8 +11,8 @@ from pipeline.cli.output import build_table, console, print_json
 from pipeline.core.errors import StudyError
 from pipeline.protocol.tasks import TrainJob
 from pipeline.reports.document.formatting import format_count
-from pipeline.study.schema import Study, load_study
-from pipeline.study.toml_file import PACKAGED_STUDIES, find_study, parse_override, to_toml
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import PACKAGED_STUDIES, find_study, load_study, parse_override, to_toml
 
 if TYPE_CHECKING:
     from pipeline.runs.simulation import Simulation

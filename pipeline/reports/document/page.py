@@ -112,7 +112,11 @@ class HtmlPage:
         return self._add_block(kind="table", fold=fold, **table)
 
     def add_figure(self, svg: Markup, caption: str, alt: str = "", wide: bool = False) -> HtmlPage:
-        return self._add_block(kind="figure", svg=svg, caption=caption, alt=alt or caption, wide=wide)
+        return self._add_block(kind="figure", role="img", svg=svg, caption=caption, alt=alt or caption, wide=wide)
+
+    def add_gallery(self, title: str, images: Markup, caption: str) -> HtmlPage:
+        """A wide figure of many images; unlike those of a drawing, its texts are read out."""
+        return self._add_block(kind="figure", role="group", svg=images, caption=caption, alt=title, wide=True)
 
     def add_details(self, summary: str, text: str) -> HtmlPage:
         return self._add_block(kind="details", summary=summary, preformatted=text)

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from pydantic import ValidationError
+
+from pipeline.codecs.base import Codec
+from pipeline.core.registry import Component, registered_components
 from pipeline.reports.document.formatting import format_bytes
 from pipeline.reports.run.record import RunRecord, Settings
 
 FLOAT32_BYTES = 4
 TrafficDirection = Literal["up", "down"]
-
-
-def _fraction_text(codec: Settings) -> str:
-    return f"{100 * float(codec.get('fraction', 0.01)):g} % of the numbers"
-
-
-def _error_feedback_text(codec: Settings) -> str:
-    return ", with error feedback" if codec.get("error_feedback", True) else ""
-
-
-CODEC_DESCRIPTIONS: Mapping[str, Callable[[Settings], str]] = {
-    "fp16": lambda codec: "half precision, two bytes a number",
-    "qsgd": lambda codec: (
-        f"rounded at random to {codec.get('bits', 4)} bit{'s' if codec.get('bits', 4) != 1 else ''} a number"
-    ),
-    "topk": lambda codec: f"only the largest {_fraction_text(codec)}{_error_feedback_text(codec)}",
-    "randk": lambda codec: f"{_fraction_text(codec)}, at random positions{_error_feedback_text(codec)}",
-    "ring": lambda codec: "fixed-point integers for secure aggregation",
-}
 
 
 def compression_chains(record: RunRecord) -> dict[TrafficDirection, list[Settings]]:
@@ -56,17 +41,20 @@ def _as_codec_list(value: object) -> list[Settings]:
 
 def _strategy_codecs(record: RunRecord) -> list[Settings]:
     """The strategy's default codecs, used if the study gives none (FedPAQ quantises)."""
-    from pydantic import ValidationError
-
-    from pipeline.core.registry import registered_components
-
-    table = record.settings.get("strategy")
-    cls = registered_components("strategies").get(record.strategy_name or "")
-    try:
-        strategy = cls.model_validate(table) if cls and isinstance(table, Mapping) else None
-    except ValidationError:  # a study of another version
-        return []
+    strategy = _find_component("strategies", record.settings.get("strategy"))
     return [codec.model_dump() for codec in getattr(strategy, "default_codec", ())]
+
+
+def _find_component(kind: str, table: object) -> Component | None:
+    """None if the table is of a plugin that is not installed, or of another version."""
+    settings = {"name": table} if isinstance(table, str) else table
+    if not isinstance(settings, Mapping):
+        return None
+    cls = registered_components(kind).get(str(settings.get("name")))
+    try:
+        return cls.model_validate(settings) if cls else None
+    except ValidationError:
+        return None
 
 
 def describe_compression(chains: Mapping[TrafficDirection, Sequence[Settings]]) -> str:
@@ -81,7 +69,8 @@ def _describe_chain(chain: Sequence[Settings]) -> str:
 
 def _describe_codec(codec: Settings) -> str:
     name = str(codec.get("name"))
-    return f"{name} ({CODEC_DESCRIPTIONS[name](codec)})" if name in CODEC_DESCRIPTIONS else name
+    component = _find_component("codecs", codec)
+    return f"{name} ({component.summary})" if isinstance(component, Codec) else name
 
 
 def float32_bytes(record: RunRecord, direction: TrafficDirection) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 from pipeline.core.errors import StudyError
 from pipeline.records.run_control import request_state
@@ -70,23 +69,3 @@ def _select_sites(context: ServiceContext, site_names: Sequence[str] | None) -> 
     if unknown := [name for name in site_names if name not in key_by_site]:
         raise StudyError(f"not enrolled: {', '.join(unknown)}; enrolled sites: {', '.join(key_by_site) or 'none'}")
     return {name: key_by_site[name] for name in site_names}
-
-
-def describe_study(study: dict[str, Any]) -> list[str]:
-    """What a study does, in sentences for readers who do not know TOML. `study`: the resolved file."""
-    data, model, local = study.get("data", {}), study.get("model", {}), study.get("local", {})
-    privacy, fraction = study.get("privacy", {}), study.get("client_sampling", {}).get("fraction", 1.0)
-    work_text = (
-        f"{local['steps']} steps"
-        if "steps" in local
-        else ("1 epoch" if local.get("epochs", 1) == 1 else f"{local['epochs']} epochs")
-    )
-    sites_text = "every site" if fraction == 1.0 else f"{fraction:.0%} of the sites"
-    lines = [
-        study.get("description", ""),
-        f"Sites train a {model.get('name')} network on {data.get('name')} data; no image leaves a site.",
-        f"{study.get('strategy', {}).get('name')}, {study.get('rounds')} rounds: each asks {sites_text} for {work_text} of training.",
-        "The coordinator sees only sums over sites." if privacy.get("secure_aggregation") else "",
-        "" if privacy else "No privacy budget is set: updates are not noised.",
-    ]
-    return [line for line in lines if line]

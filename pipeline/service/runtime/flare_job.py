@@ -96,8 +96,9 @@ class FlareController(Controller):  # type: ignore[misc]
             verify_proof=lambda site, nonce, proof: is_valid_signature(
                 offer.site_keys[site], "possession", possession_statement(offer, site, nonce), proof
             ),
+            reported_epsilon=self._epsilon_by_site,
         )
-        run_federated(folder, offer, engine, live_status, lambda: dict(self._epsilon_by_site))
+        run_federated(folder, offer, engine, live_status)
         AttemptOutcome(outcome="finished", reason="").write(folder.path)
 
     def _on_heartbeat(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:

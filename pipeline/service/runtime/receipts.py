@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline.core.errors import HemofedError, LedgerError
+from pipeline.service.storage.expected_officers import expected_officer
 from privacy.ledger import keys
 from privacy.ledger.countersigner import LedgerCountersigner
 from privacy.ledger.receipts import ReceiptRequest
@@ -26,7 +27,9 @@ def countersign_request(
         request = ReceiptRequest.model_validate_json(request_json)
         if request.site != site:
             raise LedgerError(f"{site} asked for a receipt in the name of {request.site}; each site asks for its own")
-        signer = LedgerCountersigner(home / "receipts", keys.load_key(home / "key.pem"))
+        signer = LedgerCountersigner(
+            home / "receipts", keys.load_key(home / "key.pem"), expected_officer(home, request.site)
+        )
         receipt = signer.countersign(request)
         if on_receipt is not None:
             on_receipt(receipt)

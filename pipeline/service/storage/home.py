@@ -3,6 +3,7 @@
 HOME/coordinator.toml     its name, and the address at which sites reach it
 HOME/key.pem              signs ledger receipts
 HOME/receipts/            the last receipt of every ledger
+HOME/officers.json        fingerprints of officers' keys (expected_officers.py)
 HOME/ca.pem, ca.key       the federation's own certificate authority
 HOME/web.crt, web.key     TLS certificate of the web service
 HOME/hemofed.db           sites, runs, approvals (database.py)

@@ -8,20 +8,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.ops.body_limit import limit_body
+from pipeline.ops.security_headers import COMMON_HEADERS, add_headers
 
 MAX_BODY_BYTES = 2_000_000
 BODY_TOO_LARGE_TEXT = f"the request is too large; at most {MAX_BODY_BYTES // 1_000_000} MB are allowed"
 SECURITY_HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
+    **COMMON_HEADERS,
 }
 UNCACHED_PREFIXES = ("/api/", "/site/")
 # reports contain their styles and images, and no scripts
@@ -51,17 +47,8 @@ class SecurityHeadersMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-                if scope["path"].startswith(UNCACHED_PREFIXES):
-                    headers["cache-control"] = "no-store"
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers)
+        no_store = {"cache-control": "no-store"} if scope["path"].startswith(UNCACHED_PREFIXES) else {}
+        await self.app(scope, receive, add_headers(send, {**SECURITY_HEADERS, **no_store}))
 
 
 @dataclass

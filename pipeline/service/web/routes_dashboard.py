@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from importlib.metadata import version
 from typing import Annotated, NoReturn
 
@@ -13,10 +12,11 @@ from pipeline.protocol.invitations import format_invitation
 from pipeline.records.base import FileRecord
 from pipeline.records.privacy_record import PrivacyRecord
 from pipeline.records.run_results import RunResults
-from pipeline.service.runtime.create_run import apply_run_action, create_run, describe_study
+from pipeline.service.runtime.create_run import apply_run_action, create_run
 from pipeline.service.storage.accounts import SESSION_LIFETIME, UserRole
 from pipeline.service.web.auth import SESSION_COOKIE, CurrentCaller
 from pipeline.service.web.context import ContextDep, ServiceContext
+from pipeline.service.web.describe_study import describe_study_file
 from pipeline.service.web.serializers import ResponseJson, format_time, serialize_user
 from pipeline.study.offer import RUN_NAME_PATTERN, SITE_NAME_PATTERN, SiteName
 from privacy.ledger import keys
@@ -84,12 +84,8 @@ def list_runs(context: ContextDep) -> list[ResponseJson]:
 
 def get_run(id: RunIdPath, context: ContextDep) -> ResponseJson:
     study = context.run_files.read_text(id, "study.toml")
-    details = {
-        "study": study,
-        "offer": context.run_files.load_offer(id),
-        "study_summary": describe_study(tomllib.loads(study)),
-    }
-    return require_run(context, id) | details
+    details = {"study": study, "offer": context.run_files.load_offer(id)}
+    return require_run(context, id) | details | describe_study_file(study)
 
 
 def offer_run(body: OfferRunRequest, caller: CurrentCaller, context: ContextDep) -> ResponseJson:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pipeline.reports.document.blocks import (
     FigureBlock,
@@ -16,10 +15,10 @@ from pipeline.reports.document.blocks import (
     format_epsilon,
 )
 from pipeline.reports.document.page import TableColumn
+from privacy.audit.attack_findings import AttackFindings, CanaryFinding, InversionCase, MembershipFinding
 from privacy.audit.document.figures import AttackGauge, plot_attack_gauges
-from privacy.audit.interpretation import auc_bound
+from privacy.audit.facts import AuditFacts
 
-Json = Mapping[str, Any]
 CHAPTER_TITLE = "Attacks compared with the bound"
 NO_BOUND_TEXT = "Nothing was promised, so there is no bound to compare these results with."
 BOUND_TEXT = (
@@ -28,13 +27,12 @@ BOUND_TEXT = (
 )
 
 
-def build_attack_chapter(facts: Json, run_folder: Path) -> ReportChapter:
-    attack_results = facts["attacks"]
-    if not attack_results:
+def build_attack_chapter(facts: AuditFacts, run_folder: Path) -> ReportChapter:
+    findings = facts.attacks
+    if findings is None:
         text = "No attack has been tried on this run. `hemofed audit` with the option --attack tries them and fills this chapter."
         return ReportChapter(CHAPTER_TITLE, [TextBlock([text])])
-    has_promise = facts["headline"] or facts["protection"]["client_level_dp"]
-    blocks: list[ReportBlock] = [TextBlock([BOUND_TEXT if has_promise else NO_BOUND_TEXT])]
+    blocks: list[ReportBlock] = [TextBlock([BOUND_TEXT if facts.spent else NO_BOUND_TEXT])]
     if gauges := list(attack_gauges(facts)):
         caption = "Results of the attacks, between chance and the promised bound."
         blocks.append(FigureBlock("attacks", plot_attack_gauges(gauges), caption))
@@ -45,45 +43,39 @@ def build_attack_chapter(facts: Json, run_folder: Path) -> ReportChapter:
         TableColumn("Interpretation"),
     ]
     blocks.append(TableBlock(columns, list(_attack_rows(facts)), column_shares=(0.17, 0.45, 0.2, 0.18)))
-    summaries = [
-        str(result["summary"])
-        for result in attack_results.values()
-        if isinstance(result, Mapping) and result.get("summary")
-    ]
-    if summaries:
+    if summaries := [finding.summary for finding in findings.tried if finding.summary]:
         blocks.append(TextBlock(summaries))
-    return ReportChapter(CHAPTER_TITLE, [*blocks, *_attack_images(attack_results, run_folder)], starts_new_page=True)
+    return ReportChapter(CHAPTER_TITLE, [*blocks, *_inversion_image(findings, run_folder)], starts_new_page=True)
 
 
-def promised_auc_bound(facts: Json, unit: str | None) -> float | None:
+def promised_auc_bound(facts: AuditFacts, unit: str | None) -> float | None:
     """The largest AUC that the promise allows an attack on these units; None if it bounds nothing for them.
 
     A promise to single images bounds nothing for persons.
     """
-    headline, client_level_dp = facts["headline"], facts["protection"]["client_level_dp"]
-    if headline and headline["epsilon"] and (headline["unit"] != "example" or unit in (None, "example")):
-        return auc_bound(headline["epsilon"], headline["delta"])
-    if client_level_dp and client_level_dp["spent"]:
-        return auc_bound(client_level_dp["spent"], client_level_dp["delta"])
+    headline, client_level_dp = facts.headline, facts.protection.client_level_dp
+    if headline and headline.spent.epsilon and (headline.unit != "example" or unit in (None, "example")):
+        return headline.spent.auc
+    if client_level_dp and client_level_dp.spent.epsilon:
+        return client_level_dp.spent.auc
     return None
 
 
-def attack_gauges(facts: Json) -> Iterator[AttackGauge]:
+def attack_gauges(facts: AuditFacts) -> Iterator[AttackGauge]:
     """The attacks for which the run promises a bound."""
-    attack_results = facts["attacks"] or {}
-    if (result := attack_results.get("membership")) and (bound := promised_auc_bound(facts, result.get("unit"))):
-        low, high = result.get("auc_low", result["auc"]), result.get("auc_high", result["auc"])
+    findings = facts.attacks or AttackFindings()
+    if (membership := findings.membership) and (bound := promised_auc_bound(facts, membership.unit)):
         yield AttackGauge(
             name="Membership",
             chance_level=0.5,
-            low=low,
-            measured=result["auc"],
-            high=high,
+            low=membership.auc if membership.auc_low is None else membership.auc_low,
+            measured=membership.auc,
+            high=membership.auc if membership.auc_high is None else membership.auc_high,
             bound=bound,
-            summary=f"AUC {result['auc']:.3f}, chance 0.5, bound {_format_auc(bound)}",
+            summary=f"AUC {membership.auc:.3f}, chance 0.5, bound {_format_auc(bound)}",
         )
-    if (result := attack_results.get("canaries")) and result.get("epsilon_promised"):
-        low, promised_epsilon = float(result["epsilon_low"]), float(result["epsilon_promised"])
+    if (canaries := findings.canaries) and canaries.epsilon_promised:
+        low, promised_epsilon = canaries.epsilon_low, canaries.epsilon_promised
         yield AttackGauge(
             name="Canaries",
             chance_level=0.0,
@@ -95,15 +87,15 @@ def attack_gauges(facts: Json) -> Iterator[AttackGauge]:
         )
 
 
-def refuted_promises(facts: Json) -> Iterator[str]:
+def refuted_promises(facts: AuditFacts) -> Iterator[str]:
     """A problem for each attack whose result is above its bound."""
     for gauge in attack_gauges(facts):
         if gauge.low > gauge.bound:
             yield f"the attack “{gauge.name.lower()}” exceeds the promised bound ({gauge.summary})"
 
 
-def _attack_rows(facts: Json) -> Iterator[list[str]]:
-    attack_results = facts["attacks"]
+def _attack_rows(facts: AuditFacts) -> Iterator[list[str]]:
+    findings = facts.attacks or AttackFindings()
     refuted_attacks = {gauge.name for gauge in attack_gauges(facts) if gauge.low > gauge.bound}
 
     def interpret(name: str, has_bound: bool) -> str:
@@ -111,59 +103,65 @@ def _attack_rows(facts: Json) -> Iterator[list[str]]:
             return "no bound"
         return "refutes the promise" if name in refuted_attacks else "consistent with the promise"
 
-    if result := attack_results.get("membership"):
-        bound = promised_auc_bound(facts, result.get("unit"))
-        interval_text = (
-            f" ({result['auc_low']:.3f} to {result['auc_high']:.3f})" if {"auc_low", "auc_high"} <= set(result) else ""
-        )
-        counts_text = (
-            f"; {result['num_members']:,} members, {result['num_nonmembers']:,} nonmembers"
-            if {"num_members", "num_nonmembers"} <= set(result)
-            else ""
-        )
-        unit_text = f", by {result['unit']}" if result.get("unit") else ""
-        finding = f"AUC {result['auc']:.3f}{interval_text}{unit_text}; 0.5 is chance{counts_text}"
+    if findings.membership:
+        bound = promised_auc_bound(facts, findings.membership.unit)
         bound_text = f"AUC {_format_auc(bound)}" if bound else "none"
-        yield ["Membership: who was in the training data?", finding, bound_text, interpret("Membership", bool(bound))]
-    if result := attack_results.get("canaries"):
-        guess_text = (
-            f"; {result['num_correct']} of {result['num_guesses']} guesses right, {result['num_canaries']} canaries"
-            if {"num_correct", "num_guesses", "num_canaries"} <= set(result)
-            else ""
-        )
-        confidence_text = f" with {100 * result['confidence']:g} % confidence" if result.get("confidence") else ""
-        promised_epsilon = result.get("epsilon_promised")
-        delta_text = f" at delta {result['delta']:g}" if result.get("delta") else ""
-        max_epsilon_low = result.get("max_epsilon_low")
-        max_text = f"; with every guess right {format_epsilon(max_epsilon_low)}" if max_epsilon_low else ""
-        finding = f"epsilon at least {format_epsilon(result['epsilon_low'])}{confidence_text}{guess_text}{max_text}"
+        question = "Membership: who was in the training data?"
+        finding = _describe_membership(findings.membership)
+        yield [question, finding, bound_text, interpret("Membership", bool(bound))]
+    if canaries := findings.canaries:
+        delta_text = f" at delta {canaries.delta:g}" if canaries.delta else ""
+        promised_epsilon = canaries.epsilon_promised
         bound_text = f"epsilon {format_epsilon(promised_epsilon)}{delta_text}" if promised_epsilon else "none"
         question = "Canaries: were planted examples in the training data?"
-        yield [question, finding, bound_text, interpret("Canaries", bool(promised_epsilon))]
-    if result := attack_results.get("inversion"):
-        cases = result.get("cases") or ()
-        finding = "; ".join(f"{c['name']}: {_format_similarity(c)}" for c in cases) or "see the images"
+        yield [question, _describe_canaries(canaries), bound_text, interpret("Canaries", bool(promised_epsilon))]
+    if findings.inversion:
+        cases = findings.inversion.cases
+        finding = "; ".join(f"{case.name}: {_format_similarity(case)}" for case in cases) or "see the images"
         question = "Inversion: can images be reconstructed from updates?"
         yield [question, finding, "none for similarity", "compare the images"]
 
 
-def _format_similarity(case: Json) -> str:
-    parts = [("SSIM", "ssim", ".2f", ""), ("PSNR", "psnr", ".1f", " dB")]
-    return ", ".join(
-        f"{label} {format(case[key], digits)}{unit}" for label, key, digits, unit in parts if case.get(key) is not None
+def _describe_membership(finding: MembershipFinding) -> str:
+    interval_text = (
+        ""
+        if finding.auc_low is None or finding.auc_high is None
+        else f" ({finding.auc_low:.3f} to {finding.auc_high:.3f})"
     )
+    unit_text = f", by {finding.unit}" if finding.unit else ""
+    counts_text = (
+        ""
+        if finding.num_members is None or finding.num_nonmembers is None
+        else f"; {finding.num_members:,} members, {finding.num_nonmembers:,} nonmembers"
+    )
+    return f"AUC {finding.auc:.3f}{interval_text}{unit_text}; 0.5 is chance{counts_text}"
+
+
+def _describe_canaries(finding: CanaryFinding) -> str:
+    confidence_text = f" with {100 * finding.confidence:g} % confidence" if finding.confidence else ""
+    guess_text = (
+        ""
+        if None in (finding.num_correct, finding.num_guesses, finding.num_canaries)
+        else f"; {finding.num_correct} of {finding.num_guesses} guesses right, {finding.num_canaries} canaries"
+    )
+    max_text = f"; with every guess right {format_epsilon(finding.max_epsilon_low)}" if finding.max_epsilon_low else ""
+    return f"epsilon at least {format_epsilon(finding.epsilon_low)}{confidence_text}{guess_text}{max_text}"
+
+
+def _format_similarity(case: InversionCase) -> str:
+    ssim_text = "" if case.ssim is None else f"SSIM {case.ssim:.2f}"
+    psnr_text = "" if case.psnr is None else f"PSNR {case.psnr:.1f} dB"
+    return ", ".join(filter(None, (ssim_text, psnr_text)))
 
 
 def _format_auc(value: float) -> str:
     return f"{value:.4f}" if value < 0.9999 else "over 0.9999"
 
 
-def _attack_images(attack_results: Json, run_folder: Path) -> Iterator[ImageBlock]:
-    """Only PNG files inside the run folder: attacks.json must not name any other file."""
-    for name, result in attack_results.items():
-        if not isinstance(result, Mapping) or not result.get("image"):
-            continue
-        file = (run_folder / str(result["image"])).resolve()
-        if file.is_file() and file.suffix == ".png" and file.is_relative_to(run_folder.resolve()):
-            note = "The original, and its reconstructions from updates." if name == "inversion" else ""
-            yield ImageBlock(name.capitalize(), file.read_bytes(), str(result.get("caption") or note))
+def _inversion_image(findings: AttackFindings, run_folder: Path) -> Iterator[ImageBlock]:
+    """Only a PNG file inside the run folder: attacks.json must not name any other file."""
+    if not (findings.inversion and findings.inversion.image):
+        return
+    file = (run_folder / findings.inversion.image).resolve()
+    if file.is_file() and file.suffix == ".png" and file.is_relative_to(run_folder.resolve()):
+        yield ImageBlock("Inversion", file.read_bytes(), "The original, and its reconstructions from updates.")

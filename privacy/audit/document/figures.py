@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.reports.document.figure_style import (
     FULL_WIDTH_INCHES,
@@ -15,23 +15,24 @@ from pipeline.reports.document.figure_style import (
     new_figure,
 )
 from pipeline.reports.run.curves import MAX_MARKED_ROUNDS, format_round_axis, label_rows
+from privacy.audit.facts import SpendingFacts
+from privacy.ledger.records import LedgerBudget
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Json = Mapping[str, Any]
 MAX_BARS = 60
 SPENT_COLOR, LIMIT_COLOR, BUDGET_COLOR = PALETTE[0], PALETTE[3], PALETTE[8]
 
 
 @apply_figure_style()
-def plot_budgets(sites: Mapping[str, Json]) -> Figure:
-    """One bar per site: epsilon spent, and its budget."""
-    names = list(sites)[:MAX_BARS]
+def plot_budgets(spending_by_site: Mapping[str, SpendingFacts]) -> Figure:
+    """One bar per site: epsilon spent, and its budget, which every site has."""
+    names = list(spending_by_site)[:MAX_BARS]
     figure, axes = new_figure((FULL_WIDTH_INCHES[0], 1.15 + 0.27 * len(names)))
     positions = range(len(names))
-    limits = [float(sites[name]["budget"]["epsilon"]) for name in names]
-    spent = [float(sites[name]["spent"]) for name in names]
+    limits = [budget.epsilon for name in names if (budget := spending_by_site[name].budget)]
+    spent = [spending_by_site[name].spent for name in names]
     axes.barh(positions, limits, 0.62, color=BUDGET_COLOR, alpha=0.3, label="budget")
     axes.barh(positions, spent, 0.62, color=SPENT_COLOR, label="spent")
     for position, (epsilon, limit) in enumerate(zip(spent, limits, strict=True)):
@@ -53,16 +54,16 @@ def plot_budgets(sites: Mapping[str, Json]) -> Figure:
 
 
 @apply_figure_style()
-def plot_spending(site: Json) -> Figure:
+def plot_spending(spending: SpendingFacts, budget: LedgerBudget) -> Figure:
     """Total epsilon spent after each round of this study, and the budget."""
     figure, axes = new_figure(HALF_WIDTH_INCHES)
-    rounds = [0, *(point["round"] for point in site["curve"])]
-    spent = [site["spent_before"], *(point["epsilon"] for point in site["curve"])]
+    rounds = [0, *(point.round for point in spending.curve)]
+    spent = [spending.spent_before, *(point.epsilon for point in spending.curve)]
     axes.step([*rounds, rounds[-1] + 0.5], [*spent, spent[-1]], where="post", color=SPENT_COLOR, label="total spent")
     if len(rounds) <= MAX_MARKED_ROUNDS:
         axes.plot(rounds[1:], spent[1:], "o", color=SPENT_COLOR, markersize=4)
-    axes.axhline(float(site["budget"]["epsilon"]), color=LIMIT_COLOR, linestyle="--", linewidth=1.3, label="budget")
-    axes.set_ylim(0, 1.12 * max(*spent, float(site["budget"]["epsilon"])))
+    axes.axhline(budget.epsilon, color=LIMIT_COLOR, linestyle="--", linewidth=1.3, label="budget")
+    axes.set_ylim(0, 1.12 * max(*spent, budget.epsilon))
     axes.set_ylabel("Epsilon")
     format_round_axis(axes)
     figure.legend(loc="outside lower center", ncols=2)

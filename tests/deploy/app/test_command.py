@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @contextmanager
 def serve_bundle(bundle: Path, env: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "pipeline.cli.main", "edge", "serve", str(bundle), "--port", "0"]
+    command = [sys.executable, "-m", "hemofed", "edge", "serve", str(bundle), "--port", "0"]
     with subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -10,13 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.app.handlers import EdgeHandlers, SlideCountsRequest
+from deploy.app.handlers import EdgeHandlers, SlideRequest
 from deploy.bundle.calibration import ModelCalibration
-from deploy.imaging.images import InputImage, read_image_bytes
+from deploy.imaging.images import read_image_bytes
+from deploy.imaging.input_image import InputImage
 from deploy.inference.local_calibration import LocalCalibration
 from deploy.inference.runtime import BundleRuntime
-from deploy.slide.reader import ImageResult, SlideReader, SlideResult, summarize_slide
+from deploy.slide.image_result import ImageResult
+from deploy.slide.json_format import SlideDocument
+from deploy.slide.reader import SlideReader
+from deploy.slide.slide_result import SlideResult
+from tests.support.browser.axe import find_violations_by_layout
 from tests.support.dicom_files import encode_dicom, make_dicom
+from tests.support.edge.slides import count_slide
+from tests.support.image_files import encode_image
 from tests.support.markers import REAL_CELLS, needs_real_cells
 
 OpenPage = Callable[..., Any]
@@ -57,7 +64,7 @@ def predict_images(paths: list[Path], runtime: BundleRuntime, at: int | None = N
 
 def expected_slide(found: list[ImageResult], runtime: BundleRuntime, at: int | None = None) -> SlideResult:
     point = runtime.calibration.find_point() if at is None else runtime.calibration.sorted_points[at]
-    return summarize_slide(found, runtime, point)
+    return count_slide(found, runtime, point)
 
 
 def assert_page_shows(page: Any, found: list[ImageResult], slide: SlideResult) -> None:
@@ -65,12 +72,12 @@ def assert_page_shows(page: Any, found: list[ImageResult], slide: SlideResult) -
     each = [(sum(c.is_flagged for c in r.cells), sum(c.is_counted for c in r.cells)) for r in found]
     assert read_counts(page) == [f"⚑ {flagged} of {counted}" for flagged, counted in each]
     shown = read_rows(page)
-    assert shown["cells found"] == f"{slide.num_found:,}"
-    assert shown["counted"].startswith(f"{slide.estimate.num_counted:,} ")
-    assert shown["called schistocyte"].startswith(f"{slide.estimate.num_flagged:,} ")
+    assert shown["cells found"] == f"{slide.counts.num_found:,}"
+    assert shown["counted"].startswith(f"{slide.counts.num_counted:,} ")
+    assert shown["called schistocyte"].startswith(f"{slide.counts.num_flagged:,} ")
     title = page.inner_text("#verdict .large").replace("\xa0", " ")
     assert slide.estimate.verdict.split()[0].capitalize() in title
-    for why, n in slide.excluded.items():
+    for why, n in slide.counts.excluded.items():
         assert shown[f"not counted: {why}"] == f"{n:,}"
 
 
@@ -166,25 +173,59 @@ def test_model_without_operating_points_gives_counts_without_verdict(
     assert f"{counted} of 1,000" in page.inner_text("#cell-count")
 
 
-def test_duplicate_image_is_refused_and_images_can_be_removed(
-    open_page: OpenPage, field_paths: list[Path], runtime: BundleRuntime, tmp_path: Path
+def test_duplicate_image_counts_once_and_images_can_be_removed(
+    open_page: OpenPage,
+    field_paths: list[Path],
+    rendered_fields: list[np.ndarray],
+    runtime: BundleRuntime,
+    tmp_path: Path,
 ) -> None:
-    twin = tmp_path / "copy.png"
-    twin.write_bytes(field_paths[0].read_bytes())
+    """The same pixels in another format, as `hemofed predict` recognizes them."""
+    twin = tmp_path / "copy.bmp"
+    twin.write_bytes(encode_image(rendered_fields[0], "BMP"))
     page = open_page()
     add_images(page, [*field_paths, twin])
-    assert "counted twice" in page.inner_text("#list .failed .error")
-    page.click("#list .done:first-child .remove")
+    assert read_counts(page)[2] == f"same image as {field_paths[0].name}: not counted again"
+    found = predict_images(field_paths, runtime)
+    assert read_rows(page)["cells found"] == f"{sum(len(r.cells) for r in found):,}"
+    note = f"{twin.name} shows the same image as {field_paths[0].name} and is not counted again"
+    assert note in page.inner_text("#warnings").replace("Copy", "copy")
+    tiles = page.locator("#tiles button").evaluate_all("all => all.map((tile) => tile.title)")
+    assert tiles
+    assert not any(twin.name in tile for tile in tiles)
+    page.click("#list .done:first-child .remove")  # the copy counts now
     wait_for_result(page)
-    page.click("#list .failed .remove")
-    wait_for_result(page)
-    found = predict_images(field_paths[1:], runtime)
+    found = [*predict_images(field_paths[1:], runtime), *predict_images([twin], runtime)]
     assert_page_shows(page, found, expected_slide(found, runtime))
+    assert "not counted again" not in page.inner_text("#warnings")
     page.on("dialog", lambda dialog: dialog.accept())
     page.click("#restart")
     wait_for_result(page)
     assert page.is_visible("#drop")
     assert page.inner_text("#verdict .large") == "No cells yet"
+
+
+def test_images_of_two_patients_have_no_result(
+    open_page: OpenPage, rendered_fields: list[np.ndarray], runtime: BundleRuntime, tmp_path: Path
+) -> None:
+    for n, pixels in enumerate(rendered_fields):
+        (tmp_path / f"{n}.dcm").write_bytes(encode_dicom(make_dicom(pixels[None], PatientID=f"patient {n}")))
+    page = open_page()
+    add_images(page, [tmp_path / "0.dcm", tmp_path / "1.dcm"])
+    assert "several patients; give those of one slide at a time" in page.inner_text("#error")
+    assert "1.dcm is not of the patient of 0.dcm" in page.inner_text("#verdict")
+    assert page.is_hidden("#result"), "neither counts nor a file to save"
+    page.click("#list .done:nth-child(2) .remove")
+    wait_for_result(page)
+    found = predict_images([tmp_path / "0.dcm"], runtime)
+    assert_page_shows(page, found, expected_slide(found, runtime))
+    assert page.is_hidden("#error")
+    with page.expect_download() as waiting:
+        page.click("#save")
+    saved = Path(waiting.value.path()).read_text()
+    assert found[0].identity is not None
+    assert found[0].identity.patient not in saved
+    assert "patient" not in json.loads(saved)["images"][0]
 
 
 def test_dicom_frames_are_fields(
@@ -264,8 +305,8 @@ def test_save_is_disabled_while_the_result_is_pending(open_page: OpenPage, field
     page = open_page()
     add_images(page, field_paths)
     held: list[Any] = []
-    page.route("**/api/prevalence", lambda route: held.append(route))
-    with page.expect_request("**/api/prevalence"):
+    page.route("**/api/slide", lambda route: held.append(route))
+    with page.expect_request("**/api/slide"):
         page.locator("#slider").fill("0")
     assert page.get_attribute("#slide", "aria-busy") == "true"
     assert page.is_disabled("#save"), "the flags are new, the verdict is not yet"
@@ -297,10 +338,12 @@ def test_saved_result_equals_predict_json(open_page: OpenPage, field_paths: list
     at = len(runtime.calibration.sorted_points) - 1
     found = predict_images(field_paths, runtime, at)
     slide = expected_slide(found, runtime, at).to_dict()
+    assert SlideDocument.model_validate(saved).slide.num_found == slide["num_found"], "it has the documented format"
+    assert [image["counts"] for image in saved["images"]] == [r.to_dict()["counts"] for r in found]
     assert saved["notice"] == "research use only, not a medical device"
     assert saved["bundle"]["digest"] == runtime.bundle.digest
     assert [image["cells"] for image in saved["images"]] == [r.to_dict()["cells"] for r in found]
-    assert {k: saved["slide"][k] for k in slide if k != "drift"} == {k: v for k, v in slide.items() if k != "drift"}
+    assert {k: saved["slide"][k] for k in slide} == slide
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (1024, 600), (375, 700)])
@@ -319,6 +362,17 @@ def test_layout_fits_the_screen(
     )
 
 
+def test_axe_finds_no_violation(open_page: OpenPage, field_paths: list[Path], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"not an image")
+    page = open_page()
+    assert find_violations_by_layout(page) == {}
+    add_images(page, [*field_paths, broken])
+    page.focus("#canvas")
+    page.keyboard.press("ArrowRight")
+    assert find_violations_by_layout(page) == {}
+
+
 @needs_real_cells
 def test_page_with_real_fields(open_page: OpenPage, runtime: BundleRuntime) -> None:
     paths = [Path(str(REAL_CELLS)) / "chula_fields" / f"{n}.jpg" for n in (26, 552)]
@@ -328,7 +382,5 @@ def test_page_with_real_fields(open_page: OpenPage, runtime: BundleRuntime) -> N
     add_images(page, paths)
     found = predict_images(paths, runtime)
     assert_page_shows(page, found, expected_slide(found, runtime))
-    record = EdgeHandlers(runtime, 1).assess_counts(
-        SlideCountsRequest(num_counted=expected_slide(found, runtime).estimate.num_counted, num_flagged=0)
-    )
+    record = EdgeHandlers(runtime, 1).assess_slide(SlideRequest(images=[r.summarize() for r in found]))
     assert read_rows(page)["counted"] == dict(record["rows"])["counted"]

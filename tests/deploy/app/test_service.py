@@ -6,6 +6,7 @@ import base64
 import io
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import pytest
 from PIL import Image
 
 from deploy.app.app import WEB_FOLDER, create_app
+from deploy.bundle.notice import RESEARCH_USE_NOTICE
 from deploy.bundle.ood_guard import MAX_DRIFT, OUT_OF_DISTRIBUTION
-from deploy.imaging.images import InputImage, read_image_file
+from deploy.imaging.images import read_image_file
+from deploy.imaging.input_image import InputImage
 from deploy.inference.runtime import BundleRuntime
-from deploy.slide.html_report import format_headline
-from deploy.slide.reader import SlideReader, summarize_slide
-from deploy.slide.verdict import RECOMMENDED_CELLS, RESEARCH_USE_NOTICE, SUSPICION_THRESHOLD, assess_prevalence
+from deploy.slide.image_result import ImageSummary
+from deploy.slide.reader import SlideReader
+from deploy.slide.verdict import RECOMMENDED_CELLS, SUSPICION_THRESHOLD, assess_prevalence
 from tests.support.dicom_files import encode_dicom, make_dicom
+from tests.support.edge.slides import count_slide, make_summary
 from tests.support.image_files import encode_image
 from tests.support.markers import REAL_CELLS, needs_real_cells
 from tests.support.web_server import serve_app
@@ -148,95 +152,145 @@ def test_too_large_requests_are_refused(runtime: BundleRuntime) -> None:
             answer = httpx.post(f"{url}/api/images", content=content)
             assert answer.status_code == 413
             assert "hemofed predict" in answer.json()["error"]
-        counts = {"num_counted": 0, "num_flagged": 0, "excluded": {"x" * 1001: 1}}
-        assert httpx.post(f"{url}/api/prevalence", json=counts).status_code == 413
+        summary = make_summary(name="x" * 1001).model_dump(mode="json")
+        assert httpx.post(f"{url}/api/slide", json={"images": [summary]}).status_code == 413
 
 
-def test_api_prevalence_equals_assess_prevalence(client: httpx.Client, runtime: BundleRuntime) -> None:
+def ask_slide(client: httpx.Client, *images: ImageSummary | dict[str, Any], **more: Any) -> dict[str, Any]:
+    records = [image if isinstance(image, dict) else image.model_dump(mode="json") for image in images]
+    answer = client.post("/api/slide", json={"images": records, **more})
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def counted(num_counted: int, num_flagged: int, excluded: dict[str, int] | None = None, **changes: Any) -> ImageSummary:
+    found = num_counted + sum((excluded or {}).values())
+    return make_summary(
+        num_counted=num_counted, num_flagged=num_flagged, excluded=excluded or {}, num_found=found, **changes
+    )
+
+
+def test_api_slide_equals_assess_prevalence(client: httpx.Client, runtime: BundleRuntime) -> None:
     for point in runtime.calibration.sorted_points:
-        for counted, flagged in ((0, 0), (210, 10), (1200, 1), (1200, 600)):
-            result = client.post(
-                "/api/prevalence", json={"num_counted": counted, "num_flagged": flagged, "log_odds": point.log_odds}
-            ).json()
-            expected = assess_prevalence(counted, flagged, point)
-            assert {k: result[k] for k in expected.to_dict()} == expected.to_dict()
-            assert result["headline"] == format_headline(result)
+        for num_counted, num_flagged in ((0, 0), (210, 10), (1200, 1), (1200, 600)):
+            result = ask_slide(client, counted(num_counted, num_flagged, {"platelet": 7}), log_odds=point.log_odds)
+            expected = asdict(assess_prevalence(num_counted, num_flagged, point))
+            assert {k: result[k] for k in expected} == expected
+            assert (result["num_found"], result["num_counted"]) == (num_counted + 7, num_counted)
+            assert result["headline"].startswith(expected["verdict"])
+            assert expected["reason"] in result["headline"]
             assert result["operating_point"]["log_odds"] == point.log_odds
             assert ["counted", result["rows"][1][1]] in result["rows"]
 
 
-def test_api_prevalence_drift_from_feature_means(
+def test_api_slide_of_the_images_summaries_equals_predict(
     client: httpx.Client, runtime: BundleRuntime, rendered_fields: list[np.ndarray]
 ) -> None:
+    """Bit for bit, the drift included."""
     point = runtime.calibration.find_point()
-    result = [read(client, encode_image(pixels))[0] for pixels in rendered_fields]
-    cells = [cell for image_record in result for cell in image_record["cells"]]
-    excluded: dict[str, int] = {}
-    for image_record in result:
-        for why, n in image_record["excluded"].items():
-            excluded[why] = excluded.get(why, 0) + n
-    counts = {
-        "num_counted": sum(c["is_counted"] for c in cells),
-        "num_flagged": sum(c["is_flagged"] for c in cells),
-        "num_found": len(cells),
-        "excluded": excluded,
-        "feature_means": [image_record["feature_mean"] for image_record in result],
-    }
-    answer = client.post("/api/prevalence", json=counts).json()
-    slide = summarize_slide(
-        [SlideReader(runtime, point).read_image(InputImage("a", pixels)) for pixels in rendered_fields], runtime, point
-    ).to_dict()
-    assert answer["drift"] == pytest.approx(slide["drift"], abs=1e-4)
-    assert {k: v for k, v in answer.items() if k in slide and k != "drift"} == {
-        k: v for k, v in slide.items() if k != "drift"
-    }
+    records = [read(client, encode_image(pixels))[0] for pixels in rendered_fields]
+    answer = ask_slide(client, *(record["summary"] for record in records))
+    results = [SlideReader(runtime, point).read_image(InputImage("a", pixels)) for pixels in rendered_fields]
+    slide = count_slide(results, runtime, point).to_dict()
+    assert slide["drift"] > 0
+    assert {k: answer[k] for k in slide} == slide
 
 
-def test_api_prevalence_reliability_warnings(client: httpx.Client, runtime: BundleRuntime) -> None:
-    few = client.post(
-        "/api/prevalence", json={"num_counted": 90, "num_flagged": 1, "excluded": {OUT_OF_DISTRIBUTION: 10}}
-    ).json()
-    many = client.post(
-        "/api/prevalence", json={"num_counted": 70, "num_flagged": 1, "excluded": {OUT_OF_DISTRIBUTION: 30}}
-    ).json()
-    assert few["warnings"] == []
-    assert many["warnings"][0].startswith("30 of 100 red cells look unlike")
+def test_api_slide_counts_equal_pixels_once(client: httpx.Client, rendered_fields: list[np.ndarray]) -> None:
+    """A PNG and a BMP of one field have other bytes and the same pixels."""
+    (png,) = read(client, encode_image(rendered_fields[0]), "a.png")
+    (bmp,) = read(client, encode_image(rendered_fields[0], "BMP"), "b.bmp")
+    (other,) = read(client, encode_image(rendered_fields[1]), "c.png")
+    answer = ask_slide(client, png["summary"], bmp["summary"], other["summary"])
+    assert answer["duplicate_of"] == [None, "a.png", None]
+    assert answer["num_found"] == len(png["cells"]) + len(other["cells"])
+    assert answer["notes"] == ["b.bmp shows the same image as a.png and is not counted again"]
+
+
+def test_api_slide_refuses_two_patients(client: httpx.Client, rendered_fields: list[np.ndarray]) -> None:
+    def read_dicom(n: int, **tags: str) -> dict[str, Any]:
+        data = encode_dicom(make_dicom(rendered_fields[n][None], **tags))
+        (record,) = read(client, data, f"{n}.dcm")
+        summary: dict[str, Any] = record["summary"]
+        return summary
+
+    first, second = read_dicom(0, PatientID="7"), read_dicom(1, PatientID="8")
+    assert "7" not in (first["patient"], first["study"])
+    answer = client.post("/api/slide", json={"images": [first, second]})
+    assert answer.status_code == 422
+    assert "several patients; give those of one slide at a time" in answer.json()["error"]
+    studies = [read_dicom(n, AccessionNumber=number, StudyInstanceUID="1.2.3") for n, number in enumerate("AB")]
+    assert "several studies or accessions" in ask_slide(client, *studies)["notes"][0]
+    (plain,) = read(client, encode_image(rendered_fields[1]), "plain.png")
+    assert ask_slide(client, first, plain["summary"])["notes"] == [], "a PNG names no patient"
+
+
+def test_api_slide_reliability_warnings(client: httpx.Client, runtime: BundleRuntime) -> None:
+    few = ask_slide(client, counted(90, 1, {OUT_OF_DISTRIBUTION: 10}))
+    many = ask_slide(client, counted(70, 1, {OUT_OF_DISTRIBUTION: 30}))
+    assert few["reliability_warnings"] == []
+    assert many["reliability_warnings"][0].startswith("30 of 100 red cells look unlike")
     assert runtime.ood_reference is not None
-    far = {"n": 200, "mean": [2 * MAX_DRIFT] * len(runtime.ood_reference.feature_mean)}
-    result = client.post(
-        "/api/prevalence", json={"num_counted": 200, "num_flagged": 150, "feature_means": [far]}
-    ).json()
+    far = [2 * MAX_DRIFT] * len(runtime.ood_reference.feature_mean)
+    result = ask_slide(client, counted(200, 150, feature_sums=[200 * mean for mean in far]))
+    assert result["drift"] == pytest.approx(2 * MAX_DRIFT)  # the reference's mean is 0
     assert result["has_drifted"] is True
-    assert result["warnings"][0].startswith("on average")
+    assert result["reliability_warnings"][0].startswith("on average")
     assert result["verdict"] == "cannot decide"
-    few = client.post(
-        "/api/prevalence", json={"num_counted": 5, "num_flagged": 1, "feature_means": [far | {"n": 5}]}
-    ).json()
-    assert few["drift"] is None
-    mixed = client.post(
-        "/api/prevalence", json={"num_counted": 200, "num_flagged": 1, "rbc_diameters_px": [40.0, 80.0]}
-    ).json()
-    assert "differ in magnification" in mixed["warnings"][0]
+    assert ask_slide(client, counted(5, 1, feature_sums=[5 * mean for mean in far]))["drift"] is None
+    mixed = ask_slide(client, make_summary(1, rbc_diameter_px=40.0), make_summary(2, rbc_diameter_px=80.0))
+    assert "differ in magnification" in mixed["reliability_warnings"][0]
+
+
+def test_api_slide_notes_the_images_that_could_not_be_read(client: httpx.Client) -> None:
+    failures = [{"name": f"{n}.png", "reason": "damaged"} for n in range(3)]
+    notes = [ask_slide(client, make_summary(), failures=failures[:n])["notes"] for n in (0, 1, 3)]
+    assert notes == [
+        [],
+        ["1 of 2 images could not be read: the result does not include it"],
+        ["3 of 4 images could not be read: the result does not include them"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"num_flagged": 211}, "flagged cells must be among the counted"),
+        ({"num_found": 228}, "210 counted and 17 excluded, but 228 found"),
+        ({"num_counted": -1}, "greater than or equal to 0"),
+        ({"num_counted": 10**30}, "less than or equal to"),
+        ({"excluded": {"x": -4}}, "greater than or equal to 0"),
+        ({"excluded": {"x" * 201: 17}}, "at most 200 characters"),
+        ({"excluded": {str(n): 1 for n in range(101)}}, "at most 100"),
+        ({"feature_sums": [1e308]}, "less than or equal to"),
+        ({"feature_sums": [0.5]}, "send those that /api/images gives"),
+        ({"rbc_diameter_px": 1e5}, "less than or equal to"),
+        ({"pixel_digest": "../../etc"}, "match pattern"),
+        ({"patient": "Mrs A"}, "match pattern"),
+        ({"name": "x" * 5001}, "at most 5000 characters"),
+        ({"kind": "slide"}, "'cell' or 'field'"),
+        ({"verdict": "below the threshold"}, "not permitted"),
+    ],
+)
+def test_api_slide_refuses_impossible_summaries(client: httpx.Client, change: dict[str, Any], why: str) -> None:
+    record = make_summary().model_dump(mode="json") | change
+    answer = client.post("/api/slide", json={"images": [record]})
+    assert answer.status_code == 422
+    assert why in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"num_counted": 1, "num_flagged": 2}, "flagged cells must be among the counted"),
-        ({"num_counted": 1, "num_flagged": 0, "log_odds": 0.123}, "/api/model"),
-        ({"num_counted": -1, "num_flagged": 0}, "greater than or equal to 0"),
-        ({"num_counted": 10**30, "num_flagged": 0}, "less than or equal to"),
-        ({"num_counted": 1, "num_flagged": 0, "excluded": {"x": -4}}, "greater than or equal to 0"),
-        ({"num_counted": 1, "num_flagged": 0, "feature_means": [{"n": 1, "mean": [1e308]}]}, "less than or equal to"),
-        (
-            {"num_counted": 1, "num_flagged": 0, "feature_means": [{"n": 1, "mean": [0.0]}]},
-            "send those that /api/images gives",
-        ),
-        ({"num_counted": 1}, "num_flagged"),
+        ({"images": [], "log_odds": 0.123}, "/api/model"),
+        ({"images": [{}] * 20_001}, "at most 20000"),
+        ({"images": [], "failures": [{"name": "a", "reason": "b" * 100_001}]}, "at most 100000"),
+        ({}, "images"),
     ],
 )
-def test_api_prevalence_refuses_impossible_counts(client: httpx.Client, asked: dict[str, Any], why: str) -> None:
-    answer = client.post("/api/prevalence", json=asked)
+def test_api_slide_refuses_impossible_requests(client: httpx.Client, asked: dict[str, Any], why: str) -> None:
+    answer = client.post("/api/slide", json=asked)
     assert answer.status_code == 422
     assert why in answer.json()["error"]
 
@@ -246,7 +300,7 @@ def test_local_host_names_are_admitted(client: httpx.Client, host: str) -> None:
     host = host.format(port=client.base_url.port)
     headers = {"host": host, "origin": f"http://{host}"}
     assert client.get("/api/model", headers=headers).status_code == 200
-    assert client.post("/api/prevalence", json={"num_counted": 1, "num_flagged": 0}, headers=headers).status_code == 200
+    assert client.post("/api/slide", json={"images": []}, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_public_key_from_text_file_or_bundle(exported_run, tmp_path):
 
 
 def test_signing_key_file_is_private(trusted_env, tmp_path):
-    from pipeline.cli.commands.export import load_signing_key
+    from deploy.export.signing_key import load_signing_key
 
     first, again = load_signing_key(None), load_signing_key(None)
     assert keys.public_hex(first) == keys.public_hex(again)

@@ -313,7 +313,7 @@ def test_plugin_normalization_is_refused(exported_run, tmp_path, monkeypatch):
 
 
 def test_site_normalization_uses_all_single_cells_of_a_slide(tmp_path, images):
-    from deploy.imaging.images import InputImage
+    from deploy.imaging.input_image import InputImage
     from deploy.slide.reader import SlideReader
 
     _, _, bundle = export_study(make_study(normalization="site", sites={"count": 1}), "global", tmp_path)

@@ -12,6 +12,7 @@ from pydicom.pixels.processing import convert_color_space
 from deploy.imaging import dicom_frames
 from deploy.imaging.dicom_reader import read_dicom
 from deploy.imaging.images import read_image_bytes
+from deploy.imaging.input_image import SlideIdentity
 from tests.support.dicom_files import (
     assert_close,
     assert_refused,
@@ -314,3 +315,22 @@ def test_missing_plugin_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
     data = compress_dicom(make_dicom(make_gradient()[None, ..., 0], "MONOCHROME2"), uid.JPEGLSLossless)
     monkeypatch.setattr(dicom_frames, "get_decoder", lambda syntax: NoPlugins())
     assert_refused(data, r"pip install 'hemofed\[edge-smear\]'")
+
+
+def test_identity_tells_patients_and_studies_apart_without_naming_them() -> None:
+    def identity(**tags: object) -> SlideIdentity:
+        [image] = read_image_bytes(
+            encode_dicom(make_dicom(make_noise(1, 4, 4, 3), StudyInstanceUID="1.2", **tags)), "a"
+        )
+        assert image.identity is not None
+        return image.identity
+
+    first = identity()
+    assert identity() == first
+    assert identity(PatientName="C^D") == first, "the ID decides"
+    assert identity(PatientID="8").patient != first.patient
+    assert identity(PatientID="8").study == first.study
+    assert identity(AccessionNumber="x").study != first.study
+    assert identity(PatientID=None).patient != identity(PatientID=None, PatientName="C^D").patient
+    assert identity(PatientID="A^B").patient != identity(PatientID=None, PatientName="A^B").patient
+    assert "A^B" not in repr(first)

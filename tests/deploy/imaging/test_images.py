@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydicom import uid
 
-from deploy.imaging.images import InputImage, expand_paths, read_image_bytes, read_image_file
+from deploy.imaging.images import expand_paths, read_image_bytes, read_image_file
+from deploy.imaging.input_image import InputImage
 from pipeline.core.errors import DataError
 from tests.support.dicom_files import (
     compress_dicom,
@@ -99,7 +100,8 @@ def test_content_decides_on_the_format(tmp_path: Path) -> None:
     assert (a.pixels == truth).all()
     assert (b.pixels == truth).all()
     assert a.dicom_path is None
-    assert b == InputImage(str(tmp_path / "b.png"), b.pixels, tmp_path / "b.png", 1)
+    assert b == InputImage(str(tmp_path / "b.png"), b.pixels, tmp_path / "b.png", 1, b.identity)
+    assert b.identity is not None
 
 
 def test_unsupported_formats_are_refused() -> None:

@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 
 from deploy.bundle.bundle import ModelBundle
-from deploy.imaging.images import InputImage
+from deploy.imaging.input_image import InputImage
 from deploy.inference.resize import resize_images
 from deploy.inference.runtime import BundleRuntime
 from deploy.inference.test_time_augmentation import iter_orientations, predict_with_tta
-from deploy.slide.reader import SlideReader, crop_cells, summarize_slide
+from deploy.slide.reader import SlideReader, crop_cells
 from pipeline.core.errors import BundleError, IncompatibleStudyError
 from sites.data.renderer.field import crop_rendered_cells, render_field
+from tests.support.edge.slides import count_slide
 
 
 @pytest.mark.parametrize(("old", "new"), [(72, 48), (100, 33), (41, 40), (72, 24)])
@@ -93,8 +94,8 @@ def test_read_field_counts_cells(runtime):
         for c in record["cells"]
     )
     assert sum(record["counts"].values()) == sum(c["is_counted"] for c in record["cells"])
-    slide = summarize_slide([reading], runtime, reader.operating_point)
-    assert slide.num_found == len(reading.cells) == slide.estimate.num_counted + sum(slide.excluded.values())
+    counts = count_slide([reading], runtime, reader.operating_point).counts
+    assert counts.num_found == len(reading.cells) == counts.num_counted + sum(counts.excluded.values())
     assert reader.read_image(InputImage("field", field.image)).to_dict() == record
 
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import math
 import shutil
 import subprocess
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import highdicom as hd
@@ -11,22 +11,45 @@ import pytest
 from pydicom import dcmread, uid
 from pydicom.dataset import Dataset
 
+from deploy.bundle.notice import RESEARCH_USE_NOTICE
+from deploy.bundle.operating_points import OperatingPoint
 from deploy.imaging.images import read_image_file
-from deploy.slide.dicom_report import SlideFinding, write_overlay_capture, write_structured_report
+from deploy.inference.runtime import ModelInfo
+from deploy.slide.dicom_report import write_overlay_capture, write_structured_report
+from deploy.slide.slide_result import SlideCounts, SlideResult
+from deploy.slide.slide_text import build_rows, format_headline
+from deploy.slide.verdict import PrevalenceEstimate
 from pipeline.core.errors import DataError
 from tests.support.dicom_files import encode_dicom, load_pydicom_file, make_dicom, make_noise
 
-FINDING = SlideFinding(
-    num_cells=1000,
-    num_schistocytes=23,
+ESTIMATE = PrevalenceEstimate(
     prevalence=0.031,
     prevalence_low=0.0146,
     prevalence_high=0.0443,
-    verdict="cannot decide: 1 % lies within ± 1 %",
-    model="smear",
-    digest="sha256:0123abcd",
-    software_version="1.2.0",
-    notice="research use only, not a medical device",
+    verdict="cannot decide",
+    needs_review=False,
+    reason="1 % lies within ± 1 %",
+)
+SLIDE = SlideResult(
+    counts=SlideCounts(num_counted=1000, num_flagged=23, num_found=1100, excluded={"platelet": 100}, drift=0.4),
+    estimate=ESTIMATE,
+    operating_point=OperatingPoint(
+        name="safe", log_odds=2.0, tp=36, fn=64, tn=998, fp=2, sensitivity_spread=0.1, specificity_spread=0.002
+    ),
+    positive_class="schistocyte",
+    reliability_warnings=("the light is strange",),
+    notes=("b shows the same image as a",),
+)
+MODEL = ModelInfo(
+    name="smear",
+    model="global",
+    title="smear (global)",
+    digest="0123abcd",
+    signer="the lead",
+    precision="fp32",
+    calibrated_on="500 images",
+    has_local_calibration=False,
+    classes=("other", "schistocyte"),
 )
 OVERLAY = make_noise(5, 7, 3)
 
@@ -60,7 +83,7 @@ def find_items(report: Dataset, concept: str) -> list[Dataset]:
 
 
 def test_structured_report_values_codes_and_texts(tmp_path: Path) -> None:
-    report = dcmread(write_structured_report([write_source(tmp_path)], FINDING, tmp_path / "sr.dcm"))
+    report = dcmread(write_structured_report([write_source(tmp_path)], SLIDE, MODEL, tmp_path / "sr.dcm"))
     values = {}
     for code in ("CELLS", "CALLED", "SHARE_CALLED", "CORRECTED", "CORRECTED_LOW", "CORRECTED_HIGH"):
         [item] = find_items(report, code)
@@ -84,12 +107,18 @@ def test_structured_report_values_codes_and_texts(tmp_path: Path) -> None:
     )
     texts = {code: find_items(report, code)[0].TextValue for code in ("121077", "121106", "111001", "111002", "111003")}
     assert texts == {
-        "121077": FINDING.verdict,
-        "121106": FINDING.notice,
-        "111001": "smear",
-        "111002": "digest sha256:0123abcd",
-        "111003": "1.2.0",
+        "121077": format_headline(SLIDE),
+        "121106": RESEARCH_USE_NOTICE,
+        "111001": "smear (global)",
+        "111002": "digest 0123abcd",
+        "111003": version("hemofed"),
     }
+    assert format_headline(SLIDE) == "cannot decide: 1 % lies within ± 1 %"
+    assert [item.TextValue for item in find_items(report, "121106")][1:] == [
+        "the light is strange",
+        "b shows the same image as a",
+        *(f"{label}: {value}" for label, value in build_rows(SLIDE, MODEL)),
+    ]
     assert report.CodingSchemeIdentificationSequence[0].CodingSchemeDesignator == "99HEMOFED"
     assert (report.CompletionFlag, report.PreliminaryFlag, report.VerificationFlag) == (
         "COMPLETE",
@@ -100,9 +129,26 @@ def test_structured_report_values_codes_and_texts(tmp_path: Path) -> None:
     assert "PixelData" not in report
 
 
+def test_rows_in_words() -> None:
+    assert build_rows(SLIDE, MODEL) == [
+        ("cells found", "1,100"),
+        ("counted", "1,000 (1,000 were reached)"),
+        ("not counted: platelet", "100"),
+        ("called schistocyte", "23 (2.30 % of those counted)"),
+        (
+            "operating point",
+            "safe: probability 0.8808; sensitivity 0.3600 (±0.1 between sites), specificity 0.9980 (±0.002 between sites)",
+        ),
+        ("schistocyte corrected for these errors", "3.10 % (95 %: 1.46 % to 4.43 %)"),
+        ("drift", "0.40 (limit 1): the cells look like the validation images"),
+        ("model", "smear (global), signed by the lead, fp32"),
+        ("calibrated on", "500 images"),
+    ]
+
+
 def test_structured_report_read_back_with_highdicom(tmp_path: Path) -> None:
     one, two = write_source(tmp_path, "a.dcm"), write_source(tmp_path, "b.dcm")
-    report = hd.sr.srread(write_structured_report([one, two, one], FINDING, tmp_path / "sr.dcm"))
+    report = hd.sr.srread(write_structured_report([one, two, one], SLIDE, MODEL, tmp_path / "sr.dcm"))
     heads = [dcmread(one), dcmread(two)]
     assert [e[2] for e in report.get_evidence()] == [h.SOPInstanceUID for h in heads]  # each once
     [group] = report.content.get_image_measurement_groups()
@@ -115,14 +161,11 @@ def test_structured_report_read_back_with_highdicom(tmp_path: Path) -> None:
 
 def test_structured_report_without_cells_omits_fractions(tmp_path: Path) -> None:
     nothing = replace(
-        FINDING,
-        num_cells=0,
-        num_schistocytes=0,
-        prevalence=math.nan,
-        prevalence_low=math.nan,
-        prevalence_high=math.nan,
+        SLIDE,
+        counts=replace(SLIDE.counts, num_counted=0, num_flagged=0),
+        estimate=replace(ESTIMATE, prevalence=None, prevalence_low=None, prevalence_high=None),
     )
-    report = dcmread(write_structured_report([write_source(tmp_path)], nothing, tmp_path / "sr.dcm"))
+    report = dcmread(write_structured_report([write_source(tmp_path)], nothing, MODEL, tmp_path / "sr.dcm"))
     assert find_items(report, "CELLS")
     assert not find_items(report, "SHARE_CALLED")
     assert not find_items(report, "CORRECTED")
@@ -151,7 +194,7 @@ def test_overlay_secondary_capture(tmp_path: Path) -> None:
 
 def test_results_of_anonymized_sources_share_one_study(tmp_path: Path) -> None:
     path = write_anonymized_source(tmp_path)
-    report = dcmread(write_structured_report([path], FINDING, tmp_path / "sr.dcm"))
+    report = dcmread(write_structured_report([path], SLIDE, MODEL, tmp_path / "sr.dcm"))
     marks = dcmread(write_overlay_capture(path, OVERLAY, tmp_path / "sc.dcm"))
     assert report.StudyInstanceUID == marks.StudyInstanceUID
     assert uid.UID(report.StudyInstanceUID).is_valid
@@ -173,7 +216,7 @@ def test_patient_names_in_other_character_sets(tmp_path: Path) -> None:
         data.PatientName = name
         (tmp_path / "a.dcm").write_bytes(encode_dicom(data))
         for out in (
-            write_structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"),
+            write_structured_report([tmp_path / "a.dcm"], SLIDE, MODEL, tmp_path / "sr.dcm"),
             write_overlay_capture(tmp_path / "a.dcm", OVERLAY, tmp_path / "sc.dcm"),
         ):
             got = dcmread(out)
@@ -187,7 +230,7 @@ def test_invalid_patient_attributes_become_empty(tmp_path: Path) -> None:
     )
     odd = head.replace(b"19700101", b"1970XXXX").replace(b"CS\x02\0F ", b"CS\x02\0W ").replace(b"101112", b"10h12 ")
     (tmp_path / "a.dcm").write_bytes(odd)
-    report = dcmread(write_structured_report([tmp_path / "a.dcm"], FINDING, tmp_path / "sr.dcm"))
+    report = dcmread(write_structured_report([tmp_path / "a.dcm"], SLIDE, MODEL, tmp_path / "sr.dcm"))
     assert (report.PatientBirthDate, report.PatientSex, report.StudyTime) == ("", "", "")
     write_overlay_capture(tmp_path / "a.dcm", OVERLAY, tmp_path / "sc.dcm")
 
@@ -203,15 +246,15 @@ def test_dicom_results_refuse_invalid_sources(tmp_path: Path) -> None:
         ("nameless.dcm", "no SOP Instance UID"),
     ):
         with pytest.raises(DataError, match=match):
-            write_structured_report([good, tmp_path / name], FINDING, out)
+            write_structured_report([good, tmp_path / name], SLIDE, MODEL, out)
         with pytest.raises(DataError, match=match):
             write_overlay_capture(tmp_path / name, OVERLAY, out)
     with pytest.raises(DataError, match="several patients"):
-        write_structured_report([good, write_source(tmp_path, "b.dcm", PatientID="8")], FINDING, out)
+        write_structured_report([good, write_source(tmp_path, "b.dcm", PatientID="8")], SLIDE, MODEL, out)
     with pytest.raises(DataError, match="several patients"):
-        write_structured_report([good, write_anonymized_source(tmp_path)], FINDING, out)
+        write_structured_report([good, write_anonymized_source(tmp_path)], SLIDE, MODEL, out)
     with pytest.raises(DataError, match="no DICOM source"):
-        write_structured_report([], FINDING, out)
+        write_structured_report([], SLIDE, MODEL, out)
     for wrong in (OVERLAY[..., 0], OVERLAY.astype(float), OVERLAY[:0]):
         with pytest.raises(DataError, match=r"give .H, W, 3. uint8"):
             write_overlay_capture(good, wrong, out)
@@ -233,7 +276,7 @@ def test_dciodvfy_finds_no_error(tmp_path: Path, which: str) -> None:
         (tmp_path / "a.dcm").write_bytes(load_pydicom_file("examples_rgb_color.dcm"))
         paths = [tmp_path / "a.dcm"]
     results = [
-        write_structured_report(paths, FINDING, tmp_path / "sr.dcm"),
+        write_structured_report(paths, SLIDE, MODEL, tmp_path / "sr.dcm"),
         write_overlay_capture(paths[0], OVERLAY, tmp_path / "sc.dcm"),
     ]
     for result in results:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.slide.reader import EXCLUSION_REASONS, SlideCounts, find_reliability_warnings
+from deploy.slide.image_result import EXCLUSION_REASONS
+from deploy.slide.reliability import find_reliability_warnings
+from deploy.slide.slide_result import SlideCounts
 from pipeline.core.errors import DataError
 from sites.data.renderer.field import render_field
 from tests.support.dicom_files import encode_dicom, make_dicom

@@ -16,7 +16,10 @@ from PIL import Image
 
 from deploy.bundle.bundle import ModelBundle
 from deploy.inference.local_calibration import MIN_POSITIVE_CELLS, LocalCalibration, load_local_calibration
+from deploy.slide.json_format import SlideDocument
+from pipeline.core.errors import HemofedError
 from sites.data.renderer.field import render_field
+from tests.support.browser.axe import find_violations_of_file
 from tests.support.markers import REAL_CELLS, needs_real_cells
 
 NOTICE = "research use only, not a medical device"
@@ -32,6 +35,8 @@ def slide(tmp_path_factory) -> Path:
 
 def test_predict_slide(hemofed, bundle, slide, tmp_path):
     result = json.loads(hemofed("predict", bundle, slide, "--json", "-o", tmp_path / "out"))
+    document = SlideDocument.model_validate(result)
+    assert (result["format"], document.model_dump(mode="json", by_alias=True)) == (1, result)
     assert result["notice"] == result["slide"]["notice"] == NOTICE
     assert [Path(i["path"]).name for i in result["images"]] == ["field-1.png", "field-2.png"]
     for image in result["images"]:
@@ -46,6 +51,12 @@ def test_predict_slide(hemofed, bundle, slide, tmp_path):
     assert page.count("data:image/jpeg") == 3
     rows = list(csv.DictReader((tmp_path / "out" / "cells.csv").read_text().splitlines()))
     assert len(rows) == result["slide"]["num_found"]
+
+
+def test_slide_report_is_accessible(browser, hemofed, bundle, slide, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"not an image")
+    hemofed("predict", bundle, slide, tmp_path / "broken.png", "-o", tmp_path / "out", code=1)
+    assert find_violations_of_file(browser, tmp_path / "out" / "report.html") == {}
 
 
 def test_predict_terminal_output(hemofed, bundle, slide):
@@ -64,6 +75,9 @@ def test_duplicate_images_are_counted_once(hemofed, bundle, slide, tmp_path):
     assert (a["duplicate_of"], b["duplicate_of"]) == (None, a["path"])
     assert result["slide"]["num_found"] == len(a["cells"])  # not twice
     assert "is not counted again" in hemofed("predict", bundle, tmp_path / "a.png", tmp_path / "b.png")
+    Image.open(tmp_path / "a.png").save(tmp_path / "c.bmp")
+    result = json.loads(hemofed("predict", bundle, tmp_path / "a.png", tmp_path / "c.bmp", "--json"))
+    assert result["images"][1]["duplicate_of"] == a["path"], "by its pixels, not by its bytes"
 
 
 def test_output_folder_must_be_empty(hemofed, bundle, slide, tmp_path):
@@ -77,7 +91,7 @@ def test_predict_writes_nothing_to_the_home_folder(hemofed, bundle, slide, tmp_p
     home = tmp_path / "home"
     home.mkdir()
     env = trusted_env | {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-    done = [sys.executable, "-m", "pipeline.cli.main", "predict", str(bundle), str(slide), "--json"]
+    done = [sys.executable, "-m", "hemofed", "predict", str(bundle), str(slide), "--json"]
     subprocess.run(done, env=env, check=True, capture_output=True)
     assert list(home.iterdir()) == []
 
@@ -88,7 +102,7 @@ def test_cells_csv_and_stdin(hemofed, bundle, images, tmp_path, trusted_env):
     lines = list(csv.DictReader(io.StringIO(hemofed("predict", bundle, tmp_path, "--csv"))))
     assert len(lines) == 3
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", "predict", str(bundle), "-", "--json"],
+        [sys.executable, "-m", "hemofed", "predict", str(bundle), "-", "--json"],
         capture_output=True,
         input=(tmp_path / "0.png").read_bytes(),
         env=trusted_env,
@@ -174,6 +188,19 @@ def test_export_command(hemofed, exported_run, tmp_path):
     assert "hemofed trust add NAME" in output
     with pytest.raises(Exception, match="--model and --site exclude each other"):
         hemofed("export", exported_run.run_folder.path, "-o", tmp_path / "x", "--model", "global", "--site", "a")
+
+
+def test_export_creates_no_key_for_a_run_that_cannot_be_exported(hemofed, exported_run, tmp_path, trusted_env):
+    (tmp_path / "there").mkdir()
+    for options, why in (
+        (["-o", tmp_path / "there"], "is not overwritten"),
+        (["-o", tmp_path / "b", "--model", "globl"], "no model 'globl'"),
+    ):
+        with pytest.raises(HemofedError, match=why):
+            hemofed("export", exported_run.run_folder.path, *options)
+        assert not list(Path(trusted_env["XDG_DATA_HOME"]).rglob("signing.pem"))
+    hemofed("export", exported_run.run_folder.path, "-o", tmp_path / "b")
+    assert len(list(Path(trusted_env["XDG_DATA_HOME"]).rglob("signing.pem"))) == 1
 
 
 def write_labeled_cells(folder: Path, images: np.ndarray, labels: np.ndarray) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from deploy.bundle.operating_points import OperatingPoint
 from deploy.slide.prevalence import estimate_prevalence
+from deploy.slide.slide_result import SlideCounts
 from deploy.slide.verdict import VERDICT_ABOVE, VERDICT_BELOW, VERDICT_UNDECIDED, assess_prevalence
 
 
@@ -115,16 +118,13 @@ def test_verdict_follows_from_the_interval():
     assert assess_prevalence(5000, 4, good).verdict == VERDICT_BELOW
     both = assess_prevalence(1000, 9, good)
     assert both.verdict == VERDICT_UNDECIDED
-    assert both.has_enough_cells
     few = assess_prevalence(300, 3, good)
-    assert not few.has_enough_cells
     assert "700 more cells" in few.reason
 
 
 def test_false_positives_of_a_healthy_slide_are_corrected():
     """At specificity 0.98 a healthy slide shows 20 of 1,000, twice the threshold, and is not suspicious."""
     estimate = assess_prevalence(1000, 20, make_point(0.6, 0.98, 100, 2000))
-    assert estimate.flagged_fraction == 0.02
     assert estimate.prevalence == pytest.approx(0, abs=1e-12)
     assert not estimate.needs_review
     assert estimate.verdict != VERDICT_ABOVE
@@ -138,6 +138,15 @@ def test_more_labelled_cells_narrow_the_interval():
     assert surer is not None
     assert sure is not None
     assert sure - surer < high - low
+
+
+def test_slide_counts_derive_the_flagged_fraction_and_whether_they_are_enough():
+    enough = SlideCounts(num_counted=1000, num_flagged=20, num_found=1100, excluded={}, drift=None)
+    assert (enough.flagged_fraction, enough.has_enough_cells) == (0.02, True)
+    few = replace(enough, num_counted=300, num_flagged=3)
+    assert (few.flagged_fraction, few.has_enough_cells) == (0.01, False)
+    assert replace(enough, num_counted=0, num_flagged=0).flagged_fraction is None
+    assert [replace(enough, drift=drift).has_drifted for drift in (None, 0.99, 1.01)] == [False, False, True]
 
 
 def test_no_counted_cells_or_no_operating_point():

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pipeline.aggregation.requests import RoundRequest
 from pipeline.aggregation.rules import WEIGHTED_MEAN, WeightedMean
 from pipeline.codecs.base import VectorLayout
 from pipeline.codecs.qsgd import Qsgd
@@ -18,7 +17,7 @@ from pipeline.protocol.compression import UpdateCompression
 from pipeline.protocol.messages import ClientFailure, ClientUpdate, RoundPolicy
 from pipeline.protocol.serialization import deserialize_frame, serialize_frame, serialize_reply
 from pipeline.protocol.tasks import LocalWork
-from tests.support.federation import EMPTY, FakeEngine, make_reply, vec
+from tests.support.federation import EMPTY, FakeEngine, make_reply, make_round_request, vec
 
 PAYLOADS = {site: {"weights": torch.zeros(2)} for site in "abcd"}
 GOOD_REPLIES = [make_reply(s, delta=vec(1, 0), summed={"train_loss": torch.tensor(1.0)}) for s in "abc"]
@@ -39,14 +38,9 @@ def make_reply_with_delta(*delta):
 
 
 def run_request(*replies, rule=WEIGHTED_MEAN, compression=None, method="aggregate", **policy):
-    request = RoundRequest(
+    request = make_round_request(
         FakeEngine(*replies),
-        None,
-        "train",
-        1,
-        0,
-        RoundPolicy(**policy),
-        {},
+        round_policy=RoundPolicy(**policy),
         compression=compression or UpdateCompression(),
         aggregation_rule=rule,
     )

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from pipeline.aggregation.requests import RoundRequest
 from pipeline.core.errors import QuorumNotReachedError
 from pipeline.protocol.messages import ClientFailure, ClientUpdate, Declined, Reply, RoundPolicy
 from pipeline.protocol.serialization import serialize_reply
 from pipeline.protocol.tasks import LocalWork
-from tests.support.federation import FakeEngine
+from tests.support.federation import FakeEngine, make_round_request
 
 PAYLOADS = {"a": {"weights": torch.zeros(3)}, "b": {"weights": torch.zeros(3)}}
 
@@ -18,7 +17,7 @@ def make_reply(site="a", round_number=5, attempt=1, delta=(1.0, 1.0, 1.0), weigh
 
 
 def run_request(*replies, **policy):
-    request = RoundRequest(FakeEngine(*replies), None, "train", 5, 1, RoundPolicy(**policy), {})
+    request = make_round_request(FakeEngine(*replies), round_number=5, attempt=1, round_policy=RoundPolicy(**policy))
     return request, request.aggregate(PAYLOADS)
 
 

@@ -5,10 +5,12 @@ import weakref
 import pytest
 import torch
 
+from pipeline.aggregation import exchange as exchange_module
 from pipeline.aggregation import requests as requests_module
-from pipeline.aggregation.requests import RoundRequest, SpooledReplies
-from pipeline.protocol.messages import ClientUpdate, Reply, RoundPolicy
+from pipeline.aggregation.requests import SpooledReplies
+from pipeline.protocol.messages import ClientUpdate, Reply
 from pipeline.protocol.serialization import serialize_reply
+from tests.support.federation import make_round_request
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ class LazyEngine:
 
 def run_request(deltas, stream):
     engine = LazyEngine(deltas)
-    request = RoundRequest(engine, None, "train", 1, 0, RoundPolicy(), {}, stream_aggregation=stream)
+    request = make_round_request(engine, stream_aggregation=stream)
     return request, request.aggregate({site: {"weights": torch.zeros(1)} for site in deltas})
 
 
@@ -65,7 +67,8 @@ def max_replies_in_memory(stream, monkeypatch):
         most[0] = max(most[0], sum(ref() is not None for ref in references))
         return reply
 
-    monkeypatch.setattr(requests_module, "deserialize_reply", deserialize)
+    for module in (exchange_module, requests_module):
+        monkeypatch.setattr(module, "deserialize_reply", deserialize)
     run_request({f"s{n}": (lambda n=n: torch.full((100,), float(n + 1))) for n in range(20)}, stream)
     return most[0]
 

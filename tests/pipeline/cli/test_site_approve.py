@@ -70,7 +70,7 @@ def test_approve_with_json_signs_only_with_yes(hospital, officer_path, capsys):
     approve(hospital, officer_key_path=officer_path, json=True)
     result = json.loads(capsys.readouterr().out)
     assert (result["state"], approval_state(hospital)) == ("pending", "pending")
-    assert result["words"]["disclosures"][0]["protection"] == "none"
+    assert result["words"]["disclosures"][0]["protected_by"] == "unprotected"
     approve(hospital, officer_key_path=officer_path, assume_yes=True, json=True)
     assert json.loads(capsys.readouterr().out)["state"] == "approved"
     approve(hospital, run=None, json=True)

@@ -15,6 +15,7 @@ from pipeline.study.schema import Study
 from privacy.ledger.records import LedgerBudget
 from sites.governance.home import SiteHome
 from sites.governance.settings import SiteSettings
+from tests.support.browser.axe import find_violations_of_file
 from tests.support.html_reader import HtmlReader
 from tests.support.image_files import (
     PATIENT_ID,
@@ -123,6 +124,18 @@ def test_duplicates_label_conflicts_and_unusual_images(site_home, tmp_path, caps
     # one unusual image, two duplicates, and the contact sheets of both classes
     assert len(page.all("img")) == 1 + 2 + 32 + 31
     assert "http" not in re.sub(r"base64,[^\"]+", "", (site_home / "check.html").read_text())
+
+
+def test_page_is_accessible(browser, site_home, tmp_path):
+    images = write_smear_folder(tmp_path / "images", 60)
+    pixels = make_textures(60)
+    write_image(images / "schistocyte" / "copy.png", pixels[0])
+    write_image(images / "normal" / "blank.png", np.full_like(pixels[0], 200))
+    write_dicom(images / "normal" / "scan.dcm", PatientName=PATIENT_NAME, PatientID=PATIENT_ID, private="hush")
+    (images / "normal" / "empty.png").write_bytes(b"")
+    with pytest.raises(typer.Exit):
+        check_command(site_home, None, None, None, json=True)
+    assert find_violations_of_file(browser, site_home / "check.html") == {}
 
 
 def test_contact_sheets_are_reproducible(site_home, tmp_path, capsys):

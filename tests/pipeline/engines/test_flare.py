@@ -40,6 +40,7 @@ class FakeSites:
             halt_reason=lambda: self.halt_reason,
             min_sites=min_sites,
             verify_proof=lambda *_: True,
+            reported_epsilon={},
         )
 
     def send(self, task, site):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipeline.aggregation.requests import RoundRequest
 from pipeline.codecs.base import VectorLayout
 from pipeline.codecs.fp16 import Fp16Codec
 from pipeline.codecs.qsgd import Qsgd
@@ -26,7 +25,7 @@ from pipeline.strategies.base import GlobalModelState
 from pipeline.strategies.fedavg import FedAvg
 from sites.worker.client_state import ClientStateStore
 from sites.worker.task_session import TaskSession
-from tests.support.federation import EMPTY, FakeEngine, make_context, vec
+from tests.support.federation import EMPTY, FakeEngine, make_context, make_round_request, vec
 from tests.support.studies import final_weights
 
 CONTEXT = make_context(ParameterSpec(("w",), ((4,),), ("head",)), epochs=1)
@@ -164,7 +163,7 @@ def test_client_trains_from_the_decoded_copy_and_the_coordinator_keeps_its_exact
     """Half precision holds 11 bits: 2049 arrives as 2048. The client's delta counts from there and is added to 2049."""
     compression = UpdateCompression(downlink=(Fp16Codec(),), layout=VectorLayout((4,), 1))
     engine = TrainingEngine(compression, vec(1, 0, 0, 0))
-    request = RoundRequest(engine, None, "train", 1, 0, RoundPolicy(), {}, compression=compression)
+    request = make_round_request(engine, compression=compression)
     state = FedAvg().run_round(GlobalModelState(vec(2049, 1, 1, 1), EMPTY), ["a"], request, CONTEXT)
     assert engine.initial_weights.tolist() == [2048, 1, 1, 1]
     assert state.weights.tolist() == [2050, 1, 1, 1]
@@ -172,7 +171,7 @@ def test_client_trains_from_the_decoded_copy_and_the_coordinator_keeps_its_exact
 
 def test_request_log_counts_bytes():
     engine = TrainingEngine(EIGHT_BITS, vec(1, 0, 0, 0))
-    request = RoundRequest(engine, None, "train", 1, 0, RoundPolicy(), {}, compression=EIGHT_BITS)
+    request = make_round_request(engine, compression=EIGHT_BITS)
     request.aggregate({"a": {"weights": vec(1, 2, 3, 4), "stats": EMPTY}})
     assert (request.log.bytes_down, request.log.bytes_up) == engine.num_bytes
 
@@ -233,7 +232,7 @@ FOUR_BITS = UpdateCompression(uplink=(Qsgd(bits=4),), layout=VectorLayout((1000,
 def test_reply_of_another_codec_is_quarantined(site_compression, coordinator_compression, text):
     engine = FakeEngine(("a", make_reply_bytes(site_compression)))
     policy = RoundPolicy(quorum=0)
-    request = RoundRequest(engine, None, "train", 1, 0, policy, {}, compression=coordinator_compression)
+    request = make_round_request(engine, round_policy=policy, compression=coordinator_compression)
     assert request.collect({"a": {"weights": EMPTY}}) == []
     assert request.log.failures["a"].kind == "quarantined"
     assert text in request.log.failures["a"].text

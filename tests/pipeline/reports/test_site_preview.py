@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from pipeline.cli.commands.study import preview_command
+from tests.support.browser.axe import find_violations_of_file
 
 
 @pytest.fixture
@@ -36,6 +37,11 @@ def test_a_preview_of_images(smear_study, tmp_path, read_page, capsys):
     html = (tmp_path / "new" / "page.html").read_text()
     assert "<odd>" not in html
     assert "http" not in html
+
+
+def test_a_preview_of_images_is_accessible(browser, smear_study, tmp_path):
+    preview_command(str(smear_study), [], None, tmp_path / "page.html", json=True)
+    assert find_violations_of_file(browser, tmp_path / "page.html") == {}
 
 
 def test_json_has_the_statistics_of_a_site(smear_study, tmp_path, capsys):

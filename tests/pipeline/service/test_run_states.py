@@ -6,9 +6,11 @@ import pytest
 
 from pipeline.core.errors import IncompatibleStudyError
 from pipeline.records.run_control import RunControl
-from pipeline.service.runtime.create_run import describe_study
 from pipeline.service.web.app import create_app
+from pipeline.service.web.describe_study import describe_study_file
+from pipeline.study.disclosures import list_disclosures
 from pipeline.study.offer import read_offer
+from pipeline.study.toml_file import parse_study
 from tests.support.service_factory import STUDY_TOML, ApiCaller, make_heartbeat
 
 
@@ -163,15 +165,24 @@ def test_invalid_run_ids_are_not_found(service, sites, id):
 
 
 def test_study_described_in_sentences():
-    lines = describe_study(
-        {
-            "rounds": 3,
-            "strategy": {"name": "fedavg"},
-            "model": {"name": "cnn"},
-            "data": {"name": "folder"},
-            "client_sampling": {"fraction": 0.5},
-            "privacy": {},
-        }
-    )
-    assert any("50% of the sites" in line for line in lines)
+    described = describe_study_file(STUDY_TOML + "[client_sampling]\nfraction = 0.5\n[local]\nsteps = 7\n")
+    lines = described["study_summary"]
+    assert "4 rounds: each asks 50% of the sites for 7 steps of training." in lines
     assert any("No privacy budget" in line for line in lines)
+    assert not any("only sums" in line for line in lines)
+
+
+def test_study_described_by_what_leaves_the_sites(service, sites):
+    run_view = service.lead.get(f"/api/runs/{service.offer_run()}").json()
+    protection = {row["content"]: row["protection"] for row in run_view["disclosures"]}
+    assert protection["Data summary"] == protection["Model update"] == "unprotected"
+    assert protection["Approval"] == "nothing to protect"
+    study = parse_study(run_view["study"], "study.toml", {})
+    assert list(protection) == [disclosure.content for disclosure in list_disclosures(study)]
+
+
+def test_study_that_this_version_cannot_read_is_still_shown():
+    described = describe_study_file(STUDY_TOML.replace("moons_net", "gone_net"))
+    assert described["disclosures"] == []
+    assert described["study_summary"][0].startswith("This version of hemofed cannot read the study: ")
+    assert "gone_net" in described["study_summary"][0]

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.aggregation.requests import RoundRequest
 from pipeline.core.parameters import ModelState, ParameterSpec
 from pipeline.engines.simulated import ClientSpeedModel, SimulatedEngine
-from pipeline.protocol.messages import Message, RoundPolicy
+from pipeline.protocol.messages import Message
 from pipeline.protocol.tasks import EvaluateJob, EvaluationSums, LocalWork, TrainJob, TrainResult
 from pipeline.strategies.base import GlobalModelState
 from pipeline.strategies.ditto import Ditto
@@ -24,7 +23,16 @@ from sites.data.pool import ExamplePool, SplitIndices
 from sites.training.base import StepBudget, TrainerContext, TrainingConfig, TrainRequest, iterate_batches
 from sites.training.sequential import SequentialTrainer
 from sites.training.stacked import StackedTrainer
-from tests.support.federation import EMPTY, FakeRequests, finish_task, make_context, make_message, make_reply, vec
+from tests.support.federation import (
+    EMPTY,
+    FakeRequests,
+    finish_task,
+    make_context,
+    make_message,
+    make_reply,
+    make_round_request,
+    vec,
+)
 
 # two numbers of a body, one of a normalisation with its statistic, one of a head
 SPEC = ParameterSpec(
@@ -167,7 +175,7 @@ def run_rounds(trainer_context, strategy, rounds):
     engine = SimulatedEngine(sites, SequentialTrainer(trainer_context), strategy, context, "examples", speeds)
     state, last_accepted = strategy.init_state(spec.read_state(trainer_context.make_model()), context), {}
     for round_number in range(1, rounds + 1):
-        request = RoundRequest(engine, None, "train", round_number, 0, RoundPolicy(), last_accepted)
+        request = make_round_request(engine, round_number=round_number, last_accepted=last_accepted)
         state = strategy.run_round(state, sites, request, context)
         last_accepted = {r.site: (r.round, r.attempt) for r in request.log.accepted}
     personal = {}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import StudyError
-from pipeline.study.schema import LocalConfig, load_study
-from pipeline.study.toml_file import PACKAGED_STUDIES, find_study, parse_override, parse_study, to_toml
+from pipeline.study.schema import LocalConfig
+from pipeline.study.toml_file import PACKAGED_STUDIES, find_study, load_study, parse_override, parse_study, to_toml
 
 STUDY = """name = "s"
 [data]

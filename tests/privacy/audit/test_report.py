@@ -37,12 +37,12 @@ def officer_answers(facts, folder):
 
 def test_report_of_an_unprotected_run(audit_run):
     folder, facts, text = audit_run()
-    assert facts["ok"]
-    assert facts["headline"] is None
-    assert not any(facts["protection"].values())
+    assert facts.ok
+    assert facts.headline is None
+    assert not facts.protection.is_any
     assert "Nothing is protected" in officer_answers(facts, folder)["What is promised?"]
     assert "Mean training loss" in text
-    assert {row["protected_by"] for row in facts["disclosures"]} == {"unprotected"}
+    assert {row.protected_by for row in facts.disclosures if "patients" in row.subjects} == {"unprotected"}
     html = write_report(folder.path).read_text("utf-8")
     assert "This run has no formal privacy protection" in html
 
@@ -58,7 +58,7 @@ def test_report_of_dp_sgd_names_the_unit_first(audit_run):
     folder, facts, text = audit_run(privacy=DP_SGD)
     answers = officer_answers(facts, folder)
     assert answers["What is promised?"].startswith("The unit is the patient: all images of one patient count as one.")
-    e = facts["headline"]["epsilon"]
+    e = facts.headline.spent.epsilon
     belief = 100 * 0.01 * math.exp(e) / (0.99 + 0.01 * math.exp(e))
     assert f"consider it at most {belief:.1f} % likely" in answers["What does that mean?"]
     assert "AES-256" in answers["What does the promise rest on?"]
@@ -80,8 +80,8 @@ def test_report_of_image_privacy_gives_the_bound_for_a_patient(audit_run):
     assert promise.startswith(
         "The privacy unit is the single image, not the patient. A patient has about 4 images here"
     )
-    assert facts["data_subject"]["examples"] / facts["data_subject"]["units"] == 4
-    assert f"epsilon {4 * facts['headline']['epsilon']:.1f}" in promise
+    assert facts.data_subject.examples / facts.data_subject.units == 4
+    assert f"epsilon {4 * facts.headline.spent.epsilon:.1f}" in promise
 
 
 def test_report_of_secure_aggregation_alone_promises_nothing_to_a_patient(audit_run):
@@ -91,16 +91,19 @@ def test_report_of_secure_aggregation_alone_promises_nothing_to_a_patient(audit_
     assert (
         "If all 3 sites except one collude, they learn the update of that one" in answers["To whom, and against whom?"]
     )
-    protected_by = {row["key"]: row["protected_by"] for row in facts["disclosures"]}
-    assert protected_by["update"] == protected_by["weight"] == protected_by["loss"] == "sum"
+    protected_by = {row.kind: row.protected_by for row in facts.disclosures}
+    assert protected_by["update"] == protected_by["norm_stats"] == protected_by["loss"] == "sum"
+    weight = next(row for row in facts.disclosures if row.kind == "weight")
+    assert weight.protected_by == "unprotected"
+    assert "masked here, but the data summary states it" in weight.reason
     assert "work" not in protected_by
-    assert protected_by["final"] == "unprotected"
+    assert protected_by["final_model"] == "unprotected"
 
 
 def test_report_of_client_level_dp_excludes_the_coordinator(audit_run):
     folder, facts, _ = audit_run(weighting="equal", privacy={"client_level_dp": {"noise_multiplier": 2.0}})
     answers = officer_answers(facts, folder)
-    assert facts["protection"]["client_level_dp"]["releases"] == 2
+    assert facts.protection.client_level_dp.releases == 2
     assert answers["What is promised?"].startswith("With the site as unit")
     scope = answers["To whom, and against whom?"]
     assert "Not against the coordinator, which sees every update before the noise" in scope
@@ -109,7 +112,7 @@ def test_report_of_client_level_dp_excludes_the_coordinator(audit_run):
 
 def test_report_warns_of_personalized_models(audit_run):
     folder, facts, _ = audit_run(strategy="finetune", privacy=DP_SGD)
-    assert {"own", "own_model"} <= {row["key"] for row in facts["disclosures"]}
+    assert {"personal_scores", "personal_model"} <= {row.kind for row in facts.disclosures}
     assert "must not be given to others" in officer_answers(facts, folder)["What else is important?"]
 
 
@@ -119,6 +122,6 @@ def test_run_report_shows_spent_epsilon_and_budget(audit_run):
     section = html[html.index(">Privacy</h2>") :]
     section = section[: section.index("</section>")]
     assert "with the patient as unit" in section
-    assert f"{facts['sites']['site-01']['spent']:.2f}" in section
+    assert f"{facts.sites['site-01'].spending.spent:.2f}" in section
     assert "20.00" in section
     assert "1.400" in section

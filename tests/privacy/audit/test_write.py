@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +12,15 @@ from PIL import Image
 
 from pipeline.reports.document.blocks import ImageBlock
 from pipeline.reports.document.pdf import write_pdf
+from privacy.audit.attack_findings import InversionFinding
 from privacy.audit.collect import collect_facts
 from privacy.audit.document.report import build_report
-from privacy.audit.write import to_finite_json, write_audit
+from privacy.audit.facts import AuditFacts
+from privacy.audit.write import write_audit
 from tests.support.audit_factory import read_pdf_text, run_tiny_study
+from tests.support.browser.axe import find_violations_of_file
 
+ROOT = Path(__file__).parents[3]
 HOSTILE_NAME = "<script>alert('$x_1$')</script> & 北京"
 LONG_NAME = "Universitätsklinikum" * 9
 
@@ -75,6 +80,10 @@ def test_html_is_self_contained(written):
     assert "consistent with the promise" in html
 
 
+def test_html_is_accessible(browser, written):
+    assert find_violations_of_file(browser, written[0]) == {}
+
+
 def test_same_facts_give_the_same_bytes(audited, written, tmp_path):
     folder, facts = audited
     rewritten = write_audit(facts, folder.path, tmp_path)
@@ -86,7 +95,7 @@ def test_pdf_starts_with_one_page_for_the_officer(audited, written, tmp_path):
     report, file = build_report(facts, folder.path), written[1]
     data = file.read_bytes()
     assert data.startswith(b"%PDF-")
-    assert count_pages(file) >= len(facts["sites"]) + 4
+    assert count_pages(file) >= len(facts.sites) + 4
     titles = re.findall(rb"/Title \(([^)]*)\)", data)
     assert b"Attacks compared with the bound" in titles
     assert b"Site site-03" in titles
@@ -100,17 +109,17 @@ def test_pdf_starts_with_one_page_for_the_officer(audited, written, tmp_path):
         "By loss.",
         "epsilon at least 0.400 with 95 % confidence; 14 of 20 guesses right, 64 canaries; with every guess right 1.25",
         "SSIM 0.90",
-        facts["data"]["fingerprint"],
+        facts.data.fingerprint,
     ):
         assert expected in text, expected
 
 
 def test_hostile_and_long_names_are_shown_as_text(audited, tmp_path):
     folder, facts = audited
-    facts_json = json.dumps(facts)
+    facts_json = facts.model_dump_json(exclude={"ok"})
     for name, new_name in (("site-01", HOSTILE_NAME), ("site-02", LONG_NAME)):
         facts_json = facts_json.replace(name, json.dumps(new_name)[1:-1])
-    renamed_facts = json.loads(facts_json)
+    renamed_facts = AuditFacts.model_validate_json(facts_json)
     html_path, pdf_path, _ = write_audit(renamed_facts, folder.path, tmp_path)
     html = html_path.read_text("utf-8")
     assert "<script" not in html
@@ -123,16 +132,16 @@ def test_hostile_and_long_names_are_shown_as_text(audited, tmp_path):
 
 def test_many_sites_have_no_chapters_of_their_own(audited):
     folder, facts = audited
-    site_facts = facts["sites"]["site-01"]
-    report = build_report({**facts, "sites": {f"site-{n:03}": site_facts for n in range(70)}}, folder.path)
+    sites = {f"site-{n:03}": facts.sites["site-01"] for n in range(70)}
+    report = build_report(facts.model_copy(update={"sites": sites}), folder.path)
     assert not [chapter for chapter in report.chapters if chapter.title.startswith("Site ")]
     assert "site-069" in read_pdf_text(report)
 
 
 def attack_images(facts, folder, image):
     """The images that the report shows if attacks.json names this one."""
-    attack_results = {**facts["attacks"], "inversion": {"image": image}}
-    chapters = build_report({**facts, "attacks": attack_results}, folder.path).chapters
+    findings = facts.attacks.model_copy(update={"inversion": InversionFinding(image=image)})
+    chapters = build_report(facts.model_copy(update={"attacks": findings}), folder.path).chapters
     attack_chapter = next(chapter for chapter in chapters if "Attacks" in chapter.title)
     return [block for block in attack_chapter.blocks if isinstance(block, ImageBlock)]
 
@@ -146,5 +155,26 @@ def test_image_outside_the_run_folder_is_not_shown(audited, tmp_path):
     assert [image.title for image in attack_images(facts, folder, "attacks/inversion.png")] == ["Inversion"]
 
 
-def test_json_has_no_infinity():
-    assert to_finite_json({"a": [1.0, float("inf"), (float("nan"), Path("x").name)]}) == {"a": [1.0, None, [None, "x"]]}
+def test_json_holds_the_facts(audited, written):
+    _, facts = audited
+    content = json.loads(written[2].read_text("utf-8"))
+    assert content.pop("ok") is True
+    assert content["format"] == "hemofed-audit/3"
+    assert AuditFacts.model_validate_json(json.dumps(content)) == facts
+
+
+def test_json_has_no_infinity(audited):
+    _, facts = audited
+    unbounded = facts.headline.spent.model_copy(update={"factor": float("inf")})
+    headline = facts.headline.model_copy(update={"spent": unbounded})
+    written = facts.model_copy(update={"headline": headline}).model_dump(mode="json", exclude={"ok"})
+    assert written["headline"]["spent"]["factor"] is None
+    assert AuditFacts.model_validate_json(json.dumps(written, allow_nan=False)).headline.spent.factor == float("inf")
+
+
+def test_schema_of_audit_json_is_current():
+    schema = runpy.run_path(str(ROOT / "tools" / "write_audit_schema.py"))["render_schema"]()
+    current = (ROOT / "docs" / "schemas" / "audit.json").read_text("utf-8")
+    assert current == schema, "docs/schemas/audit.json is out of date; run python tools/write_audit_schema.py"
+    properties = json.loads(schema)["properties"]
+    assert set(properties) == {*AuditFacts.model_fields, "ok"}

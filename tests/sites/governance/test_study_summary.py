@@ -4,12 +4,12 @@ import pytest
 
 from pipeline.core.errors import StudyError
 from pipeline.core.registry import registered_components
+from pipeline.study.disclosures import list_disclosures
 from privacy.ledger.keys import generate_key, public_hex
 from privacy.ledger.records import CosignerPolicy, LedgerBudget
 from privacy.ledger.signatures import fingerprint_of
-from sites.governance.disclosures import list_disclosures
 from sites.governance.offers import offered_study
-from sites.governance.study_summary import STRATEGY_DESCRIPTIONS, summarize_study, total_spent_epsilon
+from sites.governance.study_summary import summarize_study, total_spent_epsilon
 from tests.support.hospital import Hospital
 from tests.support.ledger_factory import make_charge, make_commitment
 
@@ -27,9 +27,9 @@ def test_summary_without_privacy(hospital):
     summary = summarize_study(hospital.make_offer(), hospital.home)
     assert any(text.startswith("No formal privacy") for text in summary.paragraphs)
     assert "Epsilon asked" not in facts(summary)
-    update = next(item for item in summary.disclosures if item.what.startswith("model update"))
-    assert update.protection == "none"
-    assert any("number of training images" in item.what for item in summary.disclosures)
+    update = next(item for item in summary.disclosures if item.kind == "update")
+    assert update.reason == "unprotected"
+    assert any(item.content == "Number of training images" for item in summary.disclosures)
     assert "receives every site's update and adds them up itself" in facts(summary)["The coordinator sees"]
     assert not summary.warnings
 
@@ -51,8 +51,8 @@ def test_summary_of_epsilon_asked_spent_and_left(hospital):
     assert summary_facts["Epsilon asked"].startswith("3; for each patient, at delta 1e-05")
     assert summary_facts["Epsilon spent so far"].startswith("0 of a budget of 8")
     assert summary_facts["Left afterwards"].startswith("about 5,")
-    assert any("of head, 1,234 numbers" in item.what and "noise" in item.protection for item in summary.disclosures)
-    assert not any("training loss" in item.what for item in summary.disclosures)
+    assert any("of head, 1,234 numbers" in item.detail and "noise" in item.reason for item in summary.disclosures)
+    assert not any(item.kind == "loss" for item in summary.disclosures)
     assert any("the site stops by itself" in text for text in summary.paragraphs)
     assert not summary.warnings
 
@@ -83,10 +83,10 @@ def test_secure_aggregation_hides_updates_and_not_scores(hospital):
     assert facts(summary)["The coordinator sees"].startswith(
         "The sum of updates over at least 3 sites, and no single update"
     )
-    protections = {item.what.split(":")[0]: item.protection for item in summary.disclosures}
-    assert protections["model update"] == "masked: only the sum is seen"
-    assert protections["scores on validation images"] == "none"
-    assert not any("seconds" in what for what in protections)
+    reasons = {item.content: item.reason for item in summary.disclosures}
+    assert reasons["Model update"] == "masked: only the sum is seen"
+    assert reasons["Scores on validation images"] == "unprotected"
+    assert not any("seconds" in content for content in reasons)
 
 
 def test_warning_about_an_incompatible_offer(hospital):
@@ -103,9 +103,9 @@ def test_warning_names_the_cosigner(hospital):
 
 
 def test_every_strategy_has_a_description(hospital):
-    assert set(STRATEGY_DESCRIPTIONS) == set(registered_components("strategies"))
+    assert all(cls.description for cls in registered_components("strategies").values())
     ifca = offered_study(hospital.make_offer(strategy={"name": "ifca"}))
-    assert any("which cluster's model" in item.what for item in list_disclosures(ifca))
+    assert any("which cluster's model" in item.detail for item in list_disclosures(ifca))
     summary_facts = facts(summarize_study(hospital.make_offer(aggregation="median"), hospital.home))
     assert summary_facts["The coordinator sees"] == "It receives, compares and keeps every site's own update."
 
@@ -119,15 +119,13 @@ def test_number_of_epsilons_must_match_the_sites(hospital):
 
 def test_disclosures_with_compression_and_evaluation_at_the_coordinator(hospital):
     overrides = {"evaluation.evaluate_at": "coordinator", "compression.uplink": "fp16"}
-    whats = [item.what for item in list_disclosures(offered_study(hospital.make_offer(**overrides)))]
+    whats = [item.full_content for item in list_disclosures(offered_study(hospital.make_offer(**overrides)))]
     assert any("half precision" in what for what in whats)
-    assert not any("scores" in what for what in whats)
-    assert not any("profile" in what for what in whats)
+    assert not any("Scores" in what for what in whats)
+    assert not any("Validation profile" in what for what in whats)
 
 
 def test_validation_profile_is_disclosed_unless_turned_off(hospital):
-    assert any(
-        "a profile of validation images" in item.what for item in list_disclosures(offered_study(hospital.make_offer()))
-    )
+    assert any(item.content == "Validation profile" for item in list_disclosures(offered_study(hospital.make_offer())))
     without = offered_study(hospital.make_offer(**{"evaluation.validation_profile": False}))
-    assert not any("a profile" in item.what for item in list_disclosures(without))
+    assert not any(item.kind == "profile" for item in list_disclosures(without))

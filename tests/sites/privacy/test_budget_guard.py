@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.core.errors import TaskDeclinedError
 from pipeline.protocol.messages import Message
 from privacy.accounting.accountant import DpEvent, compute_epsilon
 from privacy.ledger import keys
@@ -55,14 +57,17 @@ def test_ledger_never_exceeds_its_epsilon_budget_under_any_schedule(tmp_path_fac
     epsilon_before = 0.0
     for request_index, (plan_index, steps) in enumerate(requests):
         round_number, attempt = request_index // 2, request_index % 2
-        refusal = guards[plan_index % len(guards)].charge_round(
-            Message("train", round_number, {}, attempt=attempt), steps
-        )
+        message = Message("train", round_number, {}, attempt=attempt)
+        try:
+            assert guards[plan_index % len(guards)].charge_round(message, steps) == steps
+            is_granted = True
+        except TaskDeclinedError:
+            is_granted = False
         charges = home.ledger.list_charges()
         epsilon = charges[-1].total_epsilon if charges else 0.0
         assert epsilon_before <= epsilon <= budget
         is_charged = len(charges) > 0 and (charges[-1].round, charges[-1].attempt) == (round_number, attempt)
-        assert (refusal is None) == is_charged
+        assert is_granted == is_charged
         recomputed = compute_epsilon([DpEvent(c.noise_multiplier, c.sampling_rate, c.steps) for c in charges], 1e-5)
         assert recomputed <= epsilon * (1 + 1e-3) + 1e-9
         epsilon_before = epsilon
@@ -76,7 +81,7 @@ def test_continued_ledger_carries_charges_but_the_coordinator_refuses_a_new_offi
     countersigner = LedgerCountersigner(tmp_path / "receipts", key)
     plan = make_plan(2.0, 0.25, 4)
     guard = BudgetGuard(home, plan, "one", "plan-1", countersigner.countersign, keys.public_hex(key))
-    assert guard.charge_round(Message("train", 1, {}), 5) is None
+    assert guard.charge_round(Message("train", 1, {}), 5) == 5
     epsilon_before = home.ledger.list_charges()[-1].total_epsilon
     previous_ledger, carried_charges = continuation_records(home.ledger.entries())
     agent, officer = keys.generate_key(), keys.generate_key()
@@ -94,11 +99,11 @@ def test_continued_ledger_carries_charges_but_the_coordinator_refuses_a_new_offi
     new_guard = BudgetGuard(
         SiteHome(tmp_path, agent, ledger), plan, "two", "plan-2", countersigner.countersign, keys.public_hex(key)
     )
-    refusal = new_guard.charge_round(Message("train", 1, {}), 5)
+    with pytest.raises(
+        TaskDeclinedError, match=r"^no receipt, no training"
+    ) as declined:  # it remembers the old officer
+        new_guard.charge_round(Message("train", 1, {}), 5)
+    assert declined.value.kind == "no_receipt"
     charges = ledger.list_charges()
     assert [c.study_hash for c in charges] == ["plan-1", "plan-2"]
     assert charges[-1].total_epsilon > epsilon_before
-    # the coordinator remembers the old officer and accepts no other
-    assert refusal is not None
-    assert refusal[0] == "no_receipt"
-    assert refusal[1].startswith("no receipt, no training")

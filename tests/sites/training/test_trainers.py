@@ -11,10 +11,9 @@ from pipeline.core.parameters import ModelState
 from pipeline.protocol.tasks import EvaluateJob, GradientJob, LocalRegularizer, TrainJob, proximal_term
 from sites.training.augmentation import BatchAugmentation
 from sites.training.base import StepBudget, TrainRequest, iterate_batches
-from sites.training.select_trainer import select_trainer_kind
+from sites.training.select_trainer import make_trainer, select_trainer_kind
 from sites.training.sequential import SequentialTrainer
 from sites.training.stacked import StackedTrainer
-from sites.training.threaded import ThreadedTrainer
 
 UNEQUAL_SIZES = {"a": 40, "b": 23, "c": 7}
 
@@ -51,7 +50,7 @@ def test_trainers_give_the_same_updates(make_trainer_context, case, net):
     w = initial_weights(context)
     regularizer = proximal_term(torch.zeros_like(w), 0.3) + LocalRegularizer(0.0, 0.001)
     reference = train_all_sites(context, SequentialTrainer(context), regularizer=regularizer)
-    for trainer in (StackedTrainer(context), StackedTrainer(context, 2), ThreadedTrainer(context, 2)):
+    for trainer in (StackedTrainer(context), StackedTrainer(context, 2), make_trainer("threaded", context, 2)):
         for expected, actual in zip(reference, train_all_sites(context, trainer, regularizer=regularizer), strict=True):
             assert not torch.equal(expected.weights, w)
             torch.testing.assert_close(actual.weights, expected.weights, rtol=1e-4, atol=2e-5)

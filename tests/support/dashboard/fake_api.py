@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
+from pipeline.service.web.describe_study import describe_study_file
 from tests.support.dashboard.recorded_runs import FILE_KINDS, Json, RecordedRun, time_ago
 from tests.support.web_server import serve_app
 
@@ -198,9 +199,9 @@ def _add_run_routes(app: FastAPI, fake_api: FakeApi) -> None:
         if id not in fake_api.runs:
             return _error_response(404, f"there is no run {id}")
         fake_run = fake_api.runs[id]
-        about = ["Sites train a moons_net network on moons data; no image leaves a site."]
         offer = {"plan": fake_run.recording.results["study_hash"], "version": "0.1.0"}
-        return fake_run.to_dict() | {"study": fake_run.recording.study, "offer": offer, "study_summary": about}
+        study = fake_run.recording.study
+        return fake_run.to_dict() | {"study": study, "offer": offer} | describe_study_file(study)
 
     @app.get("/api/runs/{id}/rounds")
     def list_rounds(id: str, after: int = -1) -> Any:

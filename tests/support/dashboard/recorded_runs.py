@@ -12,8 +12,8 @@ from pipeline.cli.commands.run import run_and_report
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.records.privacy_record import PrivacyRecord
 from pipeline.records.run_results import RunResults
-from pipeline.study.schema import Study, load_study
-from pipeline.study.toml_file import find_study
+from pipeline.study.schema import Study
+from pipeline.study.toml_file import find_study, load_study
 
 Json = dict[str, Any]
 FILE_KINDS = {

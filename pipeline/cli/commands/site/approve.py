@@ -121,7 +121,7 @@ def print_study_summary(summary: StudySummary) -> None:
     for paragraph in summary.paragraphs:
         console.print(paragraph)
     console.print(build_table(["", ""], summary.facts, num_text_columns=2))
-    rows = [[disclosure.what, disclosure.when, disclosure.protection] for disclosure in summary.disclosures]
+    rows = [[disclosure.full_content, disclosure.when, disclosure.reason] for disclosure in summary.disclosures]
     console.print(build_table(["what leaves this site", "when", "protection"], rows, num_text_columns=3))
 
 

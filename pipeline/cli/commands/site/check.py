@@ -72,8 +72,7 @@ def check_command(home: Path, study: str | None, data: Path | None, out: Path | 
 
 def resolve_study(home: Path, name: str | None) -> tuple[Study | None, str]:
     """The study that defines how the data are read, and a description of it; `name` None: the newest offer."""
-    from pipeline.study.schema import load_study
-    from pipeline.study.toml_file import find_study
+    from pipeline.study.toml_file import find_study, load_study
     from sites.governance.offers import list_offers, offered_study
 
     offers = {offer.run: offer for offer in list_offers(home)}  # the newest is the last

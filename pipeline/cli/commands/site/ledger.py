@@ -105,7 +105,7 @@ def show_ledger_command(home: Path, json: bool) -> None:
 def summarize_ledger(ledger: Ledger) -> dict[str, Any]:
     """What was spent of the budget, and what is left."""
     from privacy.accounting.privacy_filter import compute_spent
-    from privacy.ledger.summary import charge_history, filter_budget, planned_spending
+    from privacy.ledger.spending import charge_history, filter_budget, planned_spending
 
     opening = ledger.state.opening
     spent_epsilon = compute_spent(charge_history(ledger), planned_spending(ledger), filter_budget(ledger)).epsilon

@@ -1,6 +1,6 @@
 // Clusters: the sites of each cluster, how this changed over the rounds, and the dendrogram if the strategy has one.
 
-import { h, svg, table } from "./dom.js";
+import { h, reachableWhenScrolling, svg, table } from "./dom.js";
 import { dendrogram } from "./dendrogram.js";
 import { formatCountOf, joinNames, truncate } from "./format.js";
 
@@ -42,8 +42,8 @@ export function clustersBody(records) {
     h(
       "div",
       { class: "chart-pair drawings" },
-      last.dendrogram && dendrogram(last.dendrogram, last.clusters, colors),
-      clusterTimeline(records, last, colors),
+      last.dendrogram && reachableWhenScrolling(dendrogram(last.dendrogram, last.clusters, colors)),
+      reachableWhenScrolling(clusterTimeline(records, last, colors)),
     ),
     h(
       "details",

@@ -82,16 +82,20 @@ export function table(caption, columns, rows, { hideCaption = false, id = null, 
       rows.map((row) => h("tr", { role: "row" }, row.map(tableCell))),
     ),
   );
-  const box = h("div", { class: "scroll" }, grid);
+  return reachableWhenScrolling(h("div", { class: "scroll" }, grid));
+}
+
+/** A box that scrolls must be reachable by keyboard and have a name; one that does not scroll must not be a tab stop. */
+export function reachableWhenScrolling(box) {
   scrollObserver.observe(box);
   return box;
 }
 
-// a box that scrolls must be reachable by keyboard and have a name; one that does not scroll must not be a tab stop
 const scrollObserver = new ResizeObserver((entries) => {
   for (const { target } of entries) {
-    const scrolls = target.scrollWidth > target.clientWidth + 1;
-    const attrs = { tabindex: "0", role: "region", "aria-label": target.querySelector("caption").textContent };
+    const scrolls = target.scrollWidth > target.clientWidth + 1 || target.scrollHeight > target.clientHeight + 1;
+    const title = target.querySelector("caption, figcaption").textContent;
+    const attrs = { tabindex: "0", "aria-label": title, role: target.matches("figure") ? "figure" : "region" };
     for (const [name, value] of Object.entries(attrs))
       scrolls ? target.setAttribute(name, value) : target.removeAttribute(name);
   }

@@ -1,4 +1,4 @@
-// Details of a run: approvals, downloads, and the study as sentences and as text.
+// Details of a run: approvals, downloads, and the study as sentences, by what leaves the sites, and as text.
 
 import { filePath } from "./api.js";
 import { badge, emptyState, h, link, table } from "./dom.js";
@@ -90,6 +90,7 @@ export function studyBody(run) {
         fact("Version", run.offer.version),
         fact("Coordinator's key", run.offer.coordinator),
       ),
+    run.disclosures?.length && disclosureList(run.disclosures),
     h(
       "details",
       { id: "study-text" },
@@ -97,6 +98,26 @@ export function studyBody(run) {
       h("pre", { tabindex: "0", "aria-label": "study file" }, run.study ?? ""),
     ),
   ];
+}
+
+function disclosureList(disclosures) {
+  const rows = disclosures.map((row) => [
+    [h("strong", null, row.content), h("small", null, row.detail)],
+    row.when,
+    row.receiver,
+    [row.protection, row.reason !== row.protection && h("small", null, row.reason)],
+  ]);
+  return h(
+    "details",
+    { id: "study-disclosures" },
+    h("summary", null, "What leaves each site"),
+    table(
+      "What leaves each site",
+      [{ title: "What", text: true }, { title: "When" }, { title: "Who learns it" }, { title: "Protected by", text: true }],
+      rows,
+      { hideCaption: true, id: "disclosure-table" },
+    ),
+  );
 }
 
 const fact = (name, value) => value && [h("dt", null, name), h("dd", null, h("code", null, value))];

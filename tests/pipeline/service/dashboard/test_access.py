@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.browser.axe import find_violations_by_layout
 from tests.support.dashboard.demo_data import OFFERED, PRIVATE, SLOW, TREE
 from tests.support.dashboard.fake_api import WEB_FOLDER
 
@@ -56,6 +57,20 @@ def test_pages_have_landmarks_ordered_headings_and_named_controls(open_page):
     for hash in visit_all_pages(page):
         assert_valid_structure(page)
         assert page.evaluate(UNNAMED_CONTROLS, CONTROLS) == [], hash
+
+
+def test_axe_finds_no_violation_on_any_page(open_page):
+    page = open_page()
+    found = {hash: find_violations_by_layout(page) for hash in visit_all_pages(page)}
+    assert {hash: violations for hash, violations in found.items() if violations} == {}
+
+
+def test_axe_finds_no_violation_on_the_login_page_and_in_a_dialog(open_page):
+    assert find_violations_by_layout(open_page("#/", None)) == {}
+    page = open_page(f"#/runs/{SLOW}")
+    page.click("#do-stop")
+    page.wait_for_selector("dialog[open]")
+    assert find_violations_by_layout(page) == {}
 
 
 def assert_valid_structure(page) -> None:

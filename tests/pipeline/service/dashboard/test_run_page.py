@@ -167,3 +167,13 @@ def test_model_can_be_downloaded(open_page, fake_api):
     expected = fake_api.runs[TREE].recording.files["models/cluster/0.safetensors"].read_bytes()
     assert Path(download.value.path()).read_bytes() == expected
     assert page.locator("#report").get_attribute("href") == f"/api/runs/{TREE}/files/report.html"
+
+
+def test_run_page_lists_what_leaves_each_site(open_page):
+    page = open_page(f"#/runs/{PRIVATE}")
+    page.click("#study-disclosures summary")
+    rows = read_texts(page, "#disclosure-table tbody tr")
+    (update,) = [row for row in rows if row.startswith("Model update ")]
+    assert "every round the coordinator differential privacy noise on what each patient adds" in update
+    assert any(row.startswith("Data summary ") and "unprotected" in row for row in rows)
+    assert not any(row.startswith("Mean training loss") for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,7 +56,8 @@ def test_study_from_offer_to_downloaded_model(service, recordings, browser):
         service.write_run_file(run, "rounds.jsonl", lines.encode())
         live_status.write()
         page.wait_for_selector(".tiles >> text=2 of 4")
-        assert read_texts(page, "#live-sites li")[0].startswith("site-01 … waiting")
+        # a loaded machine may show the page so late that the site counts as slow
+        assert re.match(r"site-01 (… waiting|! slow)", read_texts(page, "#live-sites li")[0])
         page.click("#do-pause")
         page.wait_for_selector(".run-head .badge >> text=pausing")
         assert requested_state(service.home.runs_folder / run) == "pause"

@@ -1,4 +1,4 @@
-"""A site's side of secure aggregation: answers the protocol's messages and masks the update after training."""
+"""A site's side of secure aggregation in a run: answers the protocol's messages and masks the update after training."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ from torch import Tensor
 from pipeline.aggregation.secure_aggregation import ENCRYPTED_SHARE_PREFIX, SecureAggregationSetup, bytes_to_tensor
 from pipeline.core.errors import HemofedError, MessageError
 from pipeline.core.seeding import seeded_generator
-from pipeline.protocol.messages import ClientUpdate, Declined, Message, Reply, RoundAttempt, SiteId, Weighting
+from pipeline.protocol.messages import (
+    ADVERTISE_TASK,
+    SHARE_TASK,
+    ClientUpdate,
+    Declined,
+    Message,
+    Reply,
+    RoundAttempt,
+    SiteId,
+    Weighting,
+)
 from privacy.secure_aggregation.client import SecAggClient
 from sites.governance.home import SiteHome
-from sites.privacy.budget_guard import BudgetGuard
 
 
 @dataclass
-class SecureAggClient:
-    """The privacy parts of one run at one site; both are optional.
-
-    `budget_guard` is called before private training, `secure_aggregation` describes how the update is masked after it.
-    """
+class UpdateMasker:
+    """Masks the updates of one run at one site, with a client of the protocol (SecAggClient) for every attempt."""
 
     site: SiteId
     home: SiteHome
-    budget_guard: BudgetGuard | None = None
-    secure_aggregation: SecureAggregationSetup | None = None
-    weighting: Weighting = "examples"
+    secure_aggregation: SecureAggregationSetup
+    weighting: Weighting
     _secagg_client: SecAggClient | None = None  # of one attempt; lost if the site restarts
     _round_attempt: RoundAttempt | None = None  # of `_secagg_client`
 
@@ -43,9 +48,7 @@ class SecureAggClient:
         return Reply(self.site, message.task, message.round, message.attempt, ClientUpdate(summed=tensors), 1.0)
 
     def _run_step(self, message: Message) -> dict[str, Tensor]:
-        if self.secure_aggregation is None:
-            raise MessageError(f"{self.site}: this study has no secure aggregation")
-        if message.task == "advertise":
+        if message.task == ADVERTISE_TASK:
             # sums of the same updates over two sets of survivors would reveal their difference
             if self.home.last_unmasked_round(self.secure_aggregation.study_hash) >= message.round:
                 raise MessageError(
@@ -61,7 +64,7 @@ class SecureAggClient:
             )
             self._round_attempt = (message.round, message.attempt)
             return {"advert": bytes_to_tensor(self._secagg_client.advertise_keys())}
-        if message.task == "share":
+        if message.task == SHARE_TASK:
             advertisements = {k.removeprefix("advert/"): v.numpy().tobytes() for k, v in message.vectors.items()}
             shares = self._current_secagg_client(message).share_secrets(advertisements)
             return {
@@ -85,7 +88,6 @@ class SecureAggClient:
         self, message: Message, update: ClientUpdate, weight: float, encrypted_shares: Mapping[str, bytes]
     ) -> ClientUpdate:
         """Encodes the weighted update in fixed point and masks it: `ring` modulo a power of two, `exact` in 64 bits."""
-        assert self.secure_aggregation is not None
         layout = self.secure_aggregation.update_layout
         max_weight = float(layout.max_examples) if self.weighting == "examples" else 1.0
         rng = seeded_generator(self.secure_aggregation.study_hash, self.site, message.round, "ring")
