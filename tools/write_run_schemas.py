@@ -1,4 +1,4 @@
-"""Writes docs/schemas/*.json, the JSON Schemas of a run's files, from the records: python tools/write_schemas.py"""
+"""Writes docs/schemas/*.json, the JSON Schemas of a run's files, from the records: python tools/write_run_schemas.py"""
 
 from __future__ import annotations
 
