@@ -84,8 +84,8 @@ def test_run_gives_what_the_run_folder_holds(capfd):
 
 
 def test_default_folder_is_free():
-    paths = [hemofed.run(STUDY, overrides={"rounds": 1}).path for _ in range(2)]
-    assert paths == [Path("runs/small"), Path("runs/small-2")]
+    paths = [hemofed.run(STUDY, overrides={"rounds": 1}).path for _ in range(3)]
+    assert paths == [Path("runs/small"), Path("runs/small-2"), Path("runs/small-3")]
 
 
 def test_progress_prints_a_line_per_round(capfd):

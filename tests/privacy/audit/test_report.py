@@ -6,8 +6,12 @@ import math
 import pytest
 
 from pipeline.cli.commands.audit import audit_command
+from pipeline.reports.document.blocks import TableBlock
 from pipeline.reports.run.report import write_report
+from privacy.audit.attack_findings import AttackFindings, MembershipFinding
 from privacy.audit.collect import collect_facts
+from privacy.audit.disclosures import list_run_disclosures
+from privacy.audit.document.attack_chapter import attack_gauges
 from privacy.audit.document.report import build_report
 from tests.support.audit_factory import read_pdf_text, run_tiny_study
 
@@ -125,3 +129,56 @@ def test_run_report_shows_spent_epsilon_and_budget(audit_run):
     assert f"{facts.sites['site-01'].spending.spent:.2f}" in section
     assert "20.00" in section
     assert "1.400" in section
+
+
+def find_table(facts, folder, chapter_title, first_column):
+    """Rows of the table with this first column, as text without notes."""
+    chapters = {chapter.title: chapter for chapter in build_report(facts, folder.path).chapters}
+    tables = [block for block in chapters[chapter_title].blocks if isinstance(block, TableBlock)]
+    (table,) = [table for table in tables if table.columns[0].title == first_column]
+    return [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in table.rows]
+
+
+def test_site_chapter_counts_what_left_the_site(audit_run):
+    budget = {"dp_sgd": {"noise_multiplier": 1.4, "epsilon_budget": 4.5}}
+    folder, facts, _ = audit_run(rounds=3, privacy=budget)
+    counts = {row[0]: row[1:] for row in find_table(facts, folder, "Site site-01", "What left this site")}
+    assert counts == {
+        "Model update": ["2", "differential privacy"],
+        "Number of training images": ["2", "unprotected"],
+        "Steps and seconds of training": ["2", "unprotected"],
+        "Scores on validation images": ["4", "unprotected"],
+        "Scores on test images": ["1", "unprotected"],
+        "Validation profile": ["2", "unprotected"],
+        "Declined round": ["1", "nothing to protect"],
+    }
+    (charges,) = find_table(facts, folder, "Site site-01", "Study")
+    assert charges[:2] == ["tiny", "1 to 2"]
+
+
+def test_disclosures_follow_what_happened_in_the_run(audit_run):
+    folder, facts, _ = audit_run(privacy=DP_SGD)
+    study = folder.load_study()
+    final_model = facts.disclosures[[row.kind for row in facts.disclosures].index("final_model")]
+    assert "only through the choice of its round, which is unprotected" in final_model.reason
+    unprofiled = facts.model_copy(update={"study": facts.study.model_copy(update={"profiled": False})})
+    assert "profile" not in {row.kind for row in list_run_disclosures(study, unprofiled, [])}
+    at_round_1 = facts.model_copy(update={"released": None})
+    kinds = {row.kind for row in list_run_disclosures(study, at_round_1, ["local_only"])}
+    assert {"final_model", "scores/test"}.isdisjoint(kinds)
+    assert {"scores/val", "baselines"} <= kinds
+
+
+def test_personalized_models_are_named_only_where_there_are_some(audit_run):
+    text = "Personalized models, which sites adapt for themselves"
+    for strategy, is_named in (("finetune", True), ("fedavg", False)):
+        folder, facts, _ = audit_run(strategy=strategy, privacy=DP_SGD)
+        assert (text in officer_answers(facts, folder)["What is not protected?"]) == is_named
+
+
+def test_attack_gauges_show_the_interval_of_the_auc(audit_run):
+    _, facts, _ = audit_run(privacy=DP_SGD)
+    for low, high in ((0.44, 0.62), (None, None)):
+        findings = AttackFindings(membership=MembershipFinding(auc=0.53, auc_low=low, auc_high=high))
+        (gauge,) = attack_gauges(facts.model_copy(update={"attacks": findings}))
+        assert (gauge.low, gauge.measured, gauge.high) == (low or 0.53, 0.53, high or 0.53)
