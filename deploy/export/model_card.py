@@ -54,7 +54,7 @@ def build_card(run_folder: RunFolder, model_name: str, header: Mapping[str, Any]
             "positive_class": study.evaluation.positive_class,
             "data": study.data.name,
         },
-        "data": {site: dict(counts) for site, counts in sites.sites.items()},
+        "data": sites.to_dict()["sites"],
         "training": {
             "network": study.model.name,
             "num_parameters": results.num_parameters,

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from pipeline.core.files import write_atomically
 
 AgentState = Literal["starting", "connected", "disconnected", "denied", "stopped"]
@@ -58,23 +60,26 @@ class AgentStatus:
         write_atomically(home / STATUS_FILE, json.dumps(asdict(self), indent=1).encode())
 
 
-def read_status(home: Path) -> dict[str, Any] | None:
+def read_status(home: Path) -> AgentStatus | None:
     """None if no agent has ever run for this home."""
     try:
-        status = json.loads((home / STATUS_FILE).read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
+        return TypeAdapter(AgentStatus).validate_json((home / STATUS_FILE).read_bytes())
+    except (FileNotFoundError, ValidationError):
         return None
-    return status if isinstance(status, dict) else None
 
 
-def is_agent_running(status: dict[str, Any]) -> bool:
+def delete_status(home: Path) -> None:
+    (home / STATUS_FILE).unlink(missing_ok=True)
+
+
+def is_agent_running(status: AgentStatus) -> bool:
     """Whether the agent that wrote the status still runs."""
     import psutil
 
     try:
-        written_at = datetime.fromisoformat(status["written_at"])
-        process = psutil.Process(int(status["pid"]))
+        written_at = datetime.fromisoformat(status.written_at)
+        process = psutil.Process(status.pid)
         # a reused process id belongs to a process that started later
-        return status["state"] != "stopped" and process.create_time() <= written_at.timestamp() + 1
-    except (KeyError, ValueError, TypeError, psutil.Error):
+        return status.state != "stopped" and process.create_time() <= written_at.timestamp() + 1
+    except (ValueError, psutil.Error):
         return False

@@ -8,7 +8,6 @@ the officer recovers it (sites/governance/ledger_recovery.py).
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -19,20 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import KeyFileError, LedgerError, RunFolderError
-from pipeline.core.files import exclusive_lock, write_atomically
+from pipeline.core.files import exclusive_lock
 from pipeline.ops.encrypted_archive import pack_archive, unpack_archive
 from privacy.ledger import keys
 from privacy.ledger.entry import LedgerEntry, parse_entry_line
 from privacy.ledger.ledger import utc_now
 from privacy.ledger.records import LedgerOpened
 from privacy.ledger.verify import read_locked, verify_ledger
-from sites.governance.home import UNMASKED_ROUNDS_FILE, WITHDRAWN_UNITS_FILE, read_unmasked_rounds
+from sites.governance.home import OUTBOX_FOLDER
 from sites.governance.settings import SiteSettings
+from sites.governance.unmasked_rounds import UNMASKED_ROUNDS_FILE, read_unmasked_rounds, write_unmasked_rounds
+from sites.governance.withdrawn_units import read_withdrawn_units, write_withdrawn_units
 
 LEDGER_FILE = "ledger.jsonl"
 EXCLUDED_NAMES = ("log", ".lock", "officer.pem")  # the officer keeps a copy of the officer's key
 BACKED_UP_KIT_FOLDERS = ("startup", "local")  # the rest of the kit is caches and logs
-FORWARD_ONLY_NAMES = ("outbox", UNMASKED_ROUNDS_FILE, "runs")  # as old or as new as the ledger
+FORWARD_ONLY_NAMES = (OUTBOX_FOLDER, UNMASKED_ROUNDS_FILE, "runs")  # as old or as new as the ledger
 
 
 @dataclass(frozen=True)
@@ -184,14 +185,12 @@ def _names_to_keep(staging: Path, home: Path) -> tuple[str, ...]:
 
 def _merge_withdrawn_and_unmasked(staging: Path, home: Path) -> None:
     """Withdrawn patients stay withdrawn, and an unmasked round stays unmasked, whichever copy recorded it."""
-    files = [folder / WITHDRAWN_UNITS_FILE for folder in (staging, home)]
-    if any(file.exists() for file in files):
-        withdrawn = {unit for file in files if file.exists() for unit in json.loads(file.read_text("utf-8"))}
-        write_atomically(staging / WITHDRAWN_UNITS_FILE, json.dumps(sorted(withdrawn)).encode())
+    if withdrawn := read_withdrawn_units(staging) | read_withdrawn_units(home):
+        write_withdrawn_units(staging, withdrawn)
     restored, own = read_unmasked_rounds(staging), read_unmasked_rounds(home)
     if merged := {study: max(restored.get(study, -1), own.get(study, -1)) for study in restored | own}:
         for folder in (staging, home):
-            write_atomically(folder / UNMASKED_ROUNDS_FILE, json.dumps(merged).encode())
+            write_unmasked_rounds(folder, merged)
 
 
 def _move_files(staging: Path, home: Path, kept_names: tuple[str, ...]) -> int:

@@ -11,7 +11,6 @@ HOME/outbox/                the last noised update: a repeated message gets it a
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pipeline.core.errors import RunFolderError
-from pipeline.core.files import write_atomically
 from privacy.ledger import keys
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.records import LedgerBudget, LedgerOpened, UnitWithdrawn, pseudonymize_unit
+from sites.governance.unmasked_rounds import read_unmasked_rounds, write_unmasked_rounds
+from sites.governance.withdrawn_units import read_withdrawn_units, write_withdrawn_units
 
-WITHDRAWN_UNITS_FILE, UNMASKED_ROUNDS_FILE = "withdrawn_units.json", "unmasked_rounds.json"
+OUTBOX_FOLDER = "outbox"
 
 
 @dataclass
@@ -84,10 +84,9 @@ class SiteHome:
     @property
     def withdrawn_units(self) -> frozenset[str]:
         """Pseudonyms from the ledger and from the home's list, which outlives a ledger recovery."""
-        listed = json.loads(self._withdrawn_file.read_text("utf-8")) if self._withdrawn_file.exists() else []
         records = [entry.record for entry in self.ledger.entries(UnitWithdrawn.kind)]
         recorded = [record.unit_pseudonym for record in records if isinstance(record, UnitWithdrawn)]
-        return frozenset([*listed, *recorded])
+        return read_withdrawn_units(self.path).union(recorded)
 
     def withdraw_unit(self, unit_id: str, reason: str = "") -> bool:
         """False if the unit was withdrawn before."""
@@ -95,12 +94,8 @@ class SiteHome:
         if unit_pseudonym in self.withdrawn_units:
             return False
         self.ledger.append(UnitWithdrawn(unit_pseudonym=unit_pseudonym, reason=reason))
-        write_atomically(self._withdrawn_file, json.dumps(sorted(self.withdrawn_units)).encode())
+        write_withdrawn_units(self.path, self.withdrawn_units)
         return True
-
-    @property
-    def _withdrawn_file(self) -> Path:
-        return self.path / WITHDRAWN_UNITS_FILE
 
     def retained_mask(self, unit_names: Sequence[str]) -> list[bool]:
         """True for each unit that did not withdraw."""
@@ -109,18 +104,11 @@ class SiteHome:
 
     @property
     def outbox_file(self) -> Path:
-        return self.path / "outbox" / "update.safetensors"
+        return self.path / OUTBOX_FOLDER / "update.safetensors"
 
     def last_unmasked_round(self, study: str) -> int:
         """The last round whose aggregate the site helped to unmask; -1 if none. `study`: its hash."""
         return read_unmasked_rounds(self.path).get(study, -1)
 
     def record_unmasked_round(self, study: str, round_number: int) -> None:
-        rounds = read_unmasked_rounds(self.path) | {study: round_number}
-        write_atomically(self.path / UNMASKED_ROUNDS_FILE, json.dumps(rounds).encode())
-
-
-def read_unmasked_rounds(home: Path) -> dict[str, int]:
-    """Study hash -> last unmasked round, of all studies: runs of several studies may alternate at a site."""
-    file = home / UNMASKED_ROUNDS_FILE
-    return {study: int(last) for study, last in json.loads(file.read_text("utf-8")).items()} if file.exists() else {}
+        write_unmasked_rounds(self.path, read_unmasked_rounds(self.path) | {study: round_number})

@@ -7,7 +7,6 @@ left. This is an upper bound for the studies in the copy; for a study that start
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pipeline.core.errors import LedgerError, RunFolderError
-from pipeline.core.files import exclusive_lock, write_atomically
+from pipeline.core.files import exclusive_lock
 from privacy.ledger import keys
 from privacy.ledger.append_only_file import lock_file, read_from, sync_folder
 from privacy.ledger.entry import LedgerEntry, LedgerPosition
@@ -35,7 +34,7 @@ from privacy.ledger.records import (
 from privacy.ledger.summary import continuation_records, list_charges
 from privacy.ledger.validation import LedgerState
 from privacy.ledger.verify import read_locked, verify_ledger
-from sites.governance.home import WITHDRAWN_UNITS_FILE
+from sites.governance.withdrawn_units import read_withdrawn_units, write_withdrawn_units
 
 RecordT = TypeVar("RecordT", bound=LedgerRecord)
 ESTIMATED_MECHANISM = "estimated: one Gaussian mechanism of this epsilon"
@@ -265,11 +264,9 @@ def _recovery_note(
 
 def _copy_withdrawn_units(home: Path, entries: Sequence[LedgerEntry]) -> None:
     """Copies withdrawals to the home's list, because the new ledger does not have the old `unit_withdrawn` entries."""
-    file = home / WITHDRAWN_UNITS_FILE
-    listed_units = json.loads(file.read_text("utf-8")) if file.exists() else []
-    withdrawn = {*listed_units, *(record.unit_pseudonym for record in _records_of_type(entries, UnitWithdrawn))}
-    if withdrawn:
-        write_atomically(file, json.dumps(sorted(withdrawn)).encode())
+    recorded = (record.unit_pseudonym for record in _records_of_type(entries, UnitWithdrawn))
+    if withdrawn := read_withdrawn_units(home).union(recorded):
+        write_withdrawn_units(home, withdrawn)
 
 
 def _replace_ledger(path: Path, new_path: Path, old_bytes: bytes, ledger_id: str) -> Path:

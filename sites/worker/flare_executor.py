@@ -144,7 +144,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
     def _open_worker(self, site: str) -> RunWorker:
         if self._worker is None:
-            take_over_run(self._home_folder / "runs" / self._load_offer().run / "worker.json")
+            take_over_run(self._home_folder / "runs" / self._load_offer().run)
             self._worker = open_run_worker(
                 self._home_folder, site, self._load_offer(), self._countersign, self._settings
             )

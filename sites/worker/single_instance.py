@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
-from pipeline.core.files import write_atomically
+from pipeline.records.base import FileRecord
 
 
-def take_over_run(pid_file: Path) -> bool:
-    """Returns whether a previous process was killed. Compares its start time, because process ids are reused."""
+class WorkerProcess(FileRecord):
+    FILE_NAME: ClassVar[str] = "worker.json"
+
+    pid: int
+    created: float  # seconds since 1970; process ids are reused
+
+
+def take_over_run(run_folder: Path) -> bool:
+    """Returns whether a previous process was killed."""
     this_process = psutil.Process()
-    previous = _read_pid_file(pid_file)
+    previous = WorkerProcess.read_if_valid(run_folder)
     was_running = False
-    if previous is not None and previous[0] != this_process.pid:
+    if previous is not None and previous.pid != this_process.pid:
         with contextlib.suppress(psutil.Error):
-            previous_process = psutil.Process(previous[0])
-            if abs(previous_process.create_time() - previous[1]) < 1.0 and previous_process.uids().real == os.getuid():
-                previous_process.kill()  # also ends a stopped process
-                previous_process.wait(10)
+            process = psutil.Process(previous.pid)
+            if abs(process.create_time() - previous.created) < 1.0 and process.uids().real == os.getuid():
+                process.kill()  # also ends a stopped process
+                process.wait(10)
                 was_running = True
-    write_atomically(pid_file, json.dumps({"pid": this_process.pid, "born": this_process.create_time()}).encode())
+    WorkerProcess(pid=this_process.pid, created=this_process.create_time()).write(run_folder)
     return was_running
-
-
-def _read_pid_file(pid_file: Path) -> tuple[int, float] | None:
-    try:
-        record = json.loads(pid_file.read_text("utf-8"))
-        return int(record["pid"]), float(record["born"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None

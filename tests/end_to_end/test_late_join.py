@@ -61,9 +61,9 @@ def test_late_joiner_is_assigned_to_the_cluster_with_its_feature_skew(moons, run
     )
     groups = folder.load_rounds()[-1].clusters
     assert groups["site-01"] == groups["site-02"] != groups["site-03"] == groups["site-04"]
-    assert join_run(folder, make_late_joiner())["cluster"] == groups["site-03"]
+    assert join_run(folder, make_late_joiner()).cluster == groups["site-03"]
     rotated = LateJoiner("south", None, {"seed": 7, "feature_skew": ROTATED | {"sites": 1}}, 1)
-    assert join_run(folder, rotated)["cluster"] == groups["site-01"]
+    assert join_run(folder, rotated).cluster == groups["site-01"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedopt", "scaffold", "fedswap"])
@@ -98,4 +98,4 @@ def test_late_join_of_a_run_with_a_robust_rule_and_codecs(moons, run_study):
             compression={"uplink": "qsgd", "downlink": "fp16"},
         )
     )
-    assert join_run(folder, make_late_joiner())["personalized_model"]["n"] > 0
+    assert join_run(folder, make_late_joiner()).personalized_model.n > 0

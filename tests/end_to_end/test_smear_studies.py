@@ -136,7 +136,7 @@ def test_baselines_without_a_user_cache_use_separate_folders(run_study, monkeypa
         ("fedavg", "none", "none"),
         ("fedavg", "scanner", "site"),
     }
-    assert baselines["unskewed"]["test"] != baselines["normalized"]["test"]
+    assert baselines["unskewed"].test != baselines["normalized"].test
     assert not list((folder.path / "baselines").glob("*/cells"))  # images stay in the run folder
 
 

@@ -14,9 +14,10 @@ from privacy.ledger.records import DatasetSnapshot
 from privacy.ledger.verify import verify_ledger
 from sites.governance.approvals import check_approval
 from sites.governance.backup import backup_home, restore_home
-from sites.governance.home import WITHDRAWN_UNITS_FILE, SiteHome
+from sites.governance.home import SiteHome
 from sites.governance.ledger_recovery import recover_ledger
 from sites.governance.settings import SiteSettings
+from sites.governance.withdrawn_units import WITHDRAWN_UNITS_FILE
 from tests.support.hospital import Hospital
 from tests.support.machine import mount_small_disk
 

@@ -13,9 +13,10 @@ from privacy.ledger.receipts import check_receipt, create_receipt_request
 from privacy.ledger.records import CarriedCharges, CosignerPolicy, LedgerBudget
 from privacy.ledger.verify import verify_ledger
 from sites.governance.backup import backup_home, restore_home
-from sites.governance.home import WITHDRAWN_UNITS_FILE, SiteHome
+from sites.governance.home import SiteHome
 from sites.governance.ledger_recovery import recover_ledger
 from sites.governance.study_summary import total_spent_epsilon
+from sites.governance.withdrawn_units import WITHDRAWN_UNITS_FILE
 from tests.support.hospital import Hospital
 from tests.support.ledger_factory import make_charge, make_commitment
 

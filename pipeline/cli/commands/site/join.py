@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _collect_status(home: Path) -> dict[str, Any]:
 
     site_home = SiteHome.open(home)
     membership = membership_summary(SiteMembership.load(home)) if has_membership(home) else None
-    agent_status = read_status(home) or {}
+    agent_status = read_status(home) if membership else None
     offers_with_status = (
         [(offer, check_approval(site_home, offer)) for offer in list_offers(home)] if membership else []
     )
@@ -157,7 +158,9 @@ def _collect_status(home: Path) -> dict[str, Any]:
     ]
     return {
         "membership": membership,
-        "agent": agent_status | {"running": is_agent_running(agent_status)} if membership else {"running": False},
+        "agent": asdict(agent_status) | {"running": is_agent_running(agent_status)}
+        if agent_status
+        else {"running": False},
         "ledger": summarize_ledger(site_home.ledger),
         "offers": offers,
         "models": sorted(p.relative_to(home).as_posix() for p in (home / "models").rglob("*.safetensors")),
@@ -189,6 +192,7 @@ def leave_command(home: Path, json: bool) -> None:
     from sites.agent.agent import exclusive_agent_lock
     from sites.agent.coordinator_client import CoordinatorClient
     from sites.agent.enrolment import SiteMembership, delete_membership
+    from sites.agent.status import delete_status
 
     membership, failure = SiteMembership.load(home), ""
     with exclusive_agent_lock(home):
@@ -198,7 +202,7 @@ def leave_command(home: Path, json: bool) -> None:
         except HemofedError as error:
             failure = str(error)
         delete_membership(home)
-        (home / "status.json").unlink(missing_ok=True)
+        delete_status(home)
     if json:
         print_json({"left": membership.url, "told": not failure, "why": failure})
         return
