@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from pipeline.protocol.serialization import MAX_CLIENT_WEIGHT
 from pipeline.protocol.tasks import Split
 from pipeline.records.base import FrozenRecord
-from pipeline.records.privacy_record import PrivacyPlanRecord
+from pipeline.records.privacy_record import PrivacyPlanRecord, ShortText
 
 
 class SiteDataSummary(FrozenRecord):
@@ -20,4 +20,5 @@ class SiteDataSummary(FrozenRecord):
     shape: list[Annotated[int, Field(gt=0, le=4096)]] = Field(min_length=1, max_length=4)
     classes: list[Annotated[str, Field(max_length=100)]] = Field(min_length=2, max_length=1000)
     examples: dict[Split, Annotated[int, Field(ge=0, le=int(MAX_CLIENT_WEIGHT))]]
+    privacy_unit: ShortText | None = None  # the coarsest that the data name
     privacy_plan: PrivacyPlanRecord | None = None  # of a study with DP-SGD

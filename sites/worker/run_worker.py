@@ -65,6 +65,7 @@ class RunWorker:
                 "val": len(site_indices.val),
                 "test": len(site_indices.test),
             },
+            privacy_unit=self.dataset.privacy_unit,
             privacy_plan=privacy_plan.to_record() if privacy_plan else None,
         )
 

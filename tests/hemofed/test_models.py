@@ -61,9 +61,9 @@ def cell(tmp_path) -> Path:
 
 def test_evaluate_reads_the_test_examples_or_all_of_other_data(run):
     own = hemofed.evaluate(run)
-    assert (own["split"], own["data"], own["model"]) == ("test", "synthetic_smear", "global")
+    assert (own.split, own.data, own.model) == ("test", "synthetic_smear", "global")
     other = hemofed.evaluate(run.path, split="all", overrides={"cells": 90, "patients": 9})
-    assert other["n"] == sum(map(sum, other["confusion"])) == 90
+    assert other.metrics.n == sum(map(sum, other.metrics.confusion)) == 90
     with pytest.raises(hemofed.RunFolderError, match="no model 'nobody'"):
         hemofed.evaluate(run, model="nobody")
 
@@ -74,7 +74,7 @@ def test_a_site_whose_name_is_no_file_name_is_given_as_it_is(run, tmp_path):
     shutil.copy(copied.path / "models" / "global.safetensors", copied.path / "models" / "site" / "a%2Fb.safetensors")
     assert copied.models == ("global", "site/a/b")
     assert list(copied.personal_models) == ["a/b"]
-    assert hemofed.evaluate(copied, model="site/a/b")["loss"] == hemofed.evaluate(run)["loss"]
+    assert hemofed.evaluate(copied, model="site/a/b").metrics == hemofed.evaluate(run).metrics
 
 
 def test_compare_returns_a_row_per_run_and_writes_the_page(run, tmp_path):
@@ -92,8 +92,8 @@ def test_report_is_written_again(run):
 
 def test_audit_returns_what_it_writes(run, tmp_path):
     facts = hemofed.audit(run, out=tmp_path / "audit")
-    assert facts["ok"]
-    assert json.loads((tmp_path / "audit" / "audit.json").read_text())["run"] == facts["run"] == "cells"
+    assert facts.ok
+    assert json.loads((tmp_path / "audit" / "audit.json").read_text())["run"] == facts.run == "cells"
 
 
 def test_export_signs_with_a_new_key_of_the_user(exported, user):

@@ -75,9 +75,9 @@ def test_run_gives_what_the_run_folder_holds(capfd):
     assert run == hemofed.load_run("here") == hemofed.Run(Path("here"))
     assert run.is_finished
     assert run.study == hemofed.load_study(STUDY)
-    assert [record["round"] for record in records] == [record["round"] for record in run.rounds] == [0, 1, 2, 3, 4, 5]
-    assert run.results == json.loads(Path("here/results.json").read_text())
-    assert (run.models, run.results["baselines"]) == (("global",), {})
+    assert [record.round for record in records] == [record.round for record in run.rounds] == [0, 1, 2, 3, 4, 5]
+    assert run.results.to_dict() == json.loads(Path("here/results.json").read_text())
+    assert (run.models, run.results.baselines) == (("global",), {})
     assert run.classes == ("upper", "lower")
     assert Path("here/report.html").exists()
     assert capfd.readouterr() == ("", "")  # nothing is printed unless asked
@@ -100,7 +100,7 @@ def test_personal_models_and_baselines():
     sites = [f"site-0{n}" for n in (1, 2, 3, 4)]
     assert run.models == ("global", *(f"site/{site}" for site in sites))
     assert list(run.personal_models) == sites
-    assert list(run.results["baselines"]) == ["local_only"]  # the default for personalized studies
+    assert list(run.results.baselines) == ["local_only"]  # the default for personalized studies
     points = torch.tensor([[0.25, -0.5]])
     personal, common = run.personal_models["site-03"](points), run.load_model("global")(points)
     assert torch.equal(personal, run.load_model("site/site-03")(points))
@@ -117,7 +117,7 @@ def test_baselines_can_be_added_later():
     rounds = []
     run = hemofed.run(STUDY, overrides={"rounds": 2}, progress=rounds.append)
     run = run.resume(baselines=True, progress=rounds.append)
-    assert list(run.results["baselines"]) == ["local_only", "centralized"]
+    assert list(run.results.baselines) == ["local_only", "centralized"]
     assert len(rounds) == 3  # of the study alone
 
 
@@ -126,7 +126,7 @@ def test_interrupted_run_resumes_bit_for_bit(three_torch_threads):
     filters = list(warnings.filters)
 
     def interrupt(record):
-        if record["round"] == 2:
+        if record.round == 2:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as interrupted:
@@ -140,13 +140,13 @@ def test_interrupted_run_resumes_bit_for_bit(three_torch_threads):
     resumed = run.resume()
     assert resumed == run
     assert torch.equal(weights_of(resumed), weights_of(expected))
-    assert resumed.results["test"] == expected.results["test"]
+    assert resumed.results.test == expected.results.test
 
 
 def test_threads_and_warning_filters_are_as_before(three_torch_threads):
     filters = list(warnings.filters)
     run = hemofed.run(STUDY, overrides={"num_threads": 2, "rounds": 1})
-    assert run.results["software"]["threads"] == 2
+    assert run.results.software["threads"] == 2
     assert (torch.get_num_threads(), warnings.filters) == (3, filters)
     with pytest.raises(ZeroDivisionError):
         hemofed.run(STUDY, overrides={"num_threads": 2, "rounds": 1}, progress=lambda record: 1 / 0)

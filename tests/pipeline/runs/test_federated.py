@@ -77,6 +77,12 @@ PRIVACY_PLAN = {
 }
 
 
+def test_a_privacy_unit_has_a_short_name():
+    assert _read_summary("b", DATA_SUMMARY | {"privacy_unit": "patient"}).privacy_unit == "patient"
+    with pytest.raises(ReplyError, match=r"^b .*\(privacy_unit\)"):
+        _read_summary("b", DATA_SUMMARY | {"privacy_unit": "x" * 200})
+
+
 def test_a_privacy_plan_arrives_as_the_site_made_it():
     plan = _read_summary("b", DATA_SUMMARY | {"privacy_plan": PRIVACY_PLAN}).privacy_plan
     assert plan.to_dict() == PRIVACY_PLAN

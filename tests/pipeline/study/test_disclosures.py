@@ -79,8 +79,9 @@ def test_data_summary_contains_what_the_list_says(tmp_path):
     countersigner = LedgerCountersigner(tmp_path / "receipts", hospital.coordinator)
     worker = open_run_worker(hospital.path, SITE, offer, countersigner.countersign, settings)
     summary = worker.describe_site()
-    assert set(summary) == {"site", "classes", "shape", "examples", "unit", "promise"}
-    assert set(summary["examples"]) == {"train", "val", "test"}
+    assert set(summary.to_dict()) == {"classes", "shape", "examples", "privacy_unit", "privacy_plan"}
+    assert set(summary.examples) == {"train", "val", "test"}
+    assert summary.privacy_plan.privacy_unit == "patient"
     (disclosure,) = [d for d in list_disclosures(worker.study) if d.kind == "data_summary"]
     for text in ("number of images for training, validation and testing", "names of the classes", "image size"):
         assert text in disclosure.detail
