@@ -112,8 +112,8 @@ def test_a_signer_must_be_trusted_before_predict_reads_the_bundle(exported, cell
     assert [image.name for image in prediction.images] == [str(cell)]
     failures = [(failure.name, failure.reason) for failure in prediction.failures]
     assert failures == [(str(gone), f"{gone}: no such file; check its name")]
-    assert prediction.bundle["signer"] == "me"
-    assert report / "cells.csv" in prediction.written_files
+    assert prediction.model.signer == "me"
+    assert report / "cells.csv" in prediction.written
     assert prediction.slide.positive_class == "schistocyte"
     assert capfd.readouterr() == ("", "")
 
