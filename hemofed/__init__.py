@@ -30,6 +30,7 @@ from pipeline.core.errors import (  # noqa: E402  after the check that this is o
     ServiceError,
     StrategyContractError,
     StudyError,
+    TaskDeclinedError,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ __all__ = [
     "StrategyContractError",
     "Study",
     "StudyError",
+    "TaskDeclinedError",
     "__version__",
     "audit",
     "compare",

@@ -60,7 +60,7 @@ def photograph_slide(browser: Any, fields: list[Path]) -> bytes:
 @contextmanager
 def serve_bundle(edge: Path) -> Iterator[None]:
     environment = os.environ | {"HEMOFED_TRUST": str((edge / "trust.json").resolve())}
-    command = [sys.executable, "-m", "pipeline.cli.main", "edge", "serve", str(edge / "bundle"), "--port", str(PORT)]
+    command = [sys.executable, "-m", "hemofed", "edge", "serve", str(edge / "bundle"), "--port", str(PORT)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout
         next(line for line in service.stdout if str(PORT) in line)

@@ -33,7 +33,7 @@ masked vectors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -58,6 +58,26 @@ from privacy.secure_aggregation.shamir import (
     reconstruction_threshold,
     wrong_positions,
 )
+
+
+def reconstruct_secret(
+    shares: SharesByPosition, threshold: int, is_right_secret: Callable[[bytes], bool]
+) -> tuple[bytes, list[int]] | None:
+    """The secret that satisfies `is_right_secret`, and the positions of wrong shares; None if not found.
+
+    Wrong shares may cancel out at 0, so the search prefers the polynomial with the fewest wrong positions; with at most
+    half of the spare shares wrong it is unique.
+    """
+    best: tuple[bytes, list[int]] | None = None
+    for secret, trusted_shares in candidate_secrets(shares, threshold):
+        if not is_right_secret(secret):
+            continue
+        wrong = wrong_positions(shares, trusted_shares)
+        if best is None or len(wrong) < len(best[1]):
+            best = secret, wrong
+        if len(wrong) <= (len(shares) - threshold) // 2:
+            break
+    return best
 
 
 class SecAggServer:
@@ -189,7 +209,9 @@ class SecAggServer:
         """The seed of a survivor or the mask key of a dropout; it must match the advertisement."""
         positions = {site: position for position, site in enumerate(sorted(self._advertisements), start=1)}
         shares = {positions[site]: site_shares[name] for site, site_shares in sorted(self._revealed_shares.items())}
-        reconstructed = self._find_advertised_secret(name, shares)
+        reconstructed = reconstruct_secret(
+            shares, self._threshold, lambda secret: self._matches_advertisement(name, secret)
+        )
         if reconstructed is None:
             raise ReplyError(self._unmask_failure(name, shares))
         secret, wrong = reconstructed
@@ -199,23 +221,6 @@ class SecAggServer:
                 f"most likely {senders} sent a wrong share of {name}'s secret, or received a wrong one from {name}"
             )
         return secret
-
-    def _find_advertised_secret(self, name: str, shares: SharesByPosition) -> tuple[bytes, list[int]] | None:
-        """The advertised secret, and the positions of wrong shares; None if not found.
-
-        Wrong shares may cancel out at 0, so the search prefers the polynomial with the fewest wrong positions; with at
-        most half of the spare shares wrong it is unique.
-        """
-        best: tuple[bytes, list[int]] | None = None
-        for secret, trusted_shares in candidate_secrets(shares, self._threshold):
-            if not self._matches_advertisement(name, secret):
-                continue
-            wrong = wrong_positions(shares, trusted_shares)
-            if best is None or len(wrong) < len(best[1]):
-                best = secret, wrong
-            if len(wrong) <= (len(shares) - self._threshold) // 2:
-                break
-        return best
 
     def _matches_advertisement(self, name: str, secret: bytes) -> bool:
         advertisement = self._advertisements[name][0]

@@ -22,6 +22,7 @@ class DocsShell:
     folder: Path
     env: dict[str, str]
     port: str
+    hemofed_command: Path  # for commands in the foreground; those in the background are real processes
     background: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # command -> its process
 
     def run(self, command: str, timeout: float | None) -> tuple[int, str]:
@@ -31,14 +32,15 @@ class DocsShell:
         completed = subprocess.run(
             ["bash", "-c", script],
             cwd=self.folder,
-            env=self.env,
+            env=self.env | {"PATH": f"{self.hemofed_command.parent}{os.pathsep}{self.env['PATH']}"},
             timeout=timeout,
             capture_output=True,
             text=True,
             check=False,
         )
         if variables.exists():
-            self.env = dict(line.split("=", 1) for line in variables.read_text("utf-8").split("\0") if line)
+            read = dict(line.split("=", 1) for line in variables.read_text("utf-8").split("\0") if line)
+            self.env = read | {"PATH": self.env["PATH"]}
             variables.unlink()
         return completed.returncode, completed.stdout + completed.stderr
 
@@ -79,12 +81,12 @@ class DocsShell:
 
 
 @contextmanager
-def open_docs_shell(folder: Path) -> Iterator[DocsShell]:
+def open_docs_shell(folder: Path, hemofed_command: Path) -> Iterator[DocsShell]:
     mark = f"docs-{uuid.uuid4().hex}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     homes = {f"XDG_{kind}_HOME": str(folder / f".{kind.lower()}") for kind in ("CONFIG", "DATA")}  # not the user's own
     own = {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200", "TERM": "dumb", MARK_ENV: mark, **homes}
-    shell = DocsShell(folder, {**os.environ, **own}, str(find_free_ports(1)[0]))
+    shell = DocsShell(folder, {**os.environ, **own}, str(find_free_ports(1)[0]), hemofed_command)
     try:
         yield shell
         problems = shell.stop()

@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-HEMOFED = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
+COMMAND: list[str] = []  # set by `use_command_server`
+
+
+@pytest.fixture(scope="module", autouse=True)
+def use_command_server(hemofed_command):
+    COMMAND[:] = [str(hemofed_command)]
 
 
 def run_hemofed(*args: str, cwd: Path, ok: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     """`ok`: whether the command must succeed."""
     completed = subprocess.run(
-        [*HEMOFED, *args],
+        [*COMMAND, *args],
         cwd=cwd,
         capture_output=True,
         text=True,

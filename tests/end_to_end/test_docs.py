@@ -123,22 +123,22 @@ def pages_with_commands(slow: bool) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", pages_with_commands(slow=False), ids=page_name)
-def test_page_commands_run(page: Path, tmp_path: Path) -> None:
-    run_blocks(tmp_path, [b for b in read_blocks(page) if "slow" not in b.marks])
+def test_page_commands_run(page: Path, tmp_path: Path, hemofed_command: Path) -> None:
+    run_blocks(tmp_path, hemofed_command, [b for b in read_blocks(page) if "slow" not in b.marks])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with_commands(slow=True), ids=page_name)
-def test_slow_page_commands_run(page: Path, tmp_path: Path) -> None:
-    run_blocks(tmp_path, read_blocks(page))
+def test_slow_page_commands_run(page: Path, tmp_path: Path, hemofed_command: Path) -> None:
+    run_blocks(tmp_path, hemofed_command, read_blocks(page))
 
 
-def run_blocks(folder: Path, blocks: list[Block]) -> None:
+def run_blocks(folder: Path, hemofed_command: Path, blocks: list[Block]) -> None:
     if any("fashion" in b.marks for b in blocks) and not FASHION_MNIST.is_dir():
         pytest.skip("Fashion-MNIST is not installed: apt-get install dataset-fashion-mnist")
     if any("cells" in b.marks for b in blocks) and REAL_CELLS is None:
         pytest.skip("chula_rbc12.npz is neither in HEMOFED_DATA nor in ../shared/data: name its folder there")
-    with open_docs_shell(folder) as shell:
+    with open_docs_shell(folder, hemofed_command) as shell:
         for block in blocks:
             if block.file:
                 write_file(block, folder)

@@ -110,7 +110,8 @@ def test_a_signer_must_be_trusted_before_predict_reads_the_bundle(exported, cell
     gone, report = tmp_path / "gone.png", tmp_path / "report"
     prediction = hemofed.predict(exported.zip_path, [cell, gone], input_type="cell", out=report)
     assert [image.name for image in prediction.images] == [str(cell)]
-    assert prediction.failures == ((str(gone), f"{gone}: no such file; check its name"),)
+    failures = [(failure.name, failure.reason) for failure in prediction.failures]
+    assert failures == [(str(gone), f"{gone}: no such file; check its name")]
     assert prediction.bundle["signer"] == "me"
     assert report / "cells.csv" in prediction.written_files
     assert prediction.slide.positive_class == "schistocyte"

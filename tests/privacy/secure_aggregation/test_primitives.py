@@ -22,12 +22,12 @@ from privacy.secure_aggregation.key_exchange import (
     encode_parts,
 )
 from privacy.secure_aggregation.masking import MaskedSegment, apply_masks, narrowest_dtype
+from privacy.secure_aggregation.server import reconstruct_secret
 from privacy.secure_aggregation.shamir import (
     PRIME,
     are_on_one_polynomial,
     evaluate_polynomial,
     interpolate,
-    reconstruct_secret,
     split_secret,
 )
 

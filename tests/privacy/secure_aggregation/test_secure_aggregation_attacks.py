@@ -24,8 +24,8 @@ from privacy.secure_aggregation.key_exchange import (
     verify_payload,
 )
 from privacy.secure_aggregation.masking import MaskedSegment, apply_masks
-from privacy.secure_aggregation.server import SecAggServer
-from privacy.secure_aggregation.shamir import PRIME, SHARE_BYTES, reconstruct_secret, reconstruction_threshold
+from privacy.secure_aggregation.server import SecAggServer, reconstruct_secret
+from privacy.secure_aggregation.shamir import PRIME, SHARE_BYTES, reconstruction_threshold
 from tests.support.secagg_factory import (
     CONTEXT,
     KEYS,
