@@ -1,6 +1,7 @@
 """Runs of studies: best round, patience, targets, baselines, public data, evaluation, refusals, data identity."""
 
 from contextlib import nullcontext
+from statistics import pstdev
 
 import pytest
 import torch
@@ -21,6 +22,10 @@ def test_best_round_by_validation_is_tested_and_saved(moons, run_study):
     assert results.selected_by == "val accuracy"
     assert "test" not in folder.load_rounds()[-1].metrics
     assert results.test.pooled.n == 40
+    accuracies = {site: metrics.accuracy for site, metrics in results.test.sites.items()}
+    assert min(accuracies.values()) < max(accuracies.values())
+    assert results.worst_site.accuracy == accuracies[results.worst_site.site] == min(accuracies.values())
+    assert results.site_std.accuracy == pytest.approx(pstdev(accuracies.values()))
 
 
 def test_patience_stops_the_run_early(moons, run_study):

@@ -120,7 +120,7 @@ def test_simulated_and_flare_engines_agree(
         }
     if name == "fedprox-partial":
         works = [work for record in federated.load_rounds() for work in record.work.values()]
-        assert any(work["steps_done"] < work["steps_requested"] for work in works)
+        assert any(work.steps_done < work.steps_requested for work in works)
     if name == "dp-sgd":
         assert federated.load_rounds()[-1].epsilon == pytest.approx(simulated.load_rounds()[-1].epsilon)
         assert json.loads((federated.path / "privacy.json").read_text())["dp_sgd"].keys() == set(SITES)

@@ -192,6 +192,8 @@ def test_round_record_counts_compressed_bytes(moons, run_study):
     assert record.up / other.up > 5
     assert results.traffic.up == sum(r.bytes.up for r in small.load_rounds())
     assert other.evaluate_down == record.evaluate_down  # evaluated models are never encoded
+    # sums of scores are shorter than this model
+    assert record.evaluate_up < sites * 4 * P < record.evaluate_down < sites * (4 * P + headers)
     assert not torch.equal(final_weights(plain), final_weights(small))
 
 

@@ -104,6 +104,7 @@ def test_roc_figure_shows_single_sites_and_the_operating_point(detection_run, re
     assert "sensitivity 75 % at 90 % specificity" in texts
     assert "precision 80 % there" in texts
     assert "no skill: 30.8 % are positive" in texts  # 8 of 26
+    assert {"all sites, area 0.900", "all sites, area 0.600"} <= set(texts)
 
 
 def test_auroc_by_class(run_folder, read_page):

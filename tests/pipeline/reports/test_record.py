@@ -36,6 +36,12 @@ def test_a_damaged_study_is_named(run_folder):
         _ = record.model_name
 
 
+def test_the_result_is_of_the_best_round(run_folder):
+    assert load_run_record(run_folder.write()).result_round == 1
+    run_folder.results = None
+    assert load_run_record(run_folder.write()).result_round == 2
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match="is not a run folder"):
         load_run_record(tmp_path)

@@ -1,7 +1,8 @@
 import re
 
 from pipeline.reports.run.report import write_report
-from tests.support.run_folder_factory import HOSTILE_NAME, make_round_record
+from pipeline.reports.run.sites import _done_fraction
+from tests.support.run_folder_factory import HOSTILE_NAME, make_record, make_round_record
 
 PLOTS = {
     "accuracy",
@@ -193,3 +194,9 @@ def test_the_band_is_described(report_page, run_folder, read_page):
     wider = read_page(write_report(run_folder.write(), band="95"))
     assert "one standard deviation over sites (68 %)" in report_page.texts("main")[0]
     assert "1.96 standard deviations over sites (95 %)" in wider.texts("main")[0]
+
+
+def test_the_completed_part_of_a_sites_work():
+    work = {"a": {"steps_requested": 50, "steps_done": 20, "num_examples": 10}}
+    record = make_record(3, {"a": 0.5, "b": 0.5, "c": 0.5}, work=work, accepted=["a", "b"])
+    assert [_done_fraction(record, site) for site in ("a", "b", "c", "d")] == [0.4, 1.0, 0.0, None]

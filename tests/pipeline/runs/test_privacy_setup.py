@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 from pipeline.coordinator.run_folder import RunFolder
+from pipeline.records.privacy_record import ClientLevelDpRecord, PrivacyRecord
+from pipeline.runs.privacy_setup import create_client_level_dp
 from pipeline.runs.simulation import run_simulation
 from sites.governance.home import SiteHome
 from tests.support.studies import make_dp_smear_study, make_simulation
+
+
+def test_client_level_dp_adds_noise_for_the_longest_update_after_rounding():
+    record = ClientLevelDpRecord(
+        noise_multiplier=1.5,
+        max_update_norm=2.0,
+        sensitivity=2.25,
+        delta=1e-5,
+        epsilon=3.5,
+        accountant="prv",
+        rounds=20,
+        sites=12,
+        num_sampled_clients=6,
+    )
+    rule = create_client_level_dp(PrivacyRecord(client_level_dp=record))
+    assert (rule.max_update_norm, rule.noise_multiplier, rule.sensitivity, rule.num_sampled_clients) == (
+        2.0,
+        1.5,
+        2.25,
+        6,
+    )
+    assert create_client_level_dp(PrivacyRecord()) is None
 
 
 def test_privacy_unit_is_the_patient_by_default(tmp_path):

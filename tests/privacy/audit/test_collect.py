@@ -12,9 +12,11 @@ from dp_accounting.pld import PLDAccountant
 from pipeline.cli.commands.audit import audit_command
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import RunFolderError
+from pipeline.records.privacy_record import ClientLevelDpRecord
 from pipeline.runs.simulation import run_simulation
-from privacy.audit.collect import collect_facts
+from privacy.audit.collect import _client_level_dp_facts, collect_facts
 from tests.support.audit_factory import copy_run_folder, make_tiny_study, run_tiny_study
+from tests.support.run_folder_factory import make_record
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -194,3 +196,20 @@ def test_two_studies_on_the_same_data_share_a_budget(tmp_path):
     assert 0 < site.spending.spent_before < site.spending.spent
     assert site.spending.recomputed.accountant == "rdp filter"
     assert site.spending.recomputed.epsilon == pytest.approx(site.spending.spent)
+
+
+def test_a_repeated_round_of_client_level_dp_is_another_release():
+    plan = ClientLevelDpRecord(
+        noise_multiplier=2.0,
+        max_update_norm=1.0,
+        sensitivity=1.0,
+        delta=1e-5,
+        epsilon=4.0,
+        accountant="prv",
+        rounds=3,
+        sites=2,
+        num_sampled_clients=2,
+    )
+    rounds = [make_record(1, {"a": 0.5, "b": 0.5}, attempt=0), make_record(2, {"a": 0.5}, attempt=4)]
+    assert _client_level_dp_facts(plan, rounds).releases == 6  # a: 1, and 5 attempts
+    assert _client_level_dp_facts(plan, rounds[:1]).releases == 1
