@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ import torch
 from pipeline.aggregation.requests import RoundRequest
 from pipeline.coordinator.run_folder import RunFolder
 from pipeline.core.errors import MessageError, QuorumNotReachedError
-from pipeline.protocol.messages import Message, RoundPolicy, SiteId
-from pipeline.protocol.serialization import deserialize_message
+from pipeline.protocol.messages import Declined, Message, RoundPolicy, SiteId
+from pipeline.protocol.serialization import deserialize_message, deserialize_reply, serialize_reply
 from pipeline.runs.simulation import Simulation
 from tests.support.federation import make_round_request
 from tests.support.studies import (
@@ -72,6 +73,39 @@ def aggregate_once(
     return request.aggregate({site: strategy.train_payload(state, site) for site in round_loop.sites}), request
 
 
+class RecordingEngine(DroppingEngine):
+    """Declines to unmask for one site, and keeps the replies to the training messages."""
+
+    def __init__(self, engine: Any, declining_site: SiteId) -> None:
+        super().__init__(engine, {})
+        self.declining_site = declining_site
+        self.trained: list[Any] = []
+
+    def exchange(
+        self, encoded_messages: Mapping[SiteId, bytes], round_policy: RoundPolicy
+    ) -> Iterator[tuple[SiteId, bytes]]:
+        for site, encoded_reply in super().exchange(encoded_messages, round_policy):
+            reply = deserialize_reply(site, encoded_reply)
+            if reply.task == "train":
+                self.trained.append(reply)
+            if (reply.task, site) == ("unmask", self.declining_site):
+                declined = Declined(site, "unmask", reply.round, "secure_aggregation", "will not")
+                yield site, serialize_reply(declined)
+            else:
+                yield site, encoded_reply
+
+
+def test_secagg_replies_show_neither_weight_nor_work_and_a_refusal_to_unmask_is_no_failure(moons, tmp_path):
+    _, study = make_secagg_studies(moons, sites={"count": 5}, partition={"name": "quantity", "ratio": 3})
+    simulation = make_simulation(study, RunFolder.create(tmp_path / "run", study))
+    engine = RecordingEngine(simulation.engine, "site-02")
+    simulation = replace(simulation, engine=engine)  # type: ignore[arg-type]
+    aggregate, request = aggregate_once(simulation, {})
+    assert aggregate.clients == list(simulation.round_loop.sites)
+    assert request.log.failures == {}
+    assert [(reply.weight, reply.update.work) for reply in engine.trained] == [(1.0, None)] * 5
+
+
 @pytest.mark.parametrize("task", ["advertise", "share", "train", "unmask"])
 def test_secagg_tolerates_a_dropout_in_every_step(moons, tmp_path, task):
     """A site that drops out before it sends its update is not in the sum; afterwards it is."""
@@ -86,7 +120,9 @@ def test_secagg_tolerates_a_dropout_in_every_step(moons, tmp_path, task):
     plain_simulation = make_simulation(plain, RunFolder.create(tmp_path / "plain", plain))
     expected, _ = aggregate_once(plain_simulation, {} if task == "unmask" else {"train": dropouts})
     torch.testing.assert_close(aggregate.mean("delta"), expected.mean("delta"), rtol=1e-4, atol=1e-6)
-    if task != "unmask":
+    if task == "unmask":
+        assert request.log.failures == {}
+    else:
         assert {site: failure.kind for site, failure in request.log.failures.items()} == {"site-03": "no_reply"}
 
 

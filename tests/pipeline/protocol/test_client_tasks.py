@@ -91,7 +91,7 @@ def test_partial_work_is_late_unless_the_coordinator_accepts_it(accept_partial, 
 def test_reserving_steps_before_a_charge(left, accept_partial, reserved):
     allowance = StepAllowance(left, accept_partial)
     if reserved is None:
-        with pytest.raises(TaskDeclinedError, match="^6 of 7 steps"):
+        with pytest.raises(TaskDeclinedError, match=r"^6 of 7 steps"):
             allowance.reserve(7)
     else:
         assert allowance.reserve(7) == reserved

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import TaskDeclinedError
 from pipeline.protocol.messages import Message
+from pipeline.protocol.tasks import LocalWork, TrainJob, TrainResult
 from privacy.accounting.accountant import DpEvent, compute_epsilon
 from privacy.ledger import keys
 from privacy.ledger.countersigner import LedgerCountersigner
@@ -16,7 +18,7 @@ from privacy.ledger.records import LedgerBudget, LedgerOpened
 from privacy.ledger.summary import continuation_records
 from privacy.ledger.verify import verify_ledger
 from sites.governance.home import SiteHome
-from sites.privacy.budget_guard import BudgetGuard
+from sites.privacy.budget_guard import BudgetGuard, _ChargedSteps
 from sites.privacy.plan import PrivacyPlan
 from sites.training.unit_clipping import DpSgdParams
 
@@ -107,3 +109,19 @@ def test_continued_ledger_carries_charges_but_the_coordinator_refuses_a_new_offi
     charges = ledger.list_charges()
     assert [c.study_hash for c in charges] == ["plan-1", "plan-2"]
     assert charges[-1].total_epsilon > epsilon_before
+
+
+@pytest.mark.parametrize(("max_steps", "limited"), [(None, 4), (9, 4), (3, 3)])
+def test_a_job_gets_no_more_steps_than_are_charged(max_steps, limited):
+    w, num_charges = torch.zeros(2), []
+    charged_steps = _ChargedSteps(lambda: num_charges.append(1) or 4)
+    public_job = TrainJob(w, dataset="public", max_steps=9)
+    assert charged_steps.limit_job(public_job) == public_job
+    assert not num_charges  # public examples cost nothing
+    job = charged_steps.limit_job(TrainJob(w, max_steps=max_steps))
+    assert job.max_steps == limited
+    charged_steps.count_steps(job, TrainResult(w, w, LocalWork(limited, 2, 40), loss=0.5, lr_sum=None))
+    assert (
+        charged_steps.limit_job(TrainJob(w)).max_steps == 2
+    )  # of the round's four; the second job is not charged again
+    assert len(num_charges) == 1
