@@ -11,7 +11,7 @@ from statistics import fmean
 from platformdirs import user_cache_path
 
 from pipeline.aggregation.rules import WEIGHTED_MEAN
-from pipeline.coordinator.run_folder import RunFolder
+from pipeline.coordinator.run_folder import RUN_FORMAT, RunFolder
 from pipeline.records.round_record import RoundRecord
 from pipeline.records.run_results import BaselineRecord
 from pipeline.records.scores import HeadlineScore, headline_metric, metric_by_site
@@ -109,9 +109,9 @@ def _round_score(record: RoundRecord, metric: str, strategy: Strategy) -> float 
 
 
 def _open_cache_folder(study: Study, folder: RunFolder) -> RunFolder:
-    """Opens the baseline's folder in the user's cache, by study and data; in the run folder if the cache is not writable."""
+    """Opens the baseline's folder in the user's cache, by study, data and format; in the run folder if the cache is not writable."""
     fingerprint = SitesRecord.read(folder.path).fingerprint
-    path = user_cache_path("hemofed") / "baselines" / f"{study.hash[:24]}-{fingerprint[:12]}"
+    path = user_cache_path("hemofed") / "baselines" / f"{study.hash[:24]}-{fingerprint[:12]}-{RUN_FORMAT}"
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
